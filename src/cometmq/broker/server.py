@@ -23,7 +23,7 @@ from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig, System
 
 log = logs.logger(__name__)
 
-# The errors of a path that cannot be used as a directory, even after a restart.
+# The errors of a configured path that cannot be used as a directory. A restart does not remove the cause.
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 
@@ -125,7 +125,8 @@ def not_opened(config: StoreConfig, error: OSError) -> CometError:
     path = error.filename or config.root
     reason = error.strerror or str(error)
     if error.errno in NO_DIRECTORY:
-        # If access is denied, `path` may be a file within the directory of a setting.
+        # If access to a file is denied, its directory may be usable. So the error does not name the setting
+        # of that directory.
         within = "" if error.errno in NOT_ALLOWED else os.path.dirname(path)
         for key, directories in config.directories.items():
             for directory in directories:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-# The time by the monotonic clock at which this process's command started, for the duration in the ready line.
+# When the command of this process started, on the monotonic clock. The ready line shows the time since then.
 STARTED_S = time.monotonic()
 
 
@@ -17,7 +17,8 @@ def main() -> None:
     """Run `cometmq`, which contains all commands, for example `cometmq mqadmin`."""
     try:
         _run()
-    except KeyboardInterrupt:  # during the imports; `run_command` handles later ones
+    # Ctrl-C during the imports. Later interrupts are handled by `run_command`.
+    except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 
 

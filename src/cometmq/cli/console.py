@@ -95,7 +95,7 @@ def console(
     if add_user is not None or remove_user is not None:
         _change_accounts(data, add_user, role, remove_user)
         return
-    # Without this setting the framework would create a directory in the working directory.
+    # Without this setting, NiceGUI would create its storage directory in the working directory.
     os.environ["NICEGUI_STORAGE_PATH"] = str(data / "framework")
     from cometmq.console.app import Console, ConsoleOptions
 
@@ -138,7 +138,7 @@ _waiting: list[asyncio.Future[None]] = []
 
 
 def announcement(console: Console) -> str:
-    """Return the ready line."""
+    """Return the text that is printed when the console is ready."""
     lines = [f"The console of {console.namesrv} is ready: {console.url}"]
     if console.password is not None:
         lines.append(f"  first account  admin  password  {console.password}")

@@ -76,7 +76,7 @@ def consume(
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
-        MEMBERSHIP.setLevel(logging.ERROR)  # `print_problems` prints the same problems
+        MEMBERSHIP.setLevel(logging.ERROR)  # silenced, because `print_problems` prints the same problems
         async with ClientInstance(namesrv) as client:
             if start == "last":
                 await skip_to_end(client, name, topic)
@@ -133,9 +133,9 @@ async def print_problems(consumer: PushConsumer, printer: LinePrinter) -> None:
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """Return the consumer's problems.
+    """Return the problems of a consumer.
 
-    Problems of the retry topic are left out if there are other problems.
+    Problems with its retry topic are omitted if there are other problems.
     """
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

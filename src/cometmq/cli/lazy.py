@@ -51,12 +51,12 @@ class CometGroup(click.Group):
 
 
 class LazyGroup(CometGroup):
-    """A group whose commands are imported on use.
+    """A Click group that imports the module of a command only when the command is used.
 
-    The lines of the list are constants, so that `cometmq --help` imports no server, client or Spark.
+    The help lines of the commands are constants, so that `cometmq --help` imports no server, client or Spark.
 
     Args:
-        sections: Maps each heading to the commands under it, in the order of the list.
+        sections: Maps each heading of the help to the commands under it, in their order.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Commands], **kwargs: Any) -> None:

@@ -38,8 +38,7 @@ OUTPUT = "output.log"
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
-# The numbers to add to a broker's port for all its ports: the fast port, the port itself, and the slaves'
-# port.
+# A broker's ports, relative to its main port: the VIP channel, the main port, and the port for slaves.
 _NEIGHBOURS = (-2, 0, 1)
 _RAFT_PORT = 40911
 
@@ -62,7 +61,7 @@ class Member(msgspec.Struct):
 
     @property
     def alive(self) -> bool:
-        """Whether the process is alive. Another process that has reused its id does not count."""
+        """Whether the server's own process is running, not another process that has reused the process id."""
         return self.pid in running(self.kind)
 
 

@@ -64,7 +64,7 @@ ACCESS = (
 
 
 def namesrv_option(command: F) -> F:
-    """Add `-n/--namesrv`, and the options for TLS and accounts in ACCESS."""
+    """Add `-n/--namesrv`, and the options for TLS and accounts (`ACCESS`)."""
     for option in reversed(ACCESS):
         command = option(command)
     return click.option(

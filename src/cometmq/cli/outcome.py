@@ -18,7 +18,7 @@ from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells use it
-MAX_ERROR_CHARS = 4096  # longer errors are cut, because a server's remark may be as long as a frame
+MAX_ERROR_CHARS = 4096  # maximum length of a printed error: a server's remark may be as long as a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def show_json_error(error: Exception, text: str) -> None:
 
 
 def plain(fact: object) -> object:
-    """Return an attribute as short, valid JSON, whatever bytes an argument or a response contained."""
+    """Return an error's attribute as short, valid JSON, whatever bytes the attribute contains."""
     if fact is None or isinstance(fact, bool | int | float):
         return fact
     if isinstance(fact, list | tuple):

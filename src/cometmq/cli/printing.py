@@ -51,7 +51,7 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Return once the line has been written. If the line cannot be written, never return."""
+        """Print a line and return once the line has been written. If that is impossible, never return."""
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1
@@ -59,7 +59,7 @@ class LinePrinter:
         await written
 
     async def wait(self, stop: asyncio.Event, idle_s: float | None) -> None:
-        """Return at the limit, when `stop` is set, after a failed write, or after `idle_s` without a line."""
+        """Wait for `limit` lines, for `stop`, for a failed write, or for `idle_s` seconds without a line."""
         while not (self.full or self.problem or stop.is_set()):
             self._news.clear()
             waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(stop.wait())]
@@ -97,7 +97,7 @@ class LinePrinter:
                 self._loop.call_soon_threadsafe(self._wrote, written)
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
         except RuntimeError:
-            pass  # the loop has ended, so no coroutine waits for the line
+            pass  # the event loop has ended, so no coroutine waits for the printed line
 
     def _wrote(self, written: asyncio.Future[None]) -> None:
         self.printed += 1

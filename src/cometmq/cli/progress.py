@@ -15,7 +15,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """Items per second, after the first item."""
+        """A column of the progress bar: items per second, shown from the first item on."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed

@@ -44,7 +44,8 @@ class RunFile:
         try:
             make_private_directory(str(self.path.parent))
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            new = self.path.with_suffix(".new")  # `running` does not remove a file with this suffix
+            # Lock the pid file under another name first, because `running` removes unlocked pid files.
+            new = self.path.with_suffix(".new")
             self._descriptor = os.open(new, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())
@@ -65,7 +66,7 @@ class RunFile:
 
 
 def running(kind: str) -> Iterator[int]:
-    """Yield the process ids of the running servers of a kind. Files of ended servers are removed."""
+    """Yield the process ids of a kind's running servers. Remove the pid files of servers that have ended."""
     directory = run_directory()
     if not directory.is_dir():
         return
@@ -73,7 +74,7 @@ def running(kind: str) -> Iterator[int]:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # the file was deleted meanwhile, or belongs to another user
+            continue  # the pid file was deleted meanwhile, or belongs to another user
         try:
             if _is_held(descriptor):
                 text = os.read(descriptor, 32).decode("ascii", "replace").strip()

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cometmq.client import Producer
     from cometmq.message import Message, SendResult
 
-MAX_BATCH_LINES = 1024  # maximum number of lines in one batch
+MAX_BATCH_LINES = 1024  # maximum number of lines that are sent as one batch
 CHUNK_BYTES = 65_536  # the capacity of a pipe in bytes
-MAX_CHUNKS_AHEAD = 16  # chunks read while lines are sent; together with MAX_LINE_BYTES this bounds the memory
+MAX_CHUNKS_AHEAD = 16  # maximum number of unprocessed chunks; this and MAX_LINE_BYTES limit the memory
 MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes of a line, the producer's max_message_size
 
 
@@ -210,7 +210,8 @@ class InputLines:
                 try:
                     ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
-                    failure, ended = error, True  # the lines before the failure are valid, so they are sent
+                    # First send the lines before the failure, because these lines are valid.
+                    failure, ended = error, True
             for at in range(0, len(lines), MAX_BATCH_LINES):
                 yield lines[at : at + MAX_BATCH_LINES]
             if not (self.chunks or stop.is_set() or ended):
@@ -227,10 +228,10 @@ class InputLines:
         self._news.set()
 
     def _split(self, chunk: bytes | OSError, lines: list[bytes]) -> bool:
-        """Add the lines that a chunk completes. Return whether the chunk was the last one.
+        """Add the lines that end in a chunk of standard input. Return whether it was the last chunk.
 
-        Raises the OSError of a failed read, and ClickException for a line that is too long for a message,
-        because the rest of such a line may be endless.
+        Raises the OSError of a failed read. A line that is too long for a message raises ClickException as
+        soon as possible, because the rest of such a line may be endless.
         """
         self._room.release()
         if isinstance(chunk, OSError):
@@ -243,7 +244,7 @@ class InputLines:
             self._begun = [more[-1]] if more[-1] else []
             self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
-        if self._begun_size > MAX_LINE_BYTES + 1:  # plus 1 for a trailing \r
+        if self._begun_size > MAX_LINE_BYTES + 1:  # one byte more for \r at the end of the line
             raise click.ClickException(
                 f"a line has more than {MAX_LINE_BYTES} bytes, the maximum size of a message"
             )
@@ -264,7 +265,7 @@ class InputLines:
             try:
                 self._loop.call_soon_threadsafe(self._arrived, chunk)
             except RuntimeError:
-                return  # the command has already ended
+                return  # the event loop is closed, because the command has ended
 
 
 def show(result: SendResult, as_json: bool) -> None:

@@ -86,7 +86,10 @@ def standalone(
 
 @dataclass(eq=False)
 class Cluster:
-    """The servers and, if enabled, the console's process, which prints its own ready line and errors."""
+    """The servers of `cometmq standalone` and, if enabled, the web console.
+
+    The console is a separate process, which prints its own ready line and errors.
+    """
 
     server: StandaloneServer
     console_data: Path

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from cometmq.protocol.frame import Frame
 
 ROUTE_INTERVAL_S = 5.0  # seconds between two searches for new queues and brokers
-RETRY_INTERVAL_S = 1.0  # seconds after a failed pull
-EMPTY_PULL_INTERVAL_S = 0.1  # seconds after a pull without messages
+RETRY_INTERVAL_S = 1.0  # seconds between a failed pull and the next pull
+EMPTY_PULL_INTERVAL_S = 0.1  # seconds between a pull that returns no messages and the next pull
 SUSPEND_TIMEOUT_S = 15.0  # seconds that a broker may park a pull, as with Java's consumers
 PULL_BATCH = 32  # maximum number of messages that brokers return
 MAX_CLOCK_SKEW_MS = 60_000  # maximum number of ms by which a broker's clock may be behind this machine's
@@ -131,7 +131,10 @@ class Watch:
         """The last printed problem of each queue, or of the topic."""
 
     async def start(self) -> None:
-        """Start with the existing queues, or wait for the topic to exist. Raises NameServersUnreachable."""
+        """Start to read the existing queues of the topic. If the topic does not exist, wait for it.
+
+        Raises NameServersUnreachable.
+        """
         from cometmq.client.cluster.requests import NameServersUnreachable
         from cometmq.errors import CometError, NoRouteError
 
@@ -201,7 +204,8 @@ class Watch:
                 if offset is None:
                     offset = await self._start_offset(queue, begin_ms)
                 request = pull_request(
-                    TOOLS_CONSUMER_GROUP,  # this group exists at every broker; no offset is committed
+                    # This group exists at every broker. No offset is committed for it.
+                    TOOLS_CONSUMER_GROUP,
                     queue,
                     offset,
                     PULL_BATCH,

@@ -81,7 +81,7 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
 def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
-    """Cancel scheduled messages by the handles that `send` and `list` print. They are not delivered.
+    """Cancel the delivery of scheduled messages, by the handles that `send` and `list` print.
 
     Messages at a delay level have no handle and cannot be cancelled.
     """

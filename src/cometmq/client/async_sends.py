@@ -31,10 +31,11 @@ class AsyncSends:
 
     def __init__(self, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
-        self._lock = threading.RLock()  # reentrant, because cancelling a future runs its callbacks here
+        # A thread that cancels a future also runs the future's callbacks, so the lock must be reentrant.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._sends: set[Future[Any]] = set()
-        self._callbacks: set[Future[Any]] = set()  # callbacks that wait for a thread or are running
+        self._callbacks: set[Future[Any]] = set()  # sends whose callback waits for a thread or is running
         self._finished = False
         self._threads: ThreadPoolExecutor | None = None
         self._calling = threading.local()
@@ -63,7 +64,8 @@ class AsyncSends:
         try:
             self._take_slot(future)
             thread.submit(send(), future)
-        except BaseException:  # a signal handler may raise any exception at any point
+        # A signal handler may raise any exception at any point, so release the slot after every exception.
+        except BaseException:
             with self._lock:
                 self._sends.discard(future)
             future.cancel()
@@ -106,7 +108,8 @@ class AsyncSends:
                     if self._threads is None:
                         self._threads = ThreadPoolExecutor(os.cpu_count(), "cometmq-callback")
                     self._threads.submit(self._call, callback, future)
-                except RuntimeError as error:  # the interpreter is shutting down, or no thread can be started
+                # No thread can be started, for example because the interpreter is shutting down.
+                except RuntimeError as error:
                     self._callbacks.discard(future)
                     log.error("the callback of an asynchronous send could not be called: %s", error)
             self._sends.discard(future)
@@ -116,7 +119,8 @@ class AsyncSends:
         self._calling.here = True
         try:
             callback(future)
-        except BaseException as error:  # without this, a sys.exit() in a callback would end only its thread
+        # Log SystemExit, too, because sys.exit() in a callback would only end its thread.
+        except BaseException as error:
             log.error("the callback of an asynchronous send failed", exc_info=error)
         finally:
             self._calling.here = False

@@ -90,7 +90,7 @@ class _Property(property, Generic[R]):
 
         def __get__(self, face: Any, owner: type | None = None, /) -> R: ...  # type: ignore[override]
 
-        def __set__(self, face: Any, value: Never, /) -> None: ...  # the property is read-only
+        def __set__(self, face: Any, value: Never, /) -> None: ...  # declares the property as read-only
 
 
 class _BlockingClient(Generic[C]):
@@ -104,7 +104,7 @@ class _BlockingClient(Generic[C]):
         self._thread: LoopThread | None = None
         self._stop_ended = threading.Event()
         """Set when stop() has ended."""
-        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps a reference to the task
+        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps the running task alive
 
     def __enter__(self) -> Self:
         self.start()
@@ -145,8 +145,10 @@ class _BlockingClient(Generic[C]):
         if self._twin.state == "new":
             return
         if self._thread is not None:
-            self._thread.check_caller()  # on the loop, the wait for sends in progress would never end
-        thread, self._thread = self._thread, None  # one step, because stops may be concurrent
+            # Refuse a call on the event loop: it would block the loop, so sends in progress would never end.
+            self._thread.check_caller()
+        # Take the thread in one step, because another stop may run concurrently.
+        thread, self._thread = self._thread, None
         if thread is None:
             return
         asked_by_listener = False
@@ -174,7 +176,7 @@ class _BlockingClient(Generic[C]):
 
         A client that calls a listener keeps running: a program need not hold a reference to it.
         """
-        thread: LoopThread | None = getattr(self, "_thread", None)  # also None if __init__ failed
+        thread: LoopThread | None = getattr(self, "_thread", None)  # no attribute if __init__ failed
         if thread is None:
             return
         asked = self.state in ("stopping", "stopped")
@@ -186,9 +188,9 @@ class _BlockingClient(Generic[C]):
             warn(f"{self._name} was dropped without stop()", ResourceWarning, source=self)
 
     async def _release_later(self, thread: LoopThread) -> None:
-        """Release the thread once the stop that a listener requested has ended.
+        """Release the background thread once the client has stopped.
 
-        The stop itself waits for the listener.
+        This is for a stop that a listener requested, because such a stop waits for the listener.
         """
         try:
             await self._twin.wait_stopped()
@@ -211,7 +213,7 @@ class _BlockingClient(Generic[C]):
             ClientStateError: The client was not started.
         """
         if self._thread is None and self.state in ("running", "stopping"):
-            self._stop_ended.wait()  # set by the thread or the listener that stops the client
+            self._stop_ended.wait()  # another thread or a listener stops the client and then sets this event
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 

@@ -33,7 +33,7 @@ class RetryPlan(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class RetryRules:
-    """Decides about retries, by the settings of groups and of their members."""
+    """Decides whether a failed message is retried, by the settings of its group and the group's members."""
 
     groups: SubscriptionGroups
     consumers: ConsumerTable

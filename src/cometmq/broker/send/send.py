@@ -1,10 +1,10 @@
 """Sends: requests 10 and 310 (one message) and 320 (a batch), one-way or not.
 
-A plain message takes a short path while the connection's data is read. It needs the typed header, one
-dictionary lookup for the topic, one for the stored form of the properties, and one object for the store,
-which encodes all messages of a tick at its end. Other messages (for a new topic or a retry topic, with a
-delay or a delivery time, of a transaction) leave this path at calls of methods for them. Most sends of a busy
-producer do not reach this module at all (see send_templates.py).
+A plain message takes a short path, which runs while the connection's data is read. This path needs the typed
+header, one dictionary lookup for the topic, one for the stored form of the properties, and one object for the
+store, which encodes all messages of an event-loop iteration at its end. All other messages (to a new topic or
+a retry topic, with a delay or a delivery time, or part of a transaction) are passed to methods for their
+kind. Most sends of a busy producer do not reach this module at all (see send_templates.py).
 
 Budget: 12 µs of CPU time for a 1 KiB send with up to 64 in flight on a connection. Frame, header and store
 take most of it, and this module about 3 µs.
@@ -256,9 +256,9 @@ class SendProcessor:
         queue_id: int,
         topic_flags: int,
     ) -> Frame | None:
-        """Store several messages in one queue, with consecutive offsets.
+        """Store the messages of a batch in one queue, with consecutive offsets.
 
-        If one cannot be stored, store none.
+        If one of the messages cannot be stored, no message is stored.
         """
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
@@ -359,7 +359,7 @@ class SendProcessor:
         queue_id: int,
         properties: bytes,
     ) -> Place:
-        """Return where a message that is not plain is stored: a retry, half message, or delayed message."""
+        """Return the queue and properties with which a retry, half message, or delayed message is stored."""
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
             rules, version = self.retry_rules, frame.version

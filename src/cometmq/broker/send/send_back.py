@@ -41,7 +41,7 @@ from cometmq.store import MessageStore, StoreRefused
 
 @dataclass(eq=False, kw_only=True)
 class SendBackProcessor:
-    """Stores a copy of each returned message, in the retry topic (delayed) or in the dead-letter topic."""
+    """Stores copies of the messages that consumers send back, in the retry topic or the dead-letter topic."""
 
     config: BrokerConfig
     store: MessageStore
@@ -54,7 +54,7 @@ class SendBackProcessor:
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Store a copy of a returned message. The response is sent once the copy is stored."""
+        """Store a copy of a sent-back message. The response is sent once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
         settings = self.rules.group(group)
@@ -116,7 +116,7 @@ class SendBackProcessor:
 
 
 def _kept(message: MessageExt, record: bytes) -> bytes:
-    """Return the properties of a returned message with the properties that a retry adds.
+    """Return the properties of a sent-back message, together with the properties that a retry adds.
 
     The stored bytes are edited directly, because not all stored properties can be decoded and encoded again.
     """

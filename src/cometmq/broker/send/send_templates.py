@@ -2,14 +2,14 @@
 
 The headers of a producer differ in the born time, the unique key and the request number; everything else
 (group, topic, queue, flags, other properties, version) repeats. When such a header has arrived twice, the
-result of the normal path (protocol/frame.py, send.py) is stored under the bytes around the three values. From
-then on, these bytes are only compared, not parsed, and the message goes directly to the store. This reduces
-the CPU time of a 1 KiB send to two thirds, not counting the sockets.
+result of parsing and checking it (protocol/frame.py, send.py) is cached under the bytes around the three
+values. From then on, these bytes are only compared, not parsed, and the message goes directly to the store.
+This reduces the CPU time of a 1 KiB send to two thirds, not counting the sockets.
 
-The fast path assumes nothing about how clients write headers. To learn a header, it creates a twin with three
-other values, and checks that the normal path produces the same result for both, except for these values. And
-it only accepts values of digits and letters, which mean the same in JSON as they are written. Every other
-frame takes the normal path.
+The fast path assumes nothing about how clients write headers. Before a header is cached, this module creates
+a twin with three other values, and checks that parsing produces the same result for both, except for these
+values. The three values may consist only of digits and letters, which mean the same in JSON as they are
+written. Every other frame takes the normal path, which parses the header.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
 from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
 
-# The maximum number of learnt headers: enough for 2,000 topics of 10 queues.
+# The maximum number of cached send headers: enough for 2,000 topics of 10 queues.
 MAX_TEMPLATES = 20_000
-MAX_BYTES = 16 << 20  # maximum total size of learnt headers, in bytes; 20,000 usual headers take 9 MB
-MAX_CUTS = 8  # maximum number of ways to divide headers of the same length
-# After MAX_MISSES headers that could not be learnt, learning pauses for PAUSE_HEADERS headers. This is for
-# producers whose other properties differ in each message: trying to learn a header costs 2 µs, and the pause
-# reduces this to 0.25 µs per message. MAX_MISSES is large enough that a producer which uses almost as many
-# queues in turn is learnt without a pause.
+MAX_BYTES = 16 << 20  # maximum total size of cached send headers, in bytes; 20,000 usual headers take 9 MB
+MAX_CUTS = 8  # maximum number of cached layouts (positions of the three values) for headers of one length
+# After MAX_MISSES headers that could not be cached, no attempts are made for PAUSE_HEADERS headers. This is
+# for producers whose other properties differ in each message: an attempt to cache a header costs 2 µs, and
+# the pause reduces this to 0.25 µs per message. MAX_MISSES is so large that the headers of a producer which
+# uses almost as many queues in turn are cached without a pause.
 MAX_MISSES = 12_000
 PAUSE_HEADERS = 100_000
-MAX_HEADER_BYTES = 2_048  # maximum length of a header that can be learnt, in bytes
+MAX_HEADER_BYTES = 2_048  # maximum length of a send header that can be cached, in bytes
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # first digit of numbers that are 0, or invalid in JSON
+ZERO = ord("0")  # first digit of a number that is 0 or invalid in JSON; such a header is not cached
 _word = struct.Struct(">I").pack
-# Matches the bytes that follow BORN in a header: the three values, and the constant parts after each of them.
-# The atomic group (`?>`) ends at the first unique key. Otherwise the search would be repeated at each further
-# key, which a hostile header could contain many times.
+# Matches the bytes that follow `BORN` in a header: the three values that change, and the constant parts after
+# each of them. The atomic group (`?>`) ends at the first unique key. Otherwise the search would be repeated
+# at each further key, which a hostile header could contain many times.
 PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
@@ -58,7 +58,7 @@ Cut = Callable[[bytes], Parts]
 
 
 class Known(NamedTuple):
-    """What the normal path has produced for a learnt header."""
+    """The result of parsing and checking a send header, cached for equal headers."""
 
     queue: ConsumeQueue
     form: StoredForm
@@ -66,7 +66,7 @@ class Known(NamedTuple):
 
 
 class SendTemplates:
-    """The headers that the fast path has learnt."""
+    """A cache of send headers: a send with a cached header is stored without being parsed."""
 
     __slots__ = (
         "_bytes", "_cuts", "_enqueue", "_forms", "_known", "_patience", "_queues",
@@ -77,15 +77,16 @@ class SendTemplates:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
-        # Functions that divide the bytes after BORN into parts, by the number of these bytes.
+        # Functions that split the header bytes after `BORN` into parts. The key is the number of these bytes.
         self._cuts: dict[int, list[Cut]] = {}
-        # The results of the normal path, by the bytes up to BORN and the three constant parts after it.
+        # The cached results. The key is the bytes up to `BORN` and the three constant parts after it.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # Each traits object is its own value, so that headers with equal traits share one object.
+        # Interned traits: headers with equal traits share one object. Each key is its own value.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
-        # The hashes of headers that have arrived once. A header is learnt when its hash arrives again. If two
-        # headers have the same hash, the second one is learnt at its first arrival, which does no harm.
+        # The hashes of headers that have arrived once. A header is cached when its hash arrives a second
+        # time. If two headers have the same hash, the second one is cached at its first arrival, which does
+        # no harm.
         self._seen: set[int] = set()
         self._patience = MAX_MISSES
         self._resting = 0
@@ -94,18 +95,17 @@ class SendTemplates:
         return len(self._known)
 
     def forget(self) -> None:
-        """Forget all headers, because the result of the normal path may have changed."""
+        """Clear the cache, because parsing the cached headers may have other results from now on."""
         self._cuts.clear()
         self._known.clear()
         self._traits.clear()
         self._bytes = 0
 
     def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
-        """Handle a send with the header buffer[start:end] and the body buffer[end:stop].
+        """Handle a send whose header is `buffer[start:end]` and whose body is `buffer[end:stop]`.
 
         Returns:
-            False if the header is not learnt. Then nothing was done, and the normal path must handle the
-                send.
+            False if the header is not cached: the caller must then parse and handle the send.
         """
         head, _, rest = buffer[start:end].tobytes().partition(BORN)
         for cut in self._cuts.get(len(rest), ()):
@@ -141,7 +141,7 @@ class SendTemplates:
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
-        """Learn the header of a plain send that took the normal path, if the header has arrived before."""
+        """Cache the header of a plain send that was parsed, if the header has arrived before."""
         if self._resting:
             self._resting -= 1
             return
@@ -187,10 +187,10 @@ class SendTemplates:
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
-        """Return what the normal path produces for a header, without the three values.
+        """Return the result of parsing and checking a header, without its three variable values.
 
-        The result contains the topic, queue id, stored form and traits. It is None if the normal path reads
-        other values from the header, or if the header is not that of a single plain message.
+        The result contains the topic, queue id, stored form and traits. It is None if the parsed values
+        differ from the three values in the bytes, or if the header is not that of a single plain message.
         """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)
@@ -221,7 +221,7 @@ def _divider(*parts: bytes) -> Any:
 
 
 def _twin(parts: Parts) -> Parts:
-    """Return the parts of a header with three other values of the same lengths."""
+    """Return the parts of a header with the three variable values replaced by others of the same lengths."""
     born, first, unique, second, opaque, third = parts
     return _other(born, b"12"), first, _other(unique, b"YZ"), second, _other(opaque, b"12"), third
 

@@ -69,13 +69,14 @@ class TimedSends:
         self.wall = SteadyTime(self.clock, 0, _PROOF_S)
 
     def timed(self, topic: str, queue_id: int, properties: bytes) -> Timed | None:
-        """Return the stored form of a message with a future delivery time, or None if it need not wait.
+        """Return the form in which a message waits in the timer topic, or None if it can be delivered now.
 
         Raises:
             CommandError: The delivery time is invalid, or too many messages are waiting already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # no delivery time, or a wait that is over
+        # A message with TIMER_OUT_MS has already waited for its delivery time.
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
         self._refuse_if_not_taken(recall=recall)
@@ -155,7 +156,8 @@ class TimedSends:
             )
         timers = self.tables.timers
         most, waiting = self.config.timer_max_waiting, timers.waiting
-        if recall:  # recalls may be as many as the limit or, if greater, the number of waiting messages
+        # Recalls have a limit of their own: timerMaxWaiting or, if greater, the number of waiting messages.
+        if recall:
             most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
             raise CommandError(

@@ -115,7 +115,7 @@ class ConsumerOffsets:
             self._remove(topic, group)
 
     def _new(self, key: str) -> dict[int, int]:
-        """Create an empty entry for a key, and return it. It replaces an existing entry."""
+        """Set the offsets under the key `topic@group` to an empty table, and return that table."""
         topic, group = split_key(key)
         self._topics.setdefault(group, set()).add(topic)
         self._groups.setdefault(topic, set()).add(group)
@@ -131,7 +131,7 @@ class ConsumerOffsets:
         self.dirty = True
 
     def to_table(self) -> dict[str, Any]:
-        """Return the content of the file, which is also the response to GET_ALL_CONSUMER_OFFSET."""
+        """Return the content of consumerOffset.json. The response to GET_ALL_CONSUMER_OFFSET is the same."""
         table: dict[str, Any] = {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
         if self.version is not None:
             table["dataVersion"] = msgspec.to_builtins(self.version)
@@ -173,6 +173,6 @@ def _is_legal(key: str) -> bool:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Split a key at the first "@" into topic and group. No valid name contains that character."""
+    """Split the key `topic@group` of an offset table at its first "@". No valid name contains "@"."""
     topic, _, group = key.partition(SEPARATOR)
     return topic, group

@@ -24,24 +24,24 @@ class DelayOffsets:
         self._table: dict[int, int] = {}
         self._dirty = False
         self.log_position = 0
-        """The log position in the file, as last read or written.
+        """The log position in delayOffset.json when the file was last read or written.
 
-        The offsets include all deliveries before it.
+        The offsets in the file include all deliveries that were stored before this position.
         """
         self.reached: Callable[[], int] = lambda: self.log_position
         """Returns the log position before which the current offsets include all deliveries."""
 
     def get(self, level: int) -> int:
-        """Return the offset of the next message to deliver. It is 0 for a level without deliveries."""
+        """Return the offset of a delay level's next message to deliver, 0 for a level without deliveries."""
         return self._table.get(level, 0)
 
     def move(self, level: int, offset: int) -> None:
-        """Record that all messages of a level before this offset have been delivered."""
+        """Record that all messages of a delay level before this offset have been delivered."""
         self._dirty |= self.get(level) != offset
         self._table[level] = offset
 
     def take_changes(self) -> bool:
-        """Return whether the file must be written now, and reset the record of changes."""
+        """Return whether delayOffset.json must be written now, and mark the offsets as unchanged."""
         if not self._dirty and self.reached() < self.log_position + WRITE_EVERY:
             return False
         self._dirty = False
@@ -52,17 +52,17 @@ class DelayOffsets:
         return {"offsetTable": {level: offset for level, offset in self._table.items() if offset}}
 
     def to_file(self) -> dict[str, Any]:
-        """Return the content of the file, with the current log position."""
+        """Return the content of delayOffset.json, with the current log position."""
         self.log_position = self.reached()
         return {**self.to_table(), "logPosition": self.log_position}
 
     def replace(self, offsets: Mapping[int, int], log_position: int | None) -> None:
-        """Replace the offsets with a master's. `log_position` is None if it is from Apache's broker."""
+        """Replace the offsets with a master's. `log_position` is None if the master is Apache's broker."""
         self._dirty |= self._table != dict(offsets)
         self._table = dict(offsets)
         self.log_position = log_position or 0
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Replace the offsets with the content of a file, in which levels are strings."""
+        """Replace the offsets with the content of delayOffset.json, in which levels are strings."""
         self._table = {int(level): int(offset) for level, offset in (table.get("offsetTable") or {}).items()}
         self.log_position = int(table.get("logPosition") or 0)

@@ -59,7 +59,7 @@ class SettingsReplicas(Protocol):
         """
 
     async def confirm(self) -> int:
-        """Like `check`, but also wait until the other members confirm that this broker is the leader."""
+        """Return the term like `check`, once the other members confirm that this broker is the leader."""
 
     async def keep(self, since: int) -> None:
         """Wait until a majority of the members has the current tables.
@@ -136,7 +136,9 @@ class DurableTables:
         if not self._store.recovered.clean:
             version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
-                if version is not None:  # a lower version, so that another member's is newer
+                # Lower the version, so that the table of another member, whose offsets were not lowered,
+                # counts as newer.
+                if version is not None:
                     older = msgspec.structs.replace(version, counter=version.counter - 1)
                     self.offsets.version = older
                 log.warning(

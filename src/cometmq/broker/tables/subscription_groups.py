@@ -25,7 +25,7 @@ log = logs.logger(__name__)
 
 # If there are this many groups, only administrators can create further groups.
 MAX_AUTO_CREATED_GROUPS = 15_000
-# The maximum number of groups, even for administrators. They take 30 MB.
+# The maximum number of groups, even for administrators. 50,000 groups take 30 MB of memory.
 MAX_GROUPS = 50_000
 
 
@@ -117,7 +117,7 @@ class SubscriptionGroups:
             self.version = version
 
     def replace(self, version: DataVersion, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Replace all groups and the version of the table with those of a master."""
+        """Replace all groups, and the version of the table, with the groups and the version of a master."""
         self.table.clear()
         self.load(version, groups)
         self.changed()

@@ -1,9 +1,9 @@
-"""The file of one table: one write at a time, which is repeated until it succeeds.
+"""The file of one table. One write runs at a time, and a failed write is repeated until it succeeds.
 
-The event loop converts the table to plain values, so that they are consistent; a thread writes them. A change
-during a write causes another write afterwards. A failed write (the disk may be full) is repeated after a
-delay, or at once if the table changes again. A request that promises durability waits for its write and
-receives its error.
+The event loop converts the table to plain values, which therefore belong to one moment; a thread writes these
+values. If the table changes during a write, another write follows. A failed write (the disk may be full) is
+repeated after a delay, or at once if the table changes again. A request that promises durability waits for
+its write and receives the error of that write.
 """
 
 from __future__ import annotations
@@ -43,21 +43,24 @@ class TableFile:
         self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
         self._asked = 0  # number of changes of the table so far
-        self._saved = 0  # number of changes that the file contains
+        self._saved = 0  # number of the table's changes that the file contains
         self._changed = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._ending = False
 
     def load(self) -> dict[str, Any]:
-        """Return the table in the file, or an empty one without a file. Raises StoreCorrupt or OSError."""
+        """Return the file's table, or an empty table without a file. Raises StoreCorrupt or OSError."""
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:
-        """Like `load`, but for a table that can be recomputed: return an empty one for an unreadable file."""
+        """Return the table from the file, or an empty table if the file cannot be read.
+
+        Only a table that can be recomputed may be loaded in this way.
+        """
         return self._file.load_or_empty()
 
     def save(self) -> None:
-        """Start to write the table, because it has changed."""
+        """Start to write the table to its file, because the table has changed."""
         self._asked += 1
         self._changed.set()
         if self._task is None or self._task.done():
@@ -75,19 +78,20 @@ class TableFile:
             await waiter
 
     async def save_now(self) -> None:
-        """Start to write the table, and wait until it is on the disk. Raises OSError like `saved`."""
+        """Start to write the table, and wait until it is on the disk. Raises OSError if the write fails."""
         self.save()
         await self.saved()
 
     async def finish(self) -> None:
-        """Write the table for the last time. A failed write is not repeated."""
+        """Write the table to its file for the last time. A failed write is not repeated."""
         self._ending = True
         self.save()
         if self._task is not None:
             await self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # lets the tick end, so that one write contains all its changes
+        # Let the event-loop iteration end, so that one write contains all changes of this iteration.
+        await asyncio.sleep(0)
         retry = Backoff(RETRY_S, MAX_RETRY_INTERVAL_S)
         while self._saved < self._asked:
             asked = self._asked
@@ -118,13 +122,14 @@ class TableFile:
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error
-        except Exception as error:  # an unexpected error ends the waits, and later changes are still written
+        # An unexpected error ends the waits for this write, but must not prevent later writes.
+        except Exception as error:
             log.exception("%s", self._file.path)
             return OSError(errno.EIO, repr(error))
         return None
 
     def _end_waits(self, asked: int, error: OSError | None) -> None:
-        """End the waits for the first `asked` changes. If `error` is not None, each wait raises it."""
+        """End the waits for the table's first `asked` changes. Each wait raises `error` if there is one."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

@@ -1,4 +1,4 @@
-"""The progress of timer messages with its file timers.json, and the numbers of waiting messages by topic."""
+"""The progress of timer messages, its file timers.json, and the numbers of waiting messages by topic."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from cometmq.protocol.bodies import DataVersion
 from cometmq.store import TimerTable
 
-# Even if the progress is unchanged, it is written whenever the log has grown by this many bytes, because the
-# next start must scan the log from the saved position.
+# Even if no message was delivered, timers.json is written whenever the log has grown by this many bytes,
+# because the next start must scan the log from the position in the file.
 MARK_EVERY = 64 << 20
 
 
@@ -35,7 +35,7 @@ class TimerState:
         self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
         """Returns the current progress of timer messages, or None if it cannot be determined."""
-        self._taken = -1  # the value of `changes` when `mark` was taken
+        self._taken = -1  # the value of `changes` when `take_mark` last set `mark`
 
     def count(self, topic: str, change: int) -> None:
         """Add `change` to the number of messages that wait for a topic."""
@@ -54,7 +54,7 @@ class TimerState:
         return self._counted_ms.get(topic, self._began_ms)
 
     def take_mark(self) -> bool:
-        """Take the current progress as the file's next content. Return whether the file must be written."""
+        """Set `mark` to the current progress of timer messages. Return whether `mark` must be written now."""
         mark = self.take()
         if mark is None:
             return False
@@ -65,11 +65,11 @@ class TimerState:
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return `mark` as the content of timers.json."""
         table: dict[str, Any] = msgspec.to_builtins(self.mark)
         return table
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Take over the progress and the numbers in a file."""
+        """Set the progress and the numbers of waiting messages to the content of timers.json."""
         self.mark = TimerTable.from_plain(dict(table))
         self.counts = dict(self.mark.waiting)

@@ -65,7 +65,7 @@ class TopicTable:
         self.table: dict[str, TopicConfig] = {}
         self.version = self.versions.first()
         self.system: set[str] = set(SYSTEM_TOPICS)
-        self.registered_bytes = 0  # upper limit of the size of all topics in a registration
+        self.registered_bytes = 0  # upper bound of the bytes that all topics take in a registration
         self._create_built_in()
 
     def _create_built_in(self) -> None:
@@ -219,7 +219,7 @@ class TopicTable:
             self.touch()
 
     def touch(self) -> None:
-        """Create a new version after a change of the table or of brokerPermission, and call `changed`."""
+        """Create a new table version after a change of a topic or of `brokerPermission`. Call `changed`."""
         self.version = self.versions.after(self.version)
         self.changed()
 

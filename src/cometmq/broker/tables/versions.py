@@ -1,4 +1,4 @@
-"""The versions of tables: how a change creates a new version, and which of two versions is newer."""
+"""The versions of a broker's tables: how a change creates a version, and which of two versions is newer."""
 
 from __future__ import annotations
 

@@ -23,12 +23,14 @@ _UNITS_AT_ONCE = 4096
 
 
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
-    """Return the offset at which a level continues, and the log positions of later messages with copies.
+    """Return the offset at which a delay level continues, and the log positions of later delivered messages.
+
+    A message was delivered if the log contains a copy of it.
 
     Args:
         cursor: The level's offset so far.
         first: The queue offset of the first unit in `units`.
-        units: Consecutive units of the level's queue.
+        units: Consecutive consume-queue units of the level's queue.
         linked: The log positions of all messages that have copies, ascending, not empty.
     """
     positions = units["position"].astype(np.int64)
@@ -87,10 +89,10 @@ async def delivered(
 def units_behind(
     queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
 ) -> list[tuple[int, int]]:
-    """Return (delivery time in ms, log position) of up to `most` units after the pair `after`, sorted.
+    """Return delivery time (ms) and log position of up to `most` consume-queue units after the pair `after`.
 
-    The search begins at queue offset `low`. The units of a level are already sorted by these pairs. Raises
-    NotInMemory or OSError.
+    The result is sorted by these two values, as the units of a delay level are. The search begins at queue
+    offset `low`. Raises NotInMemory or OSError.
     """
     high = end = queue.max_offset
     while low < high:

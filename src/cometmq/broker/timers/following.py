@@ -42,7 +42,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 256  # units per step; reading all their records blocks the loop for a few ms
+_UNITS_AT_ONCE = 256  # consume-queue units per step; reading 256 records blocks the loop for a few ms
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -51,11 +51,11 @@ Units = NDArray[Any]
 
 @dataclass(eq=False)
 class Known:
-    """The information at the start about messages that are done: delivered, moved or recalled.
+    """The timer messages that are done at the start of the broker: delivered, moved or recalled.
 
     Attributes:
         mark: The saved progress.
-        linked: The positions of the original records of all copies in the log, ascending.
+        linked: The log positions of all messages of which the log contains a copy, ascending.
         uncounted: The part of `linked` whose messages the saved progress still counts as waiting.
         apache: The queue offset and the time (ms) up to which Apache's broker has delivered, if it has used
             this store.
@@ -65,19 +65,20 @@ class Known:
     linked: NDArray[np.int64]
     uncounted: NDArray[np.int64]
     apache: tuple[int, int]
-    seen: set[int] = field(default_factory=set)  # hashes of messages stored by Apache's broker
+    # Hashes of the messages that Apache's broker has stored, by which its copies are recognised.
+    seen: set[int] = field(default_factory=set)
 
     def is_done(self, offset: int, out_ms: int) -> bool:
-        """Return whether a message is done, according to its offset and delivery time."""
+        """Return whether the saved progress shows that the message at a queue offset was delivered."""
         mark = self.mark
         delivered = offset < mark.queue_offset and out_ms <= mark.delivered_ms
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """Return two masks of units: those that still wait, and those that are done according to the log.
+        """Return two masks of consume-queue units: still waiting, and done according to the log.
 
-        `first` is the queue offset of the first unit. Units in neither mask are done according to the saved
-        progress.
+        `first` is the queue offset of the first unit. The units in neither mask are done according to the
+        saved progress.
         """
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
@@ -94,7 +95,7 @@ class Known:
 
     @property
     def counted_offset(self) -> int:
-        """The queue offset before which the saved progress counts all waiting messages."""
+        """The queue offset up to which the saved progress has counted the waiting messages."""
         return self.mark.counted_offset if self.mark.counted_offset >= 0 else self.mark.queue_offset
 
 
@@ -109,9 +110,9 @@ def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArra
 
 @dataclass(eq=False, kw_only=True)
 class Follower:
-    """Fills `pending` with the messages in the queue of the timer topic.
+    """Reads the queue of the timer topic and adds its messages to `pending`.
 
-    `carried` has the delivery times of moved messages, by log position, on the monotonic clock.
+    `carried` maps the log positions of moved messages to their delivery times on the monotonic clock.
     """
 
     clock: Clock
@@ -123,8 +124,9 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
-        self._newest_ms = self.store.newest_ms  # newest store time before the start
-        self._loading: tuple[int, Known] | None = None  # for `load`: end of the queue, done messages
+        self._newest_ms = self.store.newest_ms  # newest store time (ms) in the log at the start
+        # The state of a `load` that failed: the end of the queue, and the messages that are done.
+        self._loading: tuple[int, Known] | None = None
 
     @property
     def queue(self) -> ConsumeQueue | None:
@@ -132,7 +134,7 @@ class Follower:
         return self.store.queues.find_queue(TIMER_TOPIC, 0)
 
     def behind(self) -> bool:
-        """Return whether the queue has units that have not been read yet."""
+        """Return whether the timer topic's queue has messages that have not been read yet."""
         queue = self.queue
         return queue is not None and self.pending.followed < queue.max_offset
 
@@ -155,9 +157,9 @@ class Follower:
             log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the end of the queue, and the information about done messages. Raises OSError.
+        """Return the end of the queue, and the messages that are done. Raises OSError.
 
-        Set `pending.followed` to the offset of the first unit to read.
+        Set `pending.followed` to the offset of the first consume-queue unit to read.
         """
         mark, executor = self.state.mark, self.store.executor
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
@@ -167,7 +169,9 @@ class Follower:
             unit = await executor.query(partial(queue.unit, first)) if first < high else None
             start = self.store.log.end if unit is None else max(start, unit[0])
         except OSError as failure:
-            _raise_unless_unreadable(failure)  # read all units, which logs the damage in detail
+            # The disk cannot read a unit, so start at the first one: reading all units logs the damage in
+            # detail.
+            _raise_unless_unreadable(failure)
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
         before = await self._links(start, counted)
         uncounted = await self._links(max(start, counted), self.store.log.end)
@@ -177,13 +181,13 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the positions of the original records of all copies in a part of the log, ascending."""
+        """Return the log positions of all messages of which a part of the log contains copies, ascending."""
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
-        """Read the units that have arrived since the last call."""
+        """Read the timer messages that have arrived since the last call."""
         queue = self.queue
         if queue is not None and self.pending.followed < queue.max_offset:
             await self._take_in(queue, queue.max_offset, None, self.timed.steps.ahead_ms)
@@ -210,7 +214,8 @@ class Follower:
                 to_do, linked = known.split(first, units)
                 wanted &= to_do | linked
             for row in np.flatnonzero(wanted).tolist():
-                pending.followed = first + row  # where the next attempt begins if this one fails
+                # If reading this message fails, the next attempt begins with it.
+                pending.followed = first + row
                 position, _, code = units[row].tolist()
                 if known is not None and linked[row]:
                     if known.counts_done(first + row, position):
@@ -225,10 +230,11 @@ class Follower:
                 await executor.pause(0)
 
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
-        """Return up to `count` units at an offset: fewer at the end of a file, none if the file is missing.
+        """Return up to `count` consume-queue units at an offset.
 
-        If the disk cannot read the units, they are recomputed from the log, starting at log position
-        `reached`. No earlier unit refers to a higher position. Raises OSError.
+        At the end of a file, fewer units are returned, and none if the file is missing. If the disk cannot
+        read the units, they are recomputed from the log, from the log position `reached` on, because no
+        earlier unit refers to a higher position. Raises OSError.
         """
         store = self.store
         try:
@@ -247,7 +253,7 @@ class Follower:
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
-        """Add the message or recall of one unit to `pending`, unless it is done."""
+        """Add the message or recall of one consume-queue unit to `pending`, unless it is done."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
         counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
@@ -271,7 +277,8 @@ class Follower:
                 self.state.count(real_topic(properties), 1)
             place = place_of(record)
             if stepped_back and place is not None and place.store_timestamp_ms > self.clock.time_ms():
-                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if the message were stored now
+                # The store time is in the future, because the clock was set back: count the delay from now.
+                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms
         due_ms = self.carried.pop(position, None)
         if due_ms is None:
             self.pending.add(position, code, ahead_ms)
@@ -339,7 +346,7 @@ def check_point_path(store: MessageStore) -> str:
 
 
 def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) -> bytes:
-    """Return the progress in the format of Apache's file, which is also the response to request 60.
+    """Return the progress in the format of Apache's file timercheck and of the response to request 60.
 
     The progress means that all messages before `queue_offset` whose delivery time is before `read_ms` have
     been delivered (docs/reference/storage.md, Timer files).

@@ -3,12 +3,13 @@
 An absolute delivery time is compared with the wall clock (SteadyTime). A delay is measured with a monotonic
 clock that also counts the time of a suspended machine, so setting the wall clock does not change the delay.
 
-The progress is saved as a few numbers, the high-water mark; everything else is in the queue of the timer
-topic. Three kinds of messages are done: those before `queue_offset` whose TIMER_OUT_MS is at most
-`delivered_ms`, those before the log position `first_position`, and those whose position is contained in a
-record after `log_position` (links.py). While a done message is covered only by the third rule, `log_position`
-does not advance. Examples are a message that arrived after a change of the clock with an early delivery time,
-and a message that was moved out of a segment in which another message still waits.
+A message is done when it was delivered, moved or recalled. The progress is saved as a few numbers, the
+high-water mark; everything else is in the queue of the timer topic. After a start, three kinds of messages
+count as done: those before `queue_offset` whose TIMER_OUT_MS is at most `delivered_ms`, those before the log
+position `first_position`, and those whose position is contained in a record after `log_position` (links.py).
+While a done message is covered only by the third rule, `log_position` does not advance. Examples are a
+message that arrived after a change of the clock with an early delivery time, and a message that was moved out
+of a segment in which another message still waits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # maximum number of done messages that are recorded; more are merged into one
+_MAX_DONE = 1 << 20  # maximum number of done messages in the list; a longer list is reduced to its maxima
 # The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
 # moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
@@ -40,7 +41,7 @@ class Times(NamedTuple):
 
     @property
     def ahead_ms(self) -> int:
-        """The lead of the monotonic clock over the wall clock, in ms."""
+        """The monotonic time minus the wall-clock time, in ms."""
         return self.monotonic_ms - self.wall_ms
 
 
@@ -70,25 +71,28 @@ class Pending:
     def __init__(self) -> None:
         self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        # Recalls by minute. In place of a delivery time, an entry has the hash of the recall's key; in place
-        # of TIMER_OUT_MS, whether the recall was counted.
+        # The recalls, by the minute of their TIMER_OUT_MS. The field for the delivery time contains the hash
+        # of the recall's key, and the field for TIMER_OUT_MS whether the recall was counted.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """For recently used minutes: the hashes of all recalls, and those of the counted recalls."""
+        """By recently used minute: the hashes of all recalls, and the hashes of the counted recalls."""
         self._log_position = 0  # `log_position` of the last high-water mark
-        self._done_outs, self._done_positions = array("q"), array("q")  # done messages that no mark covers
-        # The highest values that the marks have covered. A later message with an earlier delivery time would
-        # be treated as covered by mistake.
+        # TIMER_OUT_MS and log position of each message that is done but that no high-water mark covers.
+        self._done_outs, self._done_positions = array("q"), array("q")
+        # The highest TIMER_OUT_MS and log position that the high-water marks have covered. A later message
+        # with lower values would wrongly count as done.
         self._covered_out = self._covered_position = -1
-        self._moving_before = 0  # no message from this position on was moved
-        self._last_copy = -1  # log position of the last copy of a moved message
-        self._places: list[tuple[Buckets, list[int]]] = []  # buckets with messages before `_moving_before`
-        self._moving: list[tuple[Buckets, int, int]] = []  # messages last returned by `before`
+        self._moving_before = 0  # log position before which all moved messages were stored
+        self._last_copy = -1  # log position of the newest copy of a moved message; -1 without one
+        # The buckets with messages before `_moving_before`: each table with the keys of its buckets.
+        self._places: list[tuple[Buckets, list[int]]] = []
+        # The messages that `before` last returned, as table, key of the bucket, and number of messages.
+        self._moving: list[tuple[Buckets, int, int]] = []
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
-        self._listed_ahead_ms = 0  # the difference of the clocks that `page` uses
+        self._listed_ahead_ms = 0  # monotonic minus wall-clock time, in ms, as used by `page`
 
     def __len__(self) -> int:
         """Return the number of waiting messages and recalls."""
@@ -108,14 +112,14 @@ class Pending:
     # -- additions
 
     def add(self, position: int, code: TimerCode, ahead_ms: int) -> None:
-        """Add a message. `ahead_ms` is the lead of the monotonic clock when the message was stored."""
+        """Add a message. `ahead_ms` is `Times.ahead_ms` at the time when the message was stored."""
         if code.delayed:
             self._by_delay.add(code.due_ms + ahead_ms + STEP_MS, position, code.out_ms)
         else:
             self._by_wall.add(code.due_ms, position, code.out_ms)
 
     def add_due(self, position: int, due_ms: int, out_ms: int) -> None:
-        """Add a message whose delivery time is on the monotonic clock."""
+        """Add a message by its delivery time on the monotonic clock."""
         self._by_delay.add(due_ms, position, out_ms)
 
     def recall(self, position: int, out_ms: int, key: bytes, *, counted: bool = False) -> None:
@@ -166,7 +170,7 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """Remove the first `count` messages that `due` last returned: they are delivered or undeliverable."""
+        """Remove the first `count` messages that `due` last returned: delivered or undeliverable messages."""
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -202,10 +206,10 @@ class Pending:
     # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Return up to `most` messages before a log position that must be moved, or [] if none is left.
+        """Return up to `most` messages to move that are before a log position, or [] if none is left.
 
-        Each is a pair: the log position, and the delivery time on the monotonic clock, or None for an
-        absolute delivery time.
+        Each message is a pair: its log position, and its delivery time on the monotonic clock, or None if the
+        delivery time is absolute.
         """
         while not (found := self._some_to_move(most)):
             first = self._first_position()
@@ -228,14 +232,15 @@ class Pending:
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
             self._moving.append((table, keys[-1], len(waiting)))
-            if len(found) < most:  # a full result may leave messages in this bucket
+            # If the result is full, the bucket may contain further messages to move, so its key stays.
+            if len(found) < most:
                 keys.pop()
         return found
 
     def moved(self, count: int, last_copy: int) -> None:
-        """Remove the first `count` messages that `before` last returned: they are copied or cannot be.
+        """Remove the first `count` messages that `before` last returned: each was copied or cannot be copied.
 
-        `last_copy` is the log position of the last copy, or -1.
+        `last_copy` is the log position of the last copy, or -1 without a copy.
         """
         self._last_copy = max(self._last_copy, last_copy)
         for table, key, some in self._moving:
@@ -248,16 +253,17 @@ class Pending:
     def mark(self, log_end: int) -> TimerTable | None:
         """Return the current high-water mark, or None while some copies have not been read from the queue.
 
-        While a copy has not been read, the recall of its message would seem to be done. `log_end` is the end
-        of the log, either now or before work that is not recorded by `done` and `moved` yet.
+        If a mark were saved before a copy is read, the recall of the copied message would count as done.
+        `log_end` is the end of the log: now, or before work that `done` and `moved` have not recorded yet.
         """
         if self.followed_position < self._last_copy:
             return None
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:
-            # The clock was set back, so the last mark covers messages that are not done. Only the links in
-            # the log show which are done, so `log_position` must not advance.
+            # The clock was set back, so the last high-water mark covers messages that are not done. Only
+            # copies in the log show which messages are done, so `log_position` must not advance past these
+            # copies.
             self._log_position = min(self._log_position, first)
             self.note_done(self._covered_position, self._covered_out)
             self._covered_out = self._covered_position = -1
@@ -271,16 +277,17 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Return whether any recorded done message is covered by neither value.
+        """Remove the done messages that the new high-water mark covers. Return whether any others are left.
 
-        Remove the covered messages.
+        The mark covers messages below `first_out` and messages below `first_position`.
         """
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        if len(outs) > _MAX_DONE:  # keep only the maxima, which are covered last
+        # Keep only the maxima: when a high-water mark covers them, it covers all removed messages, too.
+        if len(outs) > _MAX_DONE:
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
         self._done_outs.frombytes(outs.tobytes())
@@ -290,10 +297,12 @@ class Pending:
     def forget_recalls(self, now: Times) -> None:
         """Remove the recalls whose messages, if they existed, would have been delivered by now.
 
-        All units must have been read: a moved message that has not been read may be due and recalled.
+        The queue of the timer topic must have been read to its end. Otherwise a moved message that is
+        recalled and due may still be unread.
         """
         before_ms = now.wall_ms - PRECISION_MS
-        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the usual case: no recall is old enough
+        # Usually, no recall is old enough to be removed.
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:
             return
         before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:
@@ -303,8 +312,8 @@ class Pending:
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
         """Return the next `most` messages after the pair `after` (delivery time in ms, log position).
 
-        Delivery times are those of the wall clock. The messages are sorted by these pairs. Recalled messages
-        are included.
+        The result is sorted by delivery time on the wall clock, then by log position. Recalled messages are
+        included.
         """
         # The difference between two clocks that are read in sequence varies by about 1 ms, but all pages of a
         # list need the same difference.

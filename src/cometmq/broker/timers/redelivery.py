@@ -28,7 +28,7 @@ class Redelivery:
     topics: TopicTable
 
     def append(self, message: MessageExt, properties: bytes, *, link: int) -> None:
-        """Store a message that has waited in its destination.
+        """Store a message in its destination, after its wait in another topic.
 
         Args:
             message: The message.
@@ -44,10 +44,7 @@ class Redelivery:
 
 
 def check_body(message: MessageExt) -> None:
-    """Raise Undeliverable for a damaged body.
-
-    A copy of it would get a new CRC, which would hide the damage.
-    """
+    """Raise Undeliverable for a damaged body, because the new CRC of a copy would hide the damage."""
     if message.body and body_crc(message.body) != message.body_crc:
         raise Undeliverable(f"the message is damaged at log position {message.physical_offset}")
 
@@ -61,9 +58,10 @@ def append_again(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message again, in the queue `place`. Raises the errors of `Redelivery.append`.
+    """Store a message once more, in the queue of `place`.
 
-    For the other arguments, see `Redelivery.append`, `move` and Appender.append.
+    The arguments are described at `Redelivery.append`, `move` and `Appender.append`, the errors at
+    `Redelivery.append`.
     """
     try:
         return move(

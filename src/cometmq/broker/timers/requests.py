@@ -35,7 +35,7 @@ log = logs.logger(__name__)
 # The limits of one page: returned messages, examined messages, and bytes.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
-NO_TIME = -1  # in place of TIMER_OUT_MS, for messages with a delay level
+NO_TIME = -1  # stands for TIMER_OUT_MS in the list of waiting messages, for messages with a delay level
 
 
 @dataclass(eq=False)
@@ -91,7 +91,8 @@ class TimerProcessor:
             found = await self._waits(handle)
         except OSError as error:
             log.warning("a recall is missing in the statistics, because the index cannot be read: %s", error)
-            found = False  # the recall is stored, but not counted
+            # The recall is stored nevertheless, but does not reduce the number of waiting messages.
+            found = False
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,

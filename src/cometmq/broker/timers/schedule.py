@@ -71,15 +71,15 @@ class LevelCursor:
     offset: int = 0
     busy: bool = False
     refusals: Backoff = field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
-    """Counts the refusals of the message at `offset`, and determines the next delay."""
-    errors: int = 0  # unexpected errors in a row with the message at `offset`
+    """Counts how often the store refused the message at `offset`, and determines the delay before a retry."""
+    errors: int = 0  # number of consecutive unexpected errors with the message at `offset`
     timer: asyncio.TimerHandle | None = None
-    began: int = -1  # the log's end before deliveries in progress, or -1
+    began: int = -1  # end of the log before the deliveries in progress; -1 without any
 
 
 @dataclass(eq=False, kw_only=True)
 class ScheduleService:
-    """Delivers the messages with a delay level of a master."""
+    """Delivers messages with a delay level, on a master broker."""
 
     clock: Clock
     store: MessageStore
@@ -96,18 +96,19 @@ class ScheduleService:
     def restart(self) -> None:
         """Reset the state before a start, because other brokers may have written the log meanwhile."""
         now_ms, monotonic_ms = self._times()
-        self._ahead_ms = monotonic_ms - now_ms  # how far the monotonic clock is ahead, at the last arrival
+        self._ahead_ms = monotonic_ms - now_ms  # clock difference at the last arrival, in ms
         self.cursors = {}
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks = Tasks()
-        self._delivered: set[int] = set()  # positions of messages delivered out of order
+        # Log positions of messages that were delivered before an earlier message of their level.
+        self._delivered: set[int] = set()
         self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return the queues (topic, queue id) whose new messages must be reported to `arrived`."""
+        """Return the queues (topic, queue id) whose new messages must be reported by a call of `arrived`."""
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
@@ -138,7 +139,7 @@ class ScheduleService:
         return found
 
     def deliver_at_ms(self, message: MessageExt) -> int | None:
-        """Return the delivery time (ms) of a message in a level's queue, or None if it was delivered."""
+        """Return the delivery time (ms) of a message with a delay level, or None if it was delivered."""
         cursor = self.cursors.get(message.queue_id + 1)
         if cursor is None or message.queue_offset < cursor.offset:
             return None
@@ -154,7 +155,7 @@ class ScheduleService:
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Start to deliver: continue at the offset at which the last run stopped, limited to the queue."""
+        """Start to deliver each level from the offset at which the last run stopped, clamped to the queue."""
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -167,13 +168,14 @@ class ScheduleService:
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
         self.offsets.log_position = min(
             self.offsets.log_position, self.store.log.end
-        )  # recovery may have truncated the log
+        )  # at most the log's end, because recovery may have truncated the log
         while not self._stopped:
             try:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
                 break
             except Exception as error:
-                # Such an error may be permanent, and must not stop the deliveries forever.
+                # An error other than OSError, and EIO, may be permanent, so it must not stop the deliveries
+                # forever.
                 if not isinstance(error, OSError) or error.errno == errno.EIO:
                     log.exception(
                         "could not determine the last delivered message of each delay "
@@ -198,12 +200,12 @@ class ScheduleService:
         if not used or self._delivered:
             return self.offsets.log_position
         # In a raft group, a delivered message is in the log for some time before it is committed and the
-        # cursor moves.
+        # level's offset advances, so the result is the position before such messages.
         under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Stop moving the offsets, because another broker delivers the messages from now on."""
+        """Freeze the saved log position, because another broker delivers the messages from now on."""
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
 
@@ -235,9 +237,9 @@ class ScheduleService:
             cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue
-            # If the clock was set, it is unknown whether this was before or after the message's timestamp, so
-            # the message counts as stored now. Later messages may have shown the change earlier, because a
-            # message that waits for a sync is reported late.
+            # If the clock was set, it is unknown whether this was before or after the message was stored. A
+            # message that waits for a sync is even reported after later messages. So in case of doubt, the
+            # delay of the message counts from now.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
@@ -256,7 +258,7 @@ class ScheduleService:
             cursor.timer = self._loop.call_later(min(delay_s, CLOCK_CHECK_INTERVAL_S), self.run, cursor)
 
     def run(self, cursor: LevelCursor) -> None:
-        """Deliver the due messages of a level, and start the timer for its next run."""
+        """Deliver the due messages of a delay level, and start the timer for the level's next delivery."""
         cursor.timer = None
         cursor.busy = True
         try:
@@ -310,11 +312,11 @@ class ScheduleService:
         self._wake(cursor, ERROR_S)
 
     def _deliver(self, cursor: LevelCursor, got: ReadResult) -> None:
-        """Store the due messages of a read result. Once they are committed, move the cursor."""
+        """Store the due messages of a delay level. Once they are committed, advance the level's offset."""
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
-                # The records before this offset were deleted, or the queue ends before the cursor.
+                # The messages at the level's offset were deleted, or the queue ends before this offset.
                 if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
                         "delay level %d: %d messages were deleted with their segments before "
@@ -331,7 +333,8 @@ class ScheduleService:
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            if code != ResponseCode.SUCCESS:  # in a raft group, the message may still be stored
+            # In a raft group, messages may still be committed after this error, so `began` keeps its value.
+            if code != ResponseCode.SUCCESS:
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
             cursor.began = -1
@@ -341,7 +344,8 @@ class ScheduleService:
                 cursor.refusals.reset()
                 cursor.errors = 0
                 self._move(cursor, reached)
-                # Do this only after the commit, because a refused run repeats these messages.
+                # Remove these positions only after the commit: after a failure, the same messages are read
+                # again.
                 self._delivered.difference_update(passed)
                 cursor.due.steps.passed(reached)
             if wait_s:
@@ -371,7 +375,8 @@ class ScheduleService:
             for message in iter_records(data):
                 offset = message.queue_offset
                 if not reached <= offset < got.next_begin_offset:
-                    offset = reached  # the record is damaged in a part that has no checksum
+                    # The offset in the record is damaged (no checksum covers it), so use the expected offset.
+                    offset = reached
                 due_ms = cursor.due.due_ms(offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000

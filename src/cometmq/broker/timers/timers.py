@@ -1,10 +1,10 @@
 """The delivery of messages with a delivery time (docs/reference/storage.md, Timer messages).
 
-One task does all the work in batches: it reads new units, delivers due messages, and moves messages out of
-segments that will be deleted. A message is delivered or moved by storing a copy that contains the position of
-the original record. The copy is written together with the other records of its tick. So after a kill, the log
-shows which messages are done (links.py), and each message is delivered once, unless a power failure has
-destroyed its copy.
+One task does all the work in batches: it reads new messages in the timer topic's queue, delivers due
+messages, and moves messages out of segments that will be deleted. A message is delivered or moved by storing
+a copy that contains the log position of the original record. All copies of a batch are written together. So
+after a kill, the log shows which messages were delivered or moved (links.py), and each message is delivered
+once, unless a power failure has destroyed its copy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, re
 
 log = logs.logger(__name__)
 
-# The maximum number of messages that are delivered in one tick, and the maximum of their total bytes.
+# The limits of one event-loop iteration: the number of delivered messages, and their total bytes.
 BATCH, BATCH_BYTES = 32, 1 << 20
 # The delay, in seconds, after the store has refused messages. The delay doubles up to ERROR_S.
 RETRY_S = 0.1
@@ -63,7 +63,7 @@ class Move:
     done: asyncio.Future[bool]
 
     def answer(self, worked: bool) -> None:
-        """Report the result, unless the requester no longer waits for it."""
+        """Report whether the move has succeeded, unless the requester no longer waits for the result."""
         if not self.done.done():
             self.done.set_result(worked)
 
@@ -101,14 +101,14 @@ class TimerService:
         self._task: asyncio.Task[None] | None = None
         self._loaded = False
         self._move: Move | None = None
-        self._began = -1  # the log's end before the current batch, or -1
+        self._began = -1  # end of the log before the current batch; -1 without a batch
         self._refusals = Backoff(RETRY_S, ERROR_S)
-        self._errors = 0  # unexpected errors with the next message
+        self._errors = 0  # number of consecutive unexpected errors with the next message
 
     # -- start and stop
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return the queue (topic, queue id) whose new messages must be reported to `arrived`."""
+        """Return the queue (topic, queue id) whose new messages must be reported by a call of `arrived`."""
         return [(TIMER_TOPIC, 0)]
 
     def arrived(self, arrivals: Arrivals) -> None:
@@ -117,11 +117,11 @@ class TimerService:
             self._wake.set()
 
     def start(self) -> None:
-        """Start to deliver, from the point at which the last run stopped."""
+        """Start to deliver timer messages, from the point at which the last run stopped."""
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop delivering. Write Apache's file with the progress, so that Apache's broker could continue."""
+        """Stop delivering, and write Apache's file timercheck, with which Apache's broker could continue."""
         self._stopping.set()
         self._wake.set()
         if self._task is None:
@@ -135,7 +135,8 @@ class TimerService:
         if queue is None or not self._loaded:
             return
         try:
-            await self.follower.follow()  # unless all copies have been read, there is no mark
+            # Read all copies first, because `mark` returns None while a copy has not been read.
+            await self.follower.follow()
             mark = self.pending.mark(self.store.log.end)
             if mark is None:
                 return
@@ -143,7 +144,8 @@ class TimerService:
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(min(offset, self.pending.followed)).ljust(CHECK_POINT_SIZE, b"\0")
-            await self.tables.log_flushed()  # copies must be durable before the file
+            # Flush the log first, because a file must not refer to copies that a power failure could destroy.
+            await self.tables.log_flushed()
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
             log.error("timercheck could not be written: %s", error)
@@ -181,7 +183,7 @@ class TimerService:
         self._refusals.reset()
 
     async def _failed(self, line: str, why: Exception) -> None:
-        """Wait after a failure. Log only the first of several consecutive failures."""
+        """Wait before the next attempt. Log only the first of several consecutive failures."""
         if line and not self._refusals.failures:
             log.warning(line, why)
         if self._move is not None:
@@ -213,7 +215,8 @@ class TimerService:
         queue = self.follower.queue
         if not self._loaded or queue is None:
             return None
-        if not self.follower.behind():  # recalls can be removed only when all units are read
+        # As long as a message has not been read, its recall must be kept.
+        if not self.follower.behind():
             self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
         mark = self.pending.mark(end)
@@ -222,7 +225,7 @@ class TimerService:
         return mark
 
     def check_point(self, queue_offset: int) -> bytes:
-        """Return the progress in the format of Apache's broker."""
+        """Return the progress of timer messages in the format of Apache's file timercheck."""
         now = self.times()
         return check_point(self.pending.read_ms(now), queue_offset, now.wall_ms, self.state.changes)
 
@@ -235,7 +238,8 @@ class TimerService:
             return False
         records = await self._records([waiting.position for waiting in due])
         while self.follower.behind():
-            await self.follower.follow()  # a new unit may recall a due message
+            # Read all new messages of the timer topic first, because one of them may recall a due message.
+            await self.follower.follow()
         self.pending.forget_recalls(self.times())
         self._began = self.store.log.end
         done, appended = 0, False
@@ -268,7 +272,7 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """Return the records at the first of these positions, up to BATCH_BYTES; None if unreadable."""
+        """Return the records at the first log positions, up to BATCH_BYTES. An unreadable record is None."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
@@ -307,7 +311,7 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """Reduce the number of waiting messages of a topic, because a message is done."""
+        """Reduce the number of waiting messages of a record's topic, because the record waits no longer."""
         if record is None:
             return
         properties = properties_of(record)
@@ -349,7 +353,7 @@ class TimerService:
         return await self._move.done
 
     async def _move_some(self) -> bool:
-        """Move a batch of messages, if a move is requested. Return False if none is requested."""
+        """Move a batch of messages to the end of the log, if a move is requested. Otherwise return False."""
         move = self._move
         if move is None:
             return False
@@ -371,7 +375,10 @@ class TimerService:
         return True
 
     async def _move_batch(self, before: int) -> bool:
-        """Move a batch of messages. Return False if none is left. Raises StoreError, Refused or OSError."""
+        """Move a batch of messages from before a log position to the end of the log.
+
+        Return False if no message is left to move. Raises StoreError, Refused or OSError.
+        """
         batch = self.pending.before(before, BATCH)
         if not batch:
             return False
@@ -393,10 +400,10 @@ class TimerService:
         if copies:
             await self._committed()
             if self.store.dispatcher.waits:  # copies are readable only after a flush
-                with contextlib.suppress(OSError):  # the copies are in the log anyway
+                # Even if the flush fails, the copies are in the log and will be read later.
+                with contextlib.suppress(OSError):
                     await self.tables.log_flushed()
-        # Do this only after the commit: if the commit fails, other records may get the positions of these
-        # copies.
+        # Record the copies only after the commit: if the commit fails, other records may get their positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done, max(copies, default=-1))
         self._began = -1

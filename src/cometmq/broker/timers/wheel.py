@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SECOND, _STRETCH = 1_000, 300_000
-# A bucket with this many messages is divided, which blocks the event loop for some ms.
+# A five-minute bucket with this many messages is divided into buckets of one second, which blocks the event
+# loop for some ms.
 _MANY = 1 << 14
 NEVER = sys.maxsize
 
@@ -29,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 class Waiting(NamedTuple):
-    """A waiting message. `due_ms` is its delivery time on the clock of its wheel."""
+    """A waiting message: delivery time (by wall clock or monotonic clock), log position, TIMER_OUT_MS."""
 
     due_ms: int
     position: int
@@ -52,7 +53,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
-        self._head = 0  # messages before this index have been removed
+        self._head = 0  # number of removed messages at the beginning of the columns
         self.first_position = NEVER
         # The extremes of all messages that the bucket has ever contained, including removed ones.
         self.last_due, self.first_due, self.first_out = 0, NEVER, NEVER
@@ -84,7 +85,7 @@ class Bucket:
 
     @classmethod
     def of(cls, columns: Ints) -> Bucket:
-        """Create a bucket from the result of `columns`, which must not be empty."""
+        """Create a bucket from the columns of at least one message, as the method `columns` returns them."""
         bucket = cls()
         for store, column in zip((bucket._dues, bucket._positions, bucket._outs), columns, strict=True):
             store.frombytes(column.tobytes())
@@ -98,13 +99,13 @@ class Bucket:
         return bucket
 
     def first(self, most: int, before: int = NEVER) -> list[Waiting]:
-        """Return the first messages, at most `most`, whose log positions are less than `before`."""
+        """Return the first messages, at most `most`, of those whose log positions are less than `before`."""
         head = self._head
         stop = bisect_left(self._positions, before, head, min(head + most, len(self._positions)))
         return list(map(Waiting, self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]))
 
     def drop(self, count: int) -> None:
-        """Remove the first `count` messages."""
+        """Remove the first `count` messages of the bucket."""
         self._head += count
         if self._head > len(self):
             for column in (self._dues, self._positions, self._outs):
@@ -113,12 +114,13 @@ class Bucket:
         self.first_position = self._positions[self._head] if len(self) else NEVER
 
     def behind(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Return the next `most` messages after the pair `after`, sorted by (due_ms, position)."""
+        """Return the next `most` messages after the pair `after` (due_ms, position), sorted like `after`."""
         if self.last_due < after[0]:
             return []
         dues, positions, outs = self._views()
         same = bisect_left(positions, after[1] + 1)
-        if self.first_due == self.last_due:  # all messages have the same delivery time
+        # If all messages of the bucket have the same delivery time, they are sorted by position already.
+        if self.first_due == self.last_due:
             begin = same if self.last_due == after[0] else 0
             rows = np.arange(begin, min(begin + most, len(dues)))
         else:
@@ -139,7 +141,7 @@ class Buckets:
     def __init__(self, length_ms: int) -> None:
         self._length_ms = length_ms
         self._buckets: dict[int, Bucket] = {}
-        self._order: list[int] = []  # the numbers of the periods, ascending
+        self._order: list[int] = []  # the keys of `_buckets` (numbers of periods), ascending
         self._count = 0
 
     def __len__(self) -> int:
@@ -148,7 +150,7 @@ class Buckets:
 
     @property
     def first_key(self) -> int:
-        """The number of the first period that has a bucket, or NEVER if there is none."""
+        """The number of the first period that has a bucket, or NEVER if no period has one."""
         return self._order[0] if self._order else NEVER
 
     def get(self, key: int) -> Bucket | None:
@@ -166,7 +168,7 @@ class Buckets:
         return bucket
 
     def put(self, key: int, bucket: Bucket) -> None:
-        """Add a bucket for a period that has none."""
+        """Add a bucket for the period with the number `key`, which must not have a bucket yet."""
         self._buckets[key] = bucket
         insort(self._order, key)
         self._count += len(bucket)
@@ -178,7 +180,7 @@ class Buckets:
         return bucket
 
     def drop(self, key: int, count: int) -> None:
-        """Remove the first `count` messages of a bucket, and the bucket if it becomes empty."""
+        """Remove the first `count` messages of a period's bucket. Remove the bucket if it becomes empty."""
         bucket = self._buckets.get(key)
         if bucket is None:
             return
@@ -188,52 +190,49 @@ class Buckets:
             self.pop(key)
 
     def stretches(self, length_ms: int) -> set[int]:
-        """Return the numbers of the periods of `length_ms` milliseconds in which a bucket begins."""
+        """Return the numbers of the periods of `length_ms` milliseconds in which a bucket's period begins."""
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
-        """Return the lowest TIMER_OUT_MS among all messages that the present buckets have ever contained."""
+        """Return the lowest TIMER_OUT_MS that the buckets have ever contained, including removed messages."""
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:
-        """Return the lowest log position of all messages, or NEVER without messages."""
+        """Return the lowest log position of the messages in all buckets, or NEVER without messages."""
         return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
 
     def before(self, position: int) -> list[int]:
-        """Return the numbers of the periods whose buckets have messages before a log position."""
+        """Return the numbers of all periods whose bucket contains messages before a log position."""
         return [key for key, bucket in self._buckets.items() if bucket.first_position < position]
 
     def behind(self, time_ms: int) -> Iterator[tuple[int, Bucket]]:
-        """Yield the start time and the bucket of each period, from the one that contains `time_ms` on."""
+        """Yield the start time (ms) and bucket of each period, from the period that contains `time_ms` on."""
         for at in range(bisect_left(self._order, time_ms // self._length_ms), len(self._order)):
             yield self._order[at] * self._length_ms, self._buckets[self._order[at]]
 
 
 class Wheel:
-    """The messages whose delivery times are on the same clock.
-
-    The clock may be set back between two calls.
-    """
+    """The waiting messages whose delivery times are on one clock, which may be set back between two calls."""
 
     def __init__(self) -> None:
         self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
         self.tables = (self._seconds, self._stretches)
-        """The two tables that together contain all waiting messages."""
-        self._divided: set[int] = set()  # periods whose messages are, or were, in `_seconds`
-        self._taken = -1  # the second whose messages `take` last returned
+        """The buckets of one second and of five minutes, which together contain all waiting messages."""
+        self._divided: set[int] = set()  # five-minute periods whose messages go to `_seconds`
+        self._taken = -1  # the second whose messages the last call of `take` returned
 
     def __len__(self) -> int:
         return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
-        """Add a message, and divide its bucket if the bucket now has many messages."""
+        """Add a message. Divide its five-minute bucket into seconds if the bucket now has many messages."""
         if due_ms // _STRETCH in self._divided:
             self._seconds.add(due_ms, due_ms, position, out_ms)
         elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
             self._divide(due_ms // _STRETCH)
 
     def take(self, now_ms: int, most: int) -> list[Waiting]:
-        """Return at most `most` due messages. They remain in the wheel until `drop`."""
+        """Return at most `most` due messages, without removing them: `drop` removes them later."""
         if self._stretch_is_next() and self._stretches.first_key * _STRETCH <= now_ms:
             self._divide(self._stretches.first_key)
         bucket = self._seconds.get(self._seconds.first_key)
@@ -254,7 +253,7 @@ class Wheel:
         return bucket.last_due if bucket is not None else NEVER
 
     def _stretch_is_next(self) -> bool:
-        """Return whether the first period with messages is one that is not divided into seconds."""
+        """Return whether the earliest messages are in a five-minute bucket, not yet divided into seconds."""
         return self._stretches.first_key * _STRETCH < self._seconds.first_key * _SECOND
 
     def _divide(self, stretch: int) -> None:
@@ -266,7 +265,7 @@ class Wheel:
         self._divided = self._seconds.stretches(_STRETCH)
 
     def page(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Return the next `most` messages after the pair `after`, sorted by (due_ms, position)."""
+        """Return the next `most` messages after the pair `after` (due_ms, position), sorted like `after`."""
         found: list[Waiting] = []
         for _, bucket in heapq.merge(*(each.behind(after[0]) for each in self.tables), key=itemgetter(0)):
             found += bucket.behind(after, most - len(found))

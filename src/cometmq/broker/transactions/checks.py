@@ -1,11 +1,12 @@
 """Transaction checks: periodic requests to producers about transactions that have not ended.
 
-A round covers the half messages that were stored before it began, from the head of the bitmap (`Ledger`) on.
-It is divided into pieces, with other work of the event loop in between. When a half message is checked, a
-copy is stored at the end of the queue, so that the head can advance; the producer's answer names the copy. If
-the sender has requested more time, a half message stays where it is, and the head does not advance, until
-many records have been stored after it. As in Apache's broker, the head, and the offset of the first op that
-is still needed, are stored as consumer offsets (docs/reference/storage.md, Transactions).
+A round of checks covers the half messages that were stored before the round began, from the first open half
+message (`Ledger.head`) on. A round is divided into pieces, with other work of the event loop in between. When
+a half message is checked, a copy is stored at the end of the queue, so that the head can advance; the
+producer's answer names the copy. If the sender has requested more time, a half message stays where it is, and
+the head does not advance, until many records have been stored after the half message. As in Apache's broker,
+two offsets are stored as consumer offsets: the head, and the offset of the first op (a record that closes
+half messages) that is still needed (docs/reference/storage.md, Transactions).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # seconds between two pieces of a round, in which the event loop does other work
+PAUSE_S = 0.01  # pause, in seconds, between two pieces of a round, for other work of the event loop
 MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 
@@ -83,11 +84,11 @@ class TransactionChecks:
         self._loop = asyncio.get_running_loop()
         self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
         self._turn = count()
-        self._next = 0  # the offset at which the next round begins
-        self._room = 0  # bytes that this round may still copy
+        self._next = 0  # offset of the half message at which the next round begins
+        self._room = 0  # bytes of half messages that the current round may still copy
         self._log_limit = logs.LogLimiter()
-        # Pairs of queue ends: that of the ops and, at the same moment, that of the half messages. Once all
-        # half messages before the second end are settled, the ops before the first end are no longer needed.
+        # Ends of the op queue and of the half-message queue, as pairs of the same moment. Once all half
+        # messages before the second end are closed, the ops before the first end are no longer needed.
         self._marks: deque[tuple[int, int]] = deque()
 
     def _interval_s(self) -> float:
@@ -100,7 +101,7 @@ class TransactionChecks:
         self._timer.start()
 
     async def stop(self) -> None:
-        """Stop the checks."""
+        """Stop the periodic transaction checks."""
         await self._timer.stop(cancel=True)
 
     # -- a round
@@ -154,17 +155,18 @@ class TransactionChecks:
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
-        """Process half messages, from the open one at `offset` on.
+        """Process half messages, from the open half message at `offset` on.
 
         Returns:
-            The offset of the next open half message, or None if the round must end.
+            The offset of the next open half message, or None if the round of checks must end.
         """
         most = min(at_once, limit - offset)
         try:
             halves, behind = await self.store.executor.query(partial(self._read, offset, most))
         except OSError as error:
             if most > 1:
-                return await self._piece(offset, limit, most // 2)  # until one unreadable message is left
+                # Read half as many messages, until only the unreadable message is left.
+                return await self._piece(offset, limit, most // 2)
             self._say_unread(offset, error)
             return self.ledger.next_open(offset + 1)
         if behind <= offset:
@@ -212,9 +214,10 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Carry out the verdicts on half messages. After the verdict None, only the op is written.
+        """Carry out the verdicts on half messages.
 
-        The result of the future is whether all verdicts were carried out.
+        The verdict None means that the transaction has ended, so only the missing op is written. The result
+        of the future is whether all verdicts were carried out.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []
@@ -267,7 +270,8 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                why = refusal.remark  # with the properties of a copy, the message is too long
+                # The properties of a copy make the message too long for a record, so its checks end.
+                why = refusal.remark
             self.records.give_up(half)
         except Damaged as damage:
             why = damage.remark

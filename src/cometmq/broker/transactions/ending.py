@@ -71,7 +71,7 @@ class TransactionEnds:
 
     @handles(RequestCode.END_TRANSACTION)
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        """End a transaction (37).
+        """Handle the request to end a transaction (37).
 
         If the producer sends the state "unknown", nothing is recorded, and the producer is sent another check
         later.
@@ -134,7 +134,10 @@ class TransactionEnds:
         connection: Connection,
         frame: Frame,
     ) -> Half:
-        """Return the half message that a request may end. Raises CommandError as Apache's broker does."""
+        """Return the half message if the request may end the transaction.
+
+        Raises CommandError with the same remarks as Apache's broker.
+        """
         if half is None:
             raise refused("Find prepared transaction message failed")
         if self.check_write is not None:
@@ -165,7 +168,7 @@ class TransactionEnds:
         return error
 
     def _write_missing_op(self, half: Half) -> None:
-        """Write the op that is missing for a half message that has ended."""
+        """Write the missing op, which closes a half message whose transaction has ended."""
         self._write(half.offset, half.first, partial(self.records.op, half.offset))
 
     def _end(

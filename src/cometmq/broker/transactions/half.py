@@ -36,7 +36,7 @@ class Half(msgspec.Struct, frozen=True):
 
     message: MessageExt
     properties: bytes
-    """The properties in their stored form."""
+    """The property string of the half message, as bytes."""
     checks: int | None
     """The number of checks so far, or None if this is not a copy made by a check."""
     prepared: int | None
@@ -128,10 +128,10 @@ class Verdict(enum.Enum):
 
 
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
-    """Return the verdict on an open half message.
+    """Return the verdict of a check on an open half message.
 
-    If the clock was set back, the message counts as old enough. If the clock was set forward, or the broker
-    was stopped for long, the message does not expire before it has been checked.
+    If the clock was set back, the message counts as old enough for a check. If the clock was set forward, or
+    the broker was stopped for long, the message does not expire before it has been checked.
     """
     age_ms = now_ms - half.since_ms
     checks = half.checks or 0
@@ -196,7 +196,10 @@ def closed_by(body: bytes) -> list[int]:
 
 
 def check_body(half: Half, properties: bytes, position: int, offset: int, queue_id: int) -> bytes:
-    """Return the record that a check contains: the copy at this position, with its real topic and queue."""
+    """Return the record that a transaction check contains.
+
+    This is the copy at log position `position`, with the real topic and queue of the message.
+    """
     message = half.message
     return encode_record(
         half.real_topic,

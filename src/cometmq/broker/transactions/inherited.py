@@ -1,8 +1,9 @@
 """Transactions from before this start: determines which are open, even if another broker has used the store.
 
-Ops contain the offsets of closed half messages. But a crash may have destroyed an op and not the record
-written with it, or the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So before an
-inherited half message is used, the store is searched by its key for a committed message or a later copy.
+An op is a record that contains the offsets of closed half messages. But a crash may have destroyed an op and
+not the record written with it, or the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So
+before an inherited half message (one that an earlier run has stored) is used, the store is searched by its
+key for a committed message or a later copy.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ an op refers to an offset that is further beyond the end of the queue, that offs
 
 
 class Inherited:
-    """The transactions of earlier runs. Half messages at and after the offset `end` belong to this run."""
+    """The transactions of earlier runs. Half messages from the offset `end` on belong to the present run."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.restart()
 
     def restart(self) -> None:
-        """Treat all stored half messages as inherited, because another broker may have stored them."""
+        """Treat all half messages as those of an earlier run, because another broker may have stored them."""
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
@@ -55,9 +56,9 @@ class Inherited:
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
-        """Fill an empty ledger with the state of the stored half messages.
+        """Fill an empty ledger with the state (open or closed) of all stored half messages.
 
-        It must run in a thread, because it may wait for the disk, and before any new message is stored.
+        This must run in a thread, because it may wait for the disk, and before any new message is stored.
         """
         ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
         begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)
@@ -89,10 +90,10 @@ class Inherited:
         return closed_by(op.body)
 
     def fill(self, records: TransactionRecords) -> None:
-        """Store fillers in place of half messages that a crash has destroyed, but whose ops exist.
+        """Store fillers in place of half messages that a crash has destroyed, if their ops have survived.
 
-        Without fillers, the next half messages would get the same offsets, and the existing ops would close
-        them.
+        Without fillers, new half messages would get the same offsets, and the surviving ops would close these
+        new messages.
         """
         for offset in range(self.end, self._behind):
             try:
@@ -110,7 +111,7 @@ class Inherited:
         if half.offset >= self.end:
             return False
         if not half.group:
-            return True  # a half message without a group is a filler
+            return True  # a half message without a group is one of our fillers (see `fill`)
         if not half.key:
             return False
         positions = {half.message.physical_offset}

@@ -7,11 +7,11 @@ has a bit, so a million half messages take 125 kB.
 
 from __future__ import annotations
 
-CHUNK = 4096  # number of bits in one integer of the bitmap
+CHUNK = 4096  # number of half messages (bits) in one integer of the bitmap
 MAX_COPIES = 100_000
 """The maximum number of transactions whose newest copy is recorded.
 
-For other transactions, an end that names an older copy is refused; the producer is asked in the next check.
+In any other transaction, an end that names an older copy is refused; the producer is asked in the next check.
 """
 
 
@@ -45,7 +45,7 @@ class Ledger:
         return self._closed.get(chunk, 0) >> bit & 1
 
     def next_open(self, offset: int) -> int:
-        """Return the first offset, from this offset on, whose half message is not closed."""
+        """Return the offset of the first half message, from `offset` on, that is not closed."""
         chunk, bit = divmod(max(offset, self.head), CHUNK)
         while True:
             closed = self._closed.get(chunk, 0) >> bit
@@ -73,11 +73,11 @@ class Ledger:
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """Record that the end or copy was not written, so the half message is open again."""
+        """Record that the end or copy of a half message was not written, so the message is open again."""
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
-        """Record that the end or copy was written, so the half message is closed."""
+        """Record that the end or copy of a half message was written, so the half message is closed."""
         self._taken.discard(offset)
         self.close_range(offset, offset + 1)
 
@@ -91,7 +91,7 @@ class Ledger:
             start += count
 
     def advance(self, end: int) -> None:
-        """Advance the head to the first half message that is not closed, or to `end`, the queue's end."""
+        """Advance `head` to the first half message that is not closed, or to `end`, the end of the queue."""
         head = min(self.next_open(self.head), end)
         for chunk in range(self.head // CHUNK, head // CHUNK):
             self._closed.pop(chunk, None)
@@ -100,7 +100,7 @@ class Ledger:
     # -- copies
 
     def copied(self, first: int, copy: int) -> None:
-        """Record the newest copy of the transaction that began at `first`."""
+        """Record the offset of the newest copy in the transaction that began at the offset `first`."""
         if first in self._newest or len(self._newest) < MAX_COPIES:
             self._newest[first] = copy
 

@@ -42,7 +42,7 @@ class Damaged(CommandError):
 
 @dataclass(eq=False, kw_only=True)
 class TransactionRecords:
-    """Appends the records of transactions to the current tick. Callers get the result from `writer`.
+    """Appends the records of transactions to the store's next write. `writer` reports the outcome.
 
     If a method raises StoreRefused or CommandError, it has appended nothing.
     """
@@ -55,7 +55,10 @@ class TransactionRecords:
     _owed: list[tuple[int, int]] = field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
-        """Append an op, which closes a half message. `twin` is the log position of the op's twin, or 0."""
+        """Append an op: a record that closes the half message at `offset`.
+
+        `twin` is the log position of the record because of which the half message is closed, or 0.
+        """
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         self.store.appender.append(
             TRANS_OP_HALF_TOPIC,
@@ -70,9 +73,9 @@ class TransactionRecords:
         )
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
-        """Append the op whose twin has just been appended.
+        """Append the op that belongs to the record `twin`, which has just been appended.
 
-        If there is no space for the op, it is recorded as owed, and `pay` writes it later.
+        If there is no space for the op, `pay` appends it later.
         """
         try:
             self.op(offset, twin.physical_offset)
@@ -81,7 +84,7 @@ class TransactionRecords:
             self._owed.append((offset, twin.physical_offset))
 
     def pay(self) -> None:
-        """Append the ops that could not be written earlier."""
+        """Append the ops for which there was no space earlier."""
         owed, self._owed = self._owed, []
         for number, (offset, twin) in enumerate(owed):
             try:
@@ -99,11 +102,11 @@ class TransactionRecords:
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Forget the owed op of a half message, because the write of its twin has failed."""
+        """Forget an op that `pay` would append, because the record to which it belongs was not written."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def commit(self, half: Half, offset: int) -> None:
-        """Store the message of a half message for consumers.
+        """Store a committed message in its real topic.
 
         Close the half message, or its copy, at `offset`.
         """
@@ -127,7 +130,7 @@ class TransactionRecords:
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Store a filler as the next half message, and an op that closes the filler."""
+        """Store a filler (an empty half message), and an op that closes the filler."""
         self.store.appender.append(
             TRANS_HALF_TOPIC,
             0,

@@ -59,14 +59,14 @@ class TransactionService:
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Replace half messages that a crash has destroyed with fillers, before any new one is stored."""
+        """Store fillers for half messages that a crash has destroyed, before new half messages are stored."""
         self.inherited.fill(self.records)
         self.writer.appended()
 
     def start(self) -> None:
-        """Start the checks."""
+        """Start the periodic transaction checks."""
         self.checks.start()
 
     async def stop(self) -> None:
-        """Stop the checks."""
+        """Stop the periodic transaction checks."""
         await self.checks.stop()

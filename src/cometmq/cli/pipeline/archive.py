@@ -80,7 +80,6 @@ def archive(
 
 
 def report(summary: ArchiveSummary) -> None:
-    """Print the result of the run."""
     click.echo(
         f"archived {counted(summary.records, 'message')} ({counted(summary.bytes, 'byte')}) "
         f"in {summary.seconds:.2f} s ({rate(summary.records, summary.seconds)}) to "

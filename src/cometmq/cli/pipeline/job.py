@@ -141,8 +141,8 @@ class Running:
     """The Spark session, the stop event and the progress function that a command passes to its job."""
 
     spark: SparkSession
-    stop: threading.Event  # set by Ctrl-C
-    show: Callable[[int, int | None], None]  # called with (done, total)
+    stop: threading.Event  # set by SIGINT and SIGTERM; the job then ends after its current batch
+    show: Callable[[int, int | None], None]  # shows the progress: items done, and all items (None: unknown)
 
 
 @contextmanager
@@ -157,7 +157,8 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
     from cometmq.pipeline.session import spark_session
 
-    found = SparkSession.getActiveSession()  # a session that the caller of the command has created
+    # A session that the caller of this command has created must not be stopped below.
+    found = SparkSession.getActiveSession()
     spark = spark_session(f"cometmq {context.command.name}", master=master, memory=memory, quick_start=True)
     try:
         with own_names(context.command), stop_event() as stop, progress_bar(doing) as show:
@@ -193,7 +194,7 @@ def check_spark(master: str | None) -> None:
 
     if chosen_master(master).startswith(CONNECT):
         _check_extra("connect", "Spark Connect needs gRPC", "grpc", "grpc_status")
-        return  # a remote Spark server uses its own Java
+        return  # no local Java is needed, because Spark runs on a remote server
     home = os.environ.get("JAVA_HOME")
     if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"

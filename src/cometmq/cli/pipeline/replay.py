@@ -15,7 +15,7 @@ from cometmq.text import counted, printable, rate
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
 
-MAX_PRINTED_QUEUES = 50  # maximum source queues in the output
+MAX_PRINTED_QUEUES = 50  # maximum number of source queues that are printed
 
 
 @click.command(context_settings=HELP)

@@ -32,7 +32,8 @@ def run(
     """Run the pipeline of FILE: sources, SQL, sinks. The whole file is checked first."""
     from cometmq.pipeline.jobs.run_file import load_pipeline
 
-    load_pipeline(file)  # reports errors in the file before the slow start of Spark
+    # Load the file first, so that its errors are reported before the slow start of Spark.
+    load_pipeline(file)
     with running("running", master, memory) as job:
         from cometmq.pipeline.jobs.run import run as run_pipeline
 
@@ -51,7 +52,6 @@ def run(
 
 
 def report(summary: RunSummary, as_json: bool, check: bool) -> None:
-    """Print the result of the run."""
     if as_json:
         print_json(summary)
         return

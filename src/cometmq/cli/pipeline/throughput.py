@@ -32,7 +32,6 @@ def throughput(**settings: Any) -> None:
 
 
 def report(summary: ThroughputSummary) -> None:
-    """Print the counts."""
     click.echo(
         f"{counted(summary.messages, 'message')} ({counted(summary.bytes, 'byte')}) of "
         f"{counted(summary.topic_count, 'topic')}; {summary.seconds:.1f} s"

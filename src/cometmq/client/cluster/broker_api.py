@@ -84,7 +84,7 @@ _PULL_S = 10.0
 
 @dataclass(eq=False)
 class Calls:
-    """The base class of the typed APIs. `timeout_s` is the default timeout of their calls, in seconds."""
+    """The base class of BrokerApi and NamesrvApi. `timeout_s` is the default request timeout in seconds."""
 
     remoting: RemotingClient
     timeout_s: float = 3.0
@@ -248,7 +248,11 @@ class BrokerApi(Calls):
         return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset for a store time: of the nearest message (4.9), or the first not older (5.x)."""
+        """Return the offset of a queue at a store time (ms since 1970).
+
+        Brokers of 4.9 return the offset of the nearest message, brokers of 5.x that of the first message that
+        is not older.
+        """
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )

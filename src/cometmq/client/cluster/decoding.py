@@ -95,7 +95,7 @@ def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) ->
 
 
 def _records(body: Buffer, broker_name: str, damaged: list[int] | None) -> list[MessageExt]:
-    """Return the messages as stored.
+    """Decode records. The bodies stay compressed.
 
     Raises RecordError for invalid records and, if `damaged` is None, for damaged messages.
     """
@@ -142,14 +142,15 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
             message.body = decompress(message.sys_flag, message.body, min(left, max_body))
         except BodyTooLarge as error:
             if left < max_body:
-                return oversized, index  # this message comes first in the next answer, where its body may fit
+                # Leave this message to the next answer, in which its body may fit within the limit.
+                return oversized, index
             log.warning("could not decompress the body of message %s: %s", message.msg_id, error)
             oversized.append(index)
             left -= max_body
         except BodyError as error:
             if "not installed" in error.problem:
                 raise
-            # The producer stored a body that cannot be decompressed. Raising here would block the queue, so
+            # The producer stored a body that cannot be decompressed. An exception would block the queue, so
             # the body is passed on with its compression bit set.
             log.warning("the body of message %s is passed on as stored: %s", message.msg_id, error)
             left -= max_body

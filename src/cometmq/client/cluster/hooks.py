@@ -74,10 +74,10 @@ class SendHook(Protocol):
     """An object called before and after each try of a send."""
 
     def before_send(self, sending: Sending, /) -> None:
-        """Called before the try."""
+        """Called before each attempt to send."""
 
     def after_send(self, sending: Sending, /) -> None:
-        """Called after the try, with its result or error."""
+        """Called after each attempt to send, with the result or error of the attempt."""
 
 
 @dataclass(slots=True)
@@ -105,10 +105,10 @@ class ConsumeHook(Protocol):
     """An object called before and after each call of a listener."""
 
     def before_consume(self, consuming: Consuming, /) -> None:
-        """Called before the listener."""
+        """Called before each listener call."""
 
     def after_consume(self, consuming: Consuming, /) -> None:
-        """Called after the listener, with its status or error."""
+        """Called after each listener call, with the listener's status or error."""
 
 
 FilterHook = Callable[[MessageExt], bool]

@@ -57,7 +57,9 @@ T = TypeVar("T")
 _TRACE_TIMEOUT_S = 5.0
 _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """Seconds after the loss of a connection at which heartbeats are sent to the broker."""
-_ORDER_CONFIG_S = 1.0  # so that a name server that hangs does not use up the timeout of a send
+# Timeout, in seconds, of the request for an ordered topic's configuration. It is short, so that a name server
+# that hangs does not use up the timeout of a send.
+_ORDER_CONFIG_S = 1.0
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which the route of a missing topic is requested again. The topic may exist by then."""
 _USED_WITHIN_S = 600.0
@@ -152,7 +154,7 @@ class ClientInstance(LifeCycle):
         self._announced: set[str] = set()
         """The addresses of the brokers that have received a heartbeat on the present connection."""
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
-        """The scheduled heartbeats, by address of a broker whose connection was lost."""
+        """The scheduled heartbeats to each broker whose connection was lost, by the broker's address."""
         self._producers_registered = self._producers_announced = 0
         """The number of producers registered so far, and the number announced by heartbeats."""
         self._introduction: asyncio.Task[object] | None = None
@@ -175,7 +177,8 @@ class ClientInstance(LifeCycle):
         """
         self._check_loop()
         if self._state == "starting":
-            async with self._turn:  # the first user of the instance starts it; others wait
+            # Another caller is starting the instance: wait for the end of that start.
+            async with self._turn:
                 pass
         if self._state != "running":
             await super().start()
@@ -230,7 +233,8 @@ class ClientInstance(LifeCycle):
             route = await self._fetch(topic)
         except NoRouteError as error:
             if route is not None and route.write_queues:
-                return route  # the route made from the template is still valid for sends
+                # The known route, made from the template topic's route, is still valid for sends.
+                return route
             if isinstance(error, NameServersUnreachable):
                 raise
             return await self._from_template(topic, template, template_queue_nums, error)
@@ -259,7 +263,8 @@ class ClientInstance(LifeCycle):
                 template, lambda data: template_route(topic, data, queue_nums)
             )
         except NoRouteError:
-            raise error from None  # `error` names the topic of the caller, not the template
+            # Raise the error about the caller's topic instead of the error about the template topic.
+            raise error from None
         if not route.write_queues:
             raise error
         self._template_until[topic] = self.loop.time() + _TEMPLATE_TTL_S
@@ -308,7 +313,7 @@ class ClientInstance(LifeCycle):
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # mark the exception as retrieved
+            task.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
     def _put(self, route: TopicRoute) -> None:
         changed = self.routes.put(route)
@@ -332,7 +337,7 @@ class ClientInstance(LifeCycle):
         return self._background.start(work, name=name)
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
-        """Request the routes of these topics, or of all topics in use. Return the failures by topic.
+        """Request the routes of `topics`, by default of all topics in use. Return the failures by topic.
 
         After a failure the known route of the topic stays valid until a broker refuses a request.
         """

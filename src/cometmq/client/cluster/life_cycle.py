@@ -21,7 +21,7 @@ class LifeCycle(Running):
         self._name = name
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()  # held while starting or stopping
+        self._turn = asyncio.Lock()  # held during a start or stop, so that only one of them runs
         self._stopped = asyncio.Event()
         self._pid = os.getpid()
 
@@ -79,8 +79,8 @@ class LifeCycle(Running):
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        # Use a new context. A signal handler may call this while a listener runs; with the listener's context
-        # variables, the call would count as a call by the listener.
+        # Use a new context, because a signal handler may call this method during a listener call: with the
+        # context variables of that call, the stop would count as a call by the listener.
         return Context().run(asyncio.run_coroutine_threadsafe, self.stop(), self._loop)
 
     def _has_stopped(self) -> None:
@@ -102,9 +102,9 @@ class LifeCycle(Running):
         raise NotImplementedError
 
     async def _end(self, *, drain: bool) -> None:
-        """Release everything.
+        """Release all resources.
 
-        With `drain`, wait for the work in progress first; it is False after a failed start.
+        With `drain`, wait for the work in progress first. After a failed start, `drain` is False.
         """
         raise NotImplementedError
 
@@ -127,7 +127,7 @@ class LifeCycle(Running):
             if loop is asyncio.get_running_loop():
                 return
         except RuntimeError:
-            pass  # this thread runs no loop, or asyncio.run() has ended
+            pass  # no event loop runs in this thread
         over = ", which is closed" if loop is not None and loop.is_closed() else ""
         raise ClientStateError(
             f"{self._name} was started in another event loop{over}: start and use it within one "

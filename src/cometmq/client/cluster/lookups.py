@@ -21,7 +21,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_syste
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
 
-ALWAYS = (0, 2**63 - 1)  # the range of all store times, in ms
+ALWAYS = (0, 2**63 - 1)  # a range, in ms, that contains all store times
 TOPICS_AT_ONCE = 16  # maximum number of concurrent requests in a search of all topics
 MAX_CONCURRENT_BROKERS = 8  # maximum number of brokers searched for a key at the same time
 MAX_UNIQUE_HITS = 32  # maximum number of copies of one message, as in Apache's tools
@@ -43,7 +43,7 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
     key that is read as an offset id hardly ever contains the address of a broker of this cluster. The client
     connects only to brokers of this cluster, because ids may come from untrusted sources.
     """
-    decode_unique_key(msg_id)  # raises IdError unless the text may be an id of either kind
+    decode_unique_key(msg_id)  # raises IdError for text that is neither an offset id nor a unique key
     place = offset_id_in(msg_id)
     if place is not None and await _is_broker(client, place.host):
         return await client.brokers.view_message(place.host, place.physical_offset)
@@ -107,7 +107,7 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
         asked = (by_key(client, name, msg_id, MAX_UNIQUE_HITS, unique=True, missing=missing) for name in some)
         for found in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(found, NoRouteError) and topic is None:
-                continue  # the brokers of the topic are gone, or the topic was just deleted
+                continue  # the topic was just deleted, or none of its brokers is left
             if isinstance(found, BaseException):
                 if not (missing and isinstance(found, CometError)):
                     raise found
@@ -130,7 +130,7 @@ async def by_key(
 ) -> list[MessageExt]:
     """Return the messages of a topic that have a key, oldest first.
 
-    Brokers search by the hash of a key. Messages with another key of the same hash are removed.
+    Brokers search by the hash of a key, so an answer may contain messages with other keys: these are removed.
 
     Args:
         missing: Receives the errors of brokers by broker name. The messages of the other brokers are
@@ -225,7 +225,8 @@ class QueryClient(Client):
         self.group = group
 
     def _running(self) -> ClientInstance:
-        if self._state != "stopping":  # calls that began before the stop may still finish
+        # Calls that began before the stop may still send requests.
+        if self._state != "stopping":
             self._check_running()
         return self.client
 

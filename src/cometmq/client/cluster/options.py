@@ -83,9 +83,10 @@ class ClientOptions:
     Attributes:
         client_ip: The address in client ids and message ids. None: the address of this machine on the route
             to the name server.
-        instance_name: The instance part of the client id. None: unique per instance (process id and a clock),
-            for broadcasting consumers DEFAULT. The local offset file of a broadcasting consumer has this
-            name, so several of them on one machine need different names.
+        instance_name: The instance part of the client id. None: for broadcasting consumers `DEFAULT`,
+            otherwise a text that is unique per instance (process id and clock). The path of a broadcasting
+            consumer's offset file contains this name, so several broadcasting consumers on one machine need
+            different names.
         unit_name: The unit part of the client id.
         namespace: The namespace of topics and groups. The client adds it to their names as `namespace%name`
             in requests, and removes it from names in answers. None: MQ_INST_<word>_<word> if the name
@@ -107,7 +108,8 @@ class ClientOptions:
             variables COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN. "": requests are not
             signed.
         secret_key: The secret key of the account.
-        security_token: The token of a temporary account of a cloud service. It is sent and signed, too.
+        security_token: The token of a temporary account of a cloud service. The token is sent with each
+            request and signed, too.
         sign_to_name_servers: Sign requests to name servers, too, as RocketMQ's clients do and as cloud
             services and proxies require. A signature does not cover the request code: a name server could use
             it for another request with the same fields, such as the deletion of a topic whose route an
@@ -169,7 +171,7 @@ class ClientOptions:
 
     @property
     def tls_context(self) -> ssl.SSLContext | None:
-        """The context of TLS connections, None without TLS. Reads files. Raises ConfigError."""
+        """The TLS context of connections, or None without TLS. Reads files. Raises ConfigError."""
         return client_tls(environment_tls() if self.tls is None else self.tls)
 
 
@@ -231,7 +233,8 @@ def namesrv_addresses(
             return ()
         given = "127.0.0.1:9876"
     assert given is not None
-    # The command line passes the variable's value as an argument.
+    # The command line passes the value of NAMESRV_ADDR as an argument, so an error about an equal value names
+    # the variable.
     key = "NAMESRV_ADDR" if given == environment else "namesrv"
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))

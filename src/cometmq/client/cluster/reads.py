@@ -28,7 +28,7 @@ The delay doubles after each probe.
 
 
 class Instance(Protocol):
-    """The part of a client instance that this module uses."""
+    """The methods of a client instance that reads use."""
 
     @property
     def routes(self) -> RouteTable: ...
@@ -92,7 +92,8 @@ class Reads:
                 log.debug("%s: replica %s refused, trying the master: %s", queue, target.addr, error)
                 broker_id, failure = MASTER_ID, error
             except RemotingError as error:
-                if error.addr != target.addr:  # a filter server failed, not this broker
+                # An error with another address comes from a filter server, not from the broker.
+                if error.addr != target.addr:
                     raise
                 self._failed(queue, target.addr)
                 if not isinstance(error, ConnectError):

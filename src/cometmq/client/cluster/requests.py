@@ -148,7 +148,7 @@ class RouteAnswers(Generic[T]):
 
     @property
     def failure(self) -> CometError:
-        """The error if no answer had a valid route: BodyError after an invalid route, else NoRouteError."""
+        """The error without a valid route: BodyError if a server sent an invalid one, else NoRouteError."""
         if self._unreadable is not None:
             return self._unreadable
         if not self.first:
@@ -191,7 +191,7 @@ def send_request(
         reconsume: For a message sent to a retry topic: its number of retries and their maximum.
         template: The topic whose settings the broker uses if it creates the topic.
     """
-    # The fields are written as text, because encoding a typed header would take three times as long here.
+    # Write the header's fields as text, because encoding a typed header would take three times as long.
     ext = {
         "a": group,
         "b": topic,
@@ -268,7 +268,7 @@ def pull_request(
 
 
 def min_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for a queue's first stored offset. `offset_in` reads the offset from the answer."""
+    """Return the request for a queue's minimum offset. `offset_in` reads the offset from the answer."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MIN_OFFSET, header)
 

@@ -95,10 +95,10 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
-    """Parse `broker-a:4;broker-b:2` into queues in this order, even of brokers that are unreachable."""
+    """Parse an order configuration, `broker-a:4;broker-b:2`, into broker names and numbers of queues."""
     parts = [part.partition(":") for part in order_topic_conf.split(";")]
     return [
-        (broker_name.strip(), int(count[:10]))  # a number with more digits exceeds every limit anyway
+        (broker_name.strip(), int(count[:10]))  # ten digits suffice, because they exceed every limit
         for broker_name, _, text in parts
         if (count := text.strip()).isascii() and count.isdecimal()
     ]
@@ -212,10 +212,11 @@ class RouteTable:
         return [addrs[broker_id] for broker_id in sorted(addrs)]
 
     def read_targets(self, broker_name: str, broker_id: int = MASTER_ID) -> list[ReadTarget]:
-        """Return the brokers that may serve a read, in the order in which they are tried.
+        """Return the brokers that may serve a read, in the order in which to try them.
 
-        First comes `broker_id` or, if it is unknown, `broker_id + 1`, as in RocketMQ's clients. Then follow
-        the master and the replicas by broker id. Brokers with an address in `unreachable` come last.
+        The first is the broker with the id `broker_id` or, if this id is unknown, `broker_id + 1`, as in
+        RocketMQ's clients. The master and the replicas follow by broker id. Brokers with an address in
+        `unreachable` come last.
         """
         addrs = self._addrs.get(broker_name, {})
         first = next((number for number in (broker_id, broker_id + 1) if number in addrs), MASTER_ID)

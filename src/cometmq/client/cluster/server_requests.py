@@ -89,7 +89,7 @@ def pushed_reply(frame: Frame) -> MessageExt:
         queue_id=header.queue_id,
         sys_flag=header.sys_flag & ~COMPRESSED,
         born_timestamp_ms=header.born_timestamp,
-        born_host=header.born_host.rpartition("/")[2],  # Java writes /ip:port
+        born_host=header.born_host.rpartition("/")[2],  # Java writes addresses as `/ip:port`
         store_timestamp_ms=header.store_timestamp,
         store_host=header.store_host.rpartition("/")[2],
         reconsume_times=header.reconsume_times or 0,
@@ -232,7 +232,7 @@ class ServerRequests:
 
 
 _TASKS, _DEPTH = 500, 50
-"""Maximum number of tasks in the text, and of calls per stack, so that the text has a few MB at most."""
+"""Maximum number of tasks in a dump of stacks, and of calls per stack: a dump has at most a few MB."""
 
 
 def stacks() -> str:
@@ -274,7 +274,7 @@ def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
         frame = None if kind is None else getattr(waiting, f"{kind}_frame")
         if frame is None:
-            return  # the object is a future, or a coroutine that has just ended
+            return  # no nested call: a future, or a coroutine that has just ended
         yield frame.f_code, frame.f_lineno
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 

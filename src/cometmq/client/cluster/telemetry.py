@@ -91,7 +91,8 @@ class Telemetry:
         many = list(what) if isinstance(what, Iterable) else None
         messages: list[Any] = [what] if many is None else many
         if not messages or not all(isinstance(each, Message) for each in messages):
-            return await send(what if many is None else many)  # `send` raises the error about the argument
+            # The argument is invalid: `send` raises an error about it.
+            return await send(what if many is None else many)
 
         def begin() -> AbstractContextManager[Span]:
             attributes = _attributes("send", messages[0].topic, messages)
@@ -109,7 +110,8 @@ class Telemetry:
             try:
                 try:
                     result = await send(carrying[0] if many is None else carrying)
-                except MessageIllegal:  # the message may be too large only because of the context
+                # The trace context may have made the message too large, so send the message without it.
+                except MessageIllegal:
                     result = await send(what if many is None else many)
             except BaseException as error:
                 _call_safely(span.set_attribute, "error.type", type(error).__qualname__)
@@ -226,7 +228,8 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
         rest: tuple[Any, ...] = args[1:]
         name = next((name for name in ("message", "messages") if name in kwargs), "")
         if not rest and not name:
-            return method(*args, **kwargs)  # an argument is missing, so the method raises a TypeError
+            # An argument is missing, so the method raises a TypeError.
+            return method(*args, **kwargs)
 
         def send(what: object) -> Coroutine[Any, Any, R]:
             if name:

@@ -43,7 +43,7 @@ _CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _EVERY_S = 0.5
 _STOP_WITHIN_S = 3.0
 _BODY_BYTES = 118_000
-"""Size in bytes at which a trace message's body accepts no further record, as in Java's 4.9 client."""
+"""A trace message whose body has this many bytes gets no further record, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
 """Maximum bytes of a trace message's keys, because all its properties may take 32,767 bytes together."""
 _LINE_BYTES = 4 << 20
@@ -51,16 +51,16 @@ _LINE_BYTES = 4 << 20
 
 
 class TraceLine:
-    """The queue of records that wait to be sent, each with the keys by which it can be queried."""
+    """The queue of trace records that wait to be sent, each with the keys by which it can be queried."""
 
     def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
         self._most_bytes = most_bytes
         self._records: deque[bytes] = deque()
         self._keys: deque[bytes] = deque()
-        """The keys of each record.
+        """The keys of each record in `_records`.
 
-        They have a deque of their own: pairs of record and keys in one deque would burden the garbage
-        collector.
+        The keys have a deque of their own, because pairs of record and keys in one deque would burden the
+        garbage collector.
         """
         self._bytes = 0
         self._keys_bytes = 0
@@ -119,7 +119,7 @@ class Consumption:
     request_id: str
     begun_ms: int
     count: int
-    """The number of messages of the call."""
+    """The number of messages that the listener receives."""
     traced: Sequence[tuple[str, str | None]]
     """The id and the keys of each traced message of the call."""
 
@@ -189,7 +189,7 @@ class Traces:
         ids, offset_ids = [result.msg_id], [result.offset_msg_id]
         if len(messages) > 1:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
-        if len(offset_ids) < len(ids):  # RocketMQ 5 may have stored the batch as one message
+        if len(offset_ids) < len(ids):  # RocketMQ 5 may have stored all messages of the batch as one message
             offset_ids *= len(ids)
         for message, msg_id, offset_id in zip(messages, ids, offset_ids, strict=False):
             if self._is_chosen(msg_id):
@@ -329,7 +329,7 @@ class Traces:
             self._problem = ""
 
     def _drop(self, count: int, why: str) -> None:
-        """Count lost records. A reason is logged once, and again only after a trace message could be sent."""
+        """Count lost trace records. Log a reason once, and again only after a trace message was sent."""
         self.dropped += count
         if count and why != self._problem:
             self._problem = why

@@ -65,7 +65,7 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         if isinstance(error, GeneratorExit) and not _is_current(task):
-            raise  # this coroutine is being closed
+            raise  # a GeneratorExit from outside closes this coroutine
         raise _as_failure(error) from error
 
 
@@ -122,7 +122,7 @@ def _is_for_program(error: BaseException) -> bool:
 def _is_current(task: asyncio.Task[Any] | None) -> bool:
     try:
         return asyncio.current_task() is task
-    except RuntimeError:  # this thread runs no loop
+    except RuntimeError:  # no event loop runs in this thread
         return False
 
 
@@ -142,7 +142,8 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
     if not tasks:
         return
     done, pending = await asyncio.wait(tasks, timeout=_CANCELLED_WITHIN_S)
-    await asyncio.gather(*done, return_exceptions=True)  # marks exceptions as retrieved
+    # Retrieve the exceptions, because asyncio would log unretrieved ones.
+    await asyncio.gather(*done, return_exceptions=True)
     if pending:
         log.error(
             "%s: %s not end within %s of the cancellation, and keep running",
@@ -152,7 +153,7 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
 
 
 def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> None:
-    """Call `again` a second after a task was cancelled by a user function or by other code.
+    """Call `again` one second after `task` was cancelled, for example by a user function.
 
     `again` must check whether the owner of the task has cancelled the task on purpose.
     """

@@ -86,10 +86,10 @@ class Concurrent:
         return False
 
     def drop_expired(self) -> None:
-        """Do nothing: the next rebalance requests the locks that have expired."""
+        """Do nothing: the next rebalance requests expired locks again."""
 
     def wake(self) -> None:
-        """Do nothing: the next rebalance requests the locks that a handoff needs."""
+        """Do nothing: the next rebalance requests the locks of queues that other members hand over."""
 
     # -- batches
 
@@ -150,7 +150,7 @@ class Concurrent:
         return self.later
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
-        """Send back messages of overdue calls, because such a call blocks the offset of its queue."""
+        """Send back messages whose call exceeds `timeout_s`, because the call blocks the queue's offset."""
         before = asyncio.get_running_loop().time() - timeout_s
         for queue in queues:
             for _ in range(_OVERDUE_PER_ROUND):

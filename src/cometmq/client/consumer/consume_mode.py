@@ -18,9 +18,9 @@ class ModeUser(Protocol):
     """The methods of a consumer that its consume mode calls."""
 
     def made_room(self, queue: ProcessQueue) -> None:
-        """Continue to pull a queue if its flow limits permit that.
+        """Continue to pull a queue if its flow limits permit a pull.
 
-        The mode calls this when the queue holds fewer messages.
+        The consume mode calls this after messages were removed from the queue.
         """
 
     def consume(self, batches: list[Batch]) -> None:
@@ -65,16 +65,16 @@ class ConsumeMode(Protocol[C, S]):
     # -- queues
 
     def start(self) -> None:
-        """Start to renew the locks of queues, if the mode locks queues."""
+        """Start to renew the locks of queues. A consume mode without locks does nothing."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Return the queues of this member's share that may be assigned now, see Holder.claim."""
+        """Return those queues of this member's share that may be assigned now, see `Holder.claim`."""
 
     def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
         """Return the process queue for an assigned queue, None if the queue may no longer be pulled."""
 
     def drop(self, queue: ProcessQueue) -> None:
-        """Ignore all later results of a queue's batches."""
+        """Ignore the results of a queue's batches from now on."""
 
     async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
         """Release revoked queues."""

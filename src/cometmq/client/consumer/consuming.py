@@ -53,12 +53,12 @@ class Consuming(Generic[C, S]):
     """Maximum number of concurrent listener calls, see set_concurrency."""
     _mode: ConsumeMode[C, S]
     _enter: Callable[[], object] = lambda: None
-    """Called by each worker at its start, to set context variables for all its calls."""
+    """Called by each worker task at its start, to set context variables for its listener calls."""
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _failing: Tasks = field(default_factory=Tasks)
-    """Tasks that acknowledge, as failed, the batches of cancelled workers."""
+    """Tasks that handle the batches of cancelled workers as failed."""
     _stopping: bool = False
     running: int = 0
     """The number of running listener calls."""
@@ -116,7 +116,7 @@ class Consuming(Generic[C, S]):
             self._wake(1)
 
     async def drop_lost(self) -> None:
-        """Do nothing: the calls for lost queues end when their listener returns."""
+        """Do nothing: a listener call for a lost queue ends when the listener returns."""
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:
@@ -137,7 +137,8 @@ class Consuming(Generic[C, S]):
         overrun = 0
         if workers := [*self._workers, *self._failing]:
             done, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
-            await asyncio.gather(*done, return_exceptions=True)  # asyncio would log unretrieved exceptions
+            # Retrieve the exceptions, because asyncio would log unretrieved ones.
+            await asyncio.gather(*done, return_exceptions=True)
             overrun = len(pending)
             await cancel_all(pending, "listeners")
         self._workers.clear()
@@ -216,7 +217,8 @@ class Consuming(Generic[C, S]):
             return status
         except Exception as error:
             self.last_error = error
-            self._last_failure = printable(repr(error))  # escaped, because the error may quote a message body
+            # Escape the text, because an error may quote a message body.
+            self._last_failure = printable(repr(error))
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they are consumed again: %r",
                 batch.queue.message_queue,

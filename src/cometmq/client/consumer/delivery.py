@@ -55,7 +55,7 @@ class _Delivered(Generic[C]):
 
 
 class Delivery(Generic[C, S]):
-    """The counterpart of Consuming for message streams. Each batch has one message."""
+    """The delivery of a stream's messages, which the user acknowledges. A batch has one message."""
 
     def __init__(self, mode: ConsumeMode[C, S], group: ConsumerGroup) -> None:
         self._mode = mode
@@ -90,11 +90,11 @@ class Delivery(Generic[C, S]):
         return len(self._line)
 
     def problem(self) -> str | None:
-        """Return None: there is no listener that could fail."""
+        """Return None, because a stream has no listener that could fail."""
         return None
 
     def start(self) -> None:
-        """Do nothing: delivery needs no task."""
+        """Do nothing: messages are delivered in the tasks that iterate over the stream."""
 
     def set_concurrency(self, concurrency: int) -> None:
         raise ClientStateError(
@@ -201,9 +201,10 @@ class Delivery(Generic[C, S]):
                 self._delivered[id(delivered.message)] = replace(delivered, context=context)
 
     async def drop_lost(self) -> None:
-        """End the calls of messages that can no longer be acknowledged.
+        """Fail the deliveries of messages that can no longer be acknowledged.
 
-        Orderly queues are left alone: they return to this member after the last acknowledgement.
+        Messages of orderly queues are not affected, because such a queue returns to this member after the
+        last acknowledgement.
         """
         if self._mode.repeats:
             return
@@ -231,7 +232,7 @@ class Delivery(Generic[C, S]):
         return delivered
 
     def leave(self) -> None:
-        """Record that the caller has left, so that a stop waits only for acknowledgements in progress."""
+        """Record that the user has left the stream: a stop waits only for acknowledgements in progress."""
         self._left = True
         self._settled.set()
 
@@ -264,7 +265,8 @@ class Delivery(Generic[C, S]):
         await for_each(passed_by, self._fail, _SENT_BACK_AT_ONCE)
         for each in left:
             if each not in passed_by:
-                each.batch.queue.dropped = True  # this ends the call without a result
+                # Mark the queue as dropped, so that the delivery ends without a result.
+                each.batch.queue.dropped = True
                 await self._fail(each)
         return 0
 

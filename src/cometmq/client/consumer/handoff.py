@@ -51,13 +51,14 @@ class Handoff:
         log.debug("group %s: %d locks lost; the next rebalance requests them", self._group.name, len(queues))
 
     async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
-        """Lock queues.
+        """Lock queues, and return those that may be pulled now.
 
-        Return those that may be pulled now: the locked ones, and those whose maximum wait has passed.
+        These are the locked queues, and queues for whose lock this member has waited for the maximum time.
 
-        alone: The group has no other member, so the owner of any lock has been killed or disconnected. A
-        member that is alone and has had no queues yet does not wait. This is the case after the restart of a
-        group's only member.
+        Args:
+            alone: Whether the group has no other member, so that the owner of any lock has been killed or
+                disconnected. A member that is alone and has had no queues yet does not wait, for example
+                after the restart of a group's only member.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
         refused = set(wanted) - await self.locks.acquire(wanted)
@@ -80,7 +81,7 @@ class Handoff:
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
         """Complete a rebalance: unlock queues that are not assigned, and lock assigned queues without a lock.
 
-        The lock of an assigned queue is missing if another member had it, or if the broker has lost it.
+        An assigned queue has no lock if another member had the lock, or if the broker has lost it.
         """
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()

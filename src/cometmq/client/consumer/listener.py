@@ -197,7 +197,7 @@ class _Statuses(Generic[S]):
     _statuses: type[S]
     _none_means: NoneMeans
     _returned: set[bool] = field(default_factory=set)
-    """The kinds of results returned so far: True stands for None, False for a status."""
+    """The kinds of results that the listener has returned: True stands for None, False for a status."""
 
     def __call__(self, result: object) -> S:
         if result is HANDLED:

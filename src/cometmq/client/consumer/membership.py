@@ -177,13 +177,14 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # ends the pause
+            # The broker has corrected this offset twice within a short time, so the queue pauses first.
+            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)
         else:
             self.rebalance.wake()
         self._corrected[message_queue] = now
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """Apply an administrator's reset: drop held messages and start at the given offsets.
+        """Apply an administrator's reset: drop the pulled messages and start at the given offsets.
 
         The offsets of other members' queues are not stored, because those members may have consumed more
         messages since the reset.

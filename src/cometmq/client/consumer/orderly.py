@@ -99,7 +99,8 @@ class Orderly:
             "group %s lost the locks of %d queues; the first is %s", self._group.name, len(queues), first
         )
         for queue in queues:
-            self._group.offsets.forget(queue)  # the queue may already belong to another member
+            # Do not store the offset any more, because the queue may already belong to another member.
+            self._group.offsets.forget(queue)
             if queue in self._leaving:
                 self._leaving[queue].dropped = True
         self._user.lost(queues)
@@ -151,8 +152,8 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            # Try again later, in case the lock renewal does not drop the queue. Otherwise the batch would
-            # never be consumed.
+            # Try the batch again later, because it would never be consumed if the lock renewal does not drop
+            # the queue.
             self._pauses.start(self._enqueue_batch_later(queue, RETRY_INTERVAL_S))
             return None
         self._called.add(queue.message_queue)
@@ -183,7 +184,7 @@ class Orderly:
                 self._enqueue_batch(queue)
 
     async def _settle(self, queue: OrderlyQueue, status: OrderlyStatus, auto_commit: bool) -> bool:
-        """Apply a status and return whether the queue must pause."""
+        """Apply the status that the listener returned. Return whether the queue must pause."""
         rest = False
         if status is OrderlyStatus.ROLLBACK and auto_commit:
             log.warning(

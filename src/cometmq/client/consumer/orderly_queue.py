@@ -46,7 +46,7 @@ class OrderlyQueue(ProcessQueue):
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """First offset, last offset and number of the messages taken but not committed; zeros if none."""
+        """First offset, last offset and number of delivered, uncommitted messages; zeros without any."""
         batches = [self._batches[number] for number in range(self._taken)]
         if not batches:
             return 0, 0, 0
@@ -70,7 +70,7 @@ class OrderlyQueue(ProcessQueue):
         return self.under_way
 
     def begin(self) -> bool:
-        """Record the start of the listener call. Return False if the queue was revoked meanwhile."""
+        """Record that the batch's listener call begins. Return False if the queue was revoked."""
         self.called = not (self.dropped or self.leaving)
         return self.called
 
@@ -80,7 +80,7 @@ class OrderlyQueue(ProcessQueue):
         self._taken -= 1
 
     def commit(self) -> None:
-        """Remove the batch in progress and all batches taken before it, because they are committed."""
+        """Remove the batch in progress and all batches delivered before it, because they are committed."""
         self.mark_consumed()
         while self._taken:
             self.finish(self._batches[0])
@@ -91,15 +91,15 @@ class OrderlyQueue(ProcessQueue):
         self.called, self.under_way = False, None
 
     def roll_back(self) -> None:
-        """Return all batches that are taken but not committed to the waiting batches, oldest first."""
+        """Return all delivered, uncommitted batches to the front of the waiting batches."""
         self.mark_consumed()
         self._taken = 0
 
     def count_failure(self, most: int) -> list[MessageExt]:
-        """Count one more try of the batch in progress.
+        """Count a failed attempt for each message of the batch in progress.
 
         Returns:
-            The messages of the batch that had `most` tries before. They are not tried again.
+            The messages that already had `most` retries. They are not tried again.
         """
         assert self.under_way is not None
         hopeless = []

@@ -111,7 +111,7 @@ class PushConsumer(QueryClient):
         if len(unreachable) == len(session.group.subscriptions):
             raise failures[
                 next(iter(self._subscriptions))
-            ]  # the error of a user's topic, not of the retry topic
+            ]  # raise the error about a topic of the user, not about the retry topic
         for subscription in self._subscriptions.values():
             await session.group.check_expression(subscription)
         await session.join()

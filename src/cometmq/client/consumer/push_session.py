@@ -65,12 +65,13 @@ _DIRECT_RESULTS: dict[Enum, str] = {
 
 
 class PushSession(Member):
-    """The running consumer (ConsumerPeer, ModeUser).
+    """The running consumer behind PushConsumer and MessageStream (a ConsumerPeer and ModeUser).
 
-    Must be created in the loop of a started client instance.
+    Must be created in the event loop of a started client instance.
 
     Args:
-        delivers: Deliver messages one by one (Delivery); the listener is for administrators only.
+        delivers: Whether messages are delivered one by one (Delivery). Then only administrators' requests
+            call the listener.
     """
 
     consume_type = "CONSUME_PASSIVELY"
@@ -136,7 +137,7 @@ class PushSession(Member):
         return _LISTENING.set(self)
 
     def in_listener(self) -> bool:
-        """Return whether the caller is an async listener of this session."""
+        """Return whether the caller runs within an async listener of this consumer."""
         return _LISTENING.get() is self
 
     async def start(self) -> None:

@@ -23,7 +23,7 @@ log = logs.logger("cometmq.client.consumer.queue_locks")
 
 RENEW_INTERVAL_S = 20.0
 RETRY_INTERVAL_S = 1.0
-"""Seconds between a failed renewal and the next attempt."""
+"""Seconds between a failed renewal of queue locks and the next attempt."""
 
 
 class QueueLocks:

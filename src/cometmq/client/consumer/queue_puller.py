@@ -23,7 +23,10 @@ from cometmq.protocol.frame import Frame
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
-"""Seconds without answer to a pull until its queue is reassigned (docs/reference/client.md, Rebalance)."""
+"""Seconds without an answer to a pull after which its queue is reassigned.
+
+See docs/reference/client.md, Rebalance.
+"""
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
@@ -66,12 +69,12 @@ class FlowControl:
     """
 
     since: float | None = None
-    """The time of the first refusal since the last pull with another outcome."""
+    """The time of the first in an uninterrupted series of flow-control refusals, None without refusals."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the seconds until the next pull and any problem to report.
+        """Return the delay before the next pull, in seconds, and any problem to report.
 
-        None for errors other than flow control.
+        Return None if `error` is not a refusal because of flow control.
         """
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
@@ -135,7 +138,7 @@ class QueuePuller:
         self._resumed.set()
 
     def made_room(self) -> None:
-        """Continue pulling if the loop is waiting for messages to be consumed."""
+        """Continue to pull if the puller waits at a flow limit that the queue no longer exceeds."""
         if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
             self._room.set()
 

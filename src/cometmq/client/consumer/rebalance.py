@@ -40,10 +40,10 @@ class Holder(Protocol):
         """Return whether an assigned queue must be revoked and assigned again because its pull was lost."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Return the queues of this member's share that may be assigned now.
+        """Return those queues that this member may consume now.
 
         Args:
-            queues: The share.
+            queues: The queues that the allocation strategy has given to this member.
             alone: Whether the group has no other member.
         """
 
@@ -81,7 +81,8 @@ class Rebalance:
 
     def start(self) -> None:
         self._periodic.start()
-        self._periodic.soon()  # rebalance again soon, when brokers list this member and have its retry topic
+        # Rebalance once more soon, when brokers list this member and have the group's retry topic.
+        self._periodic.soon()
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""

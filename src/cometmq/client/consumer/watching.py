@@ -49,7 +49,7 @@ class _QueuePosition:
     """The position of a queue, and the time of its last change in monotonic seconds."""
 
     position: tuple[int | None, int]
-    """The committed offset, and the offset of the next pull minus the number of held messages."""
+    """The committed offset, and the next offset to pull minus the number of unconsumed pulled messages."""
     since: float
 
 
@@ -71,7 +71,7 @@ class Watchdog:
     _seen: dict[MessageQueue, _QueuePosition] = field(default_factory=dict)
 
     def periodic(self) -> Periodic:
-        """Return the periodic task, to be started by the caller."""
+        """Return the periodic check of the queues. The caller must start it."""
         loop = asyncio.get_running_loop()
         every_s = self._after_s / _CHECKS_PER_STALL
         return Periodic(

@@ -33,7 +33,7 @@ class Agreement:
         self._group = group
         self.problems: tuple[str, ...] = ()
         self._differed: tuple[Wants, set[str]] = frozenset(), set()
-        """This member's subscriptions and the set of other members when `problems` was last updated."""
+        """This member's subscriptions and the set of the other members at the last update of `problems`."""
 
     async def compare(self) -> None:
         """Compare the subscriptions, and log new differences."""
@@ -55,7 +55,9 @@ class Agreement:
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
         if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
-            return  # the broker stores only the latest subscription, which may be this member's own
+            # Keep the problems: the broker stores only the latest subscription, which may be this member's
+            # own.
+            return
         for problem in set(problems).difference(self.problems):
             log.warning("group %s: %s", group.name, problem)
         self.problems, self._differed = problems, (own, others)

@@ -92,9 +92,9 @@ class AllocateByConfig:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """A strategy that divides the queues of some rooms evenly among the members.
+    """A strategy that divides the queues in some machine rooms evenly among the members.
 
-    The queues are those of brokers named `<room>@<name>` whose room is in `rooms`.
+    These are the queues of brokers named `<room>@<name>` whose room is in `rooms`.
     """
 
     rooms: Collection[str]
@@ -120,13 +120,14 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoomNearby:
-    """The queues of a room go to the members in that room.
+    """A strategy that assigns the queues of each machine room to the members in the same machine room.
 
     The queues of a room without members go to all members.
 
     Args:
-        queue_room: Returns the room of a queue, usually from its broker's name. The room must not be empty.
-        member_room: Returns the room of a client id. The room must not be empty.
+        queue_room: Returns the machine room of a queue, usually from its broker's name. The room must not be
+            empty.
+        member_room: Returns the machine room of a client id. The room must not be empty.
         inner: The strategy that distributes queues among several members.
     """
 
@@ -183,10 +184,7 @@ class AllocateByConsistentHash:
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """Adds the namespace to a queue before the queue is hashed, as in Java's client.
-
-    None without a namespace.
-    """
+    """Adds the namespace to a queue before its name is hashed, as in Java's client. None: no namespace."""
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -212,9 +210,9 @@ class AllocateByConsistentHash:
 
 
 def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
-    """Return a strategy that hashes `how(queue)` for each queue.
+    """Return a strategy that hashes `how(queue)` in place of each queue.
 
-    A strategy without a hash is returned unchanged.
+    A strategy that does not hash queues is returned unchanged.
     """
     if isinstance(strategy, AllocateByConsistentHash):
         return replace(strategy, hashed_as=how)

@@ -13,7 +13,7 @@ from cometmq.protocol.codes import VERSION_4_9_7, version_name
 
 
 class Member:
-    """The part of a ConsumerPeer that is the same for push and pull consumers."""
+    """The methods of a `ConsumerPeer` that push and pull consumers share."""
 
     consume_type: str
 

@@ -90,7 +90,8 @@ class FileOffsets:
         if self._unlock is not None:
             self._unlock()
         self._table = self._unlock = None
-        self._turn = asyncio.Lock()  # the file may be opened again in another event loop
+        # Create a new lock, because the file may be opened again in another event loop.
+        self._turn = asyncio.Lock()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread, one piece of work at a time.

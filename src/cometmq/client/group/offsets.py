@@ -111,14 +111,14 @@ class OffsetStore:
             self._dirty.update(queue for queue, is_lost in zip(known, answers, strict=True) if is_lost)
             await self.persist(known)
         except CometError:
-            pass  # `persist` has logged the error
+            pass  # nothing to do, because `persist` has logged the error
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Store and forget the offsets of queues that another member will consume from now on."""
         queues = list(queues)
         try:
-            # If this fails, the next owner starts at the last stored offset and repeats the messages after
-            # it.
+            # If the offsets cannot be stored, the next owner starts at the last stored offset, so the
+            # messages after that offset are consumed again.
             await self.persist_last(queues)
         finally:
             for queue in queues:
@@ -177,9 +177,9 @@ class RemoteOffsets:
     _client: ClientInstance
     _group: str
     _strictly: bool = False
-    """Distinguish "no offset" from 0, except in retry topics.
+    """Whether a missing consumer offset is distinguished from offset 0, except in retry topics.
 
-    A retry topic belongs to its group alone, so 0 is right there.
+    A retry topic belongs to a single group, so a group without an offset rightly starts at 0 there.
     """
 
     async def read(self, queue: MessageQueue) -> int | None:
@@ -248,7 +248,7 @@ async def start_offset(
 
 
 def default_start_time_ms() -> int:
-    """Return the default store time for TIMESTAMP."""
+    """Return the default start time, half an hour ago, in ms since 1970."""
     return int(time.time() * 1000) - _HALF_HOUR_MS
 
 
