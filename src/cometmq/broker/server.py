@@ -65,7 +65,8 @@ class Broker:
         advertised.check_usable(config.broker_ip1, address.ip)
         for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
             if host:
-                await resolve(key, host)  # so that an invalid host is reported before the store is opened
+                # Resolve the host only to report an invalid one before the store is opened.
+                await resolve(key, host)
         security = await security_of(config)
         try:
             store = await self._open_store()

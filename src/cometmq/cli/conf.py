@@ -52,7 +52,7 @@ def copy(name: str, directory: Path) -> None:
 
 
 def _files(name: str) -> list[Path]:
-    """Return the files of one entry, sorted. Raises ClickException for an unknown name."""
+    """Return the files under a name in `conf/`, sorted. Raises ClickException for an unknown name."""
     root = Path(PACKAGED_CONF)
     known = {str(path.relative_to(root)): path for path in root.rglob("*")}
     found = known.get(name.rstrip("/"))

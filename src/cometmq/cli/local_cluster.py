@@ -159,7 +159,7 @@ class LocalCluster:
         return stopped
 
     def member(self, name: str) -> Member:
-        """Return a member by its name. Raises LocalClusterError."""
+        """Return a server of the cluster by its name. Raises LocalClusterError for an unknown name."""
         self._check_made()
         for member in self.state.members:
             if member.name == name:

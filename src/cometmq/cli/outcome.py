@@ -17,7 +17,7 @@ import click
 from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells use it
+INTERRUPTED = 130  # the exit code of shells after Ctrl-C: 128 plus the number of SIGINT
 MAX_ERROR_CHARS = 4096  # maximum length of a printed error: a server's remark may be as long as a frame
 
 

@@ -34,7 +34,7 @@ def mqshutdown(kind: str, wait_s: float) -> int:
     pids = list(running(kind))
     if not pids:
         click.echo(f"No {name} running.")
-        return 255  # Apache's script returns -1 in this case
+        return 255  # Apache's script returns -1 if no server runs
     for pid in pids:
         click.echo(f"The {name}({pid}) is running...")
         os.kill(pid, signal.SIGTERM)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 ROUTE_INTERVAL_S = 5.0  # seconds between two searches for new queues and brokers
 RETRY_INTERVAL_S = 1.0  # seconds between a failed pull and the next pull
 EMPTY_PULL_INTERVAL_S = 0.1  # seconds between a pull that returns no messages and the next pull
-SUSPEND_TIMEOUT_S = 15.0  # seconds that a broker may park a pull, as with Java's consumers
-PULL_BATCH = 32  # maximum number of messages that brokers return
+SUSPEND_TIMEOUT_S = 15.0  # maximum time in seconds for which a broker parks a pull, as with Java's consumers
+PULL_BATCH = 32  # maximum number of messages per pull
 MAX_CLOCK_SKEW_MS = 60_000  # maximum number of ms by which a broker's clock may be behind this machine's
 
 

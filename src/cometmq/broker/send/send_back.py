@@ -103,10 +103,7 @@ class SendBackProcessor:
         return None
 
     def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
-        """Return the group's retry topic. If it does not exist, create it.
-
-        Raises CommandError if not writable.
-        """
+        """Return the group's retry topic, created if missing. Raises CommandError if it is not writable."""
         known = self.tables.topics.ensure_retry(group, queues, unit_mode)
         if not known.perm & Perm.WRITE:
             raise CommandError(

@@ -178,7 +178,7 @@ class Pending:
         self._delays_first = self._taken_from is self._by_wall
 
     def note_done(self, position: int, out_ms: int) -> None:
-        """Record that a message is done, as a record in the log shows."""
+        """Record that a message was delivered, moved or recalled, as a record in the log shows."""
         self._done_outs.append(out_ms)
         self._done_positions.append(position)
 

@@ -416,7 +416,7 @@ class TimerService:
         try:
             message = decode_record(record, 0)
             times = message.properties.get("TIMER_ROLL_TIMES", "0")
-            # A client may have set this property to any text.
+            # A client may have set TIMER_ROLL_TIMES to any text.
             rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0
             properties = self._stamped(message.store_timestamp_ms, properties_of(record))
             properties = put(properties, b"TIMER_ROLL_TIMES", b"%d" % (rolled + 1))

@@ -205,7 +205,7 @@ class TransactionChecks:
         """Return whether to store a copy of a half message although it is not due for a check.
 
         This is necessary if the message is so far back in the log that retention may delete it soon. Each
-        round copies a limited number of bytes, so that copies do not push other messages back.
+        round copies a limited number of bytes, because each copy moves the other messages further back.
         """
         since = self.store.log.end - half.message.physical_offset
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:

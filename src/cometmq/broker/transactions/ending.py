@@ -101,7 +101,7 @@ class TransactionEnds:
     async def _end_later(
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
     ) -> None:
-        """End a transaction after reads from the disk or a search in the index."""
+        """End a transaction whose half message must be read from the disk or searched in the index."""
         question = partial(self._half_at, header.commit_log_offset)
         try:
             half = self._named(await self.store.executor.query(question), header, connection, frame)

@@ -104,9 +104,9 @@ class Inherited:
         self.end = self._behind
 
     async def is_settled(self, half: Half) -> bool:
-        """Return whether an inherited half message is closed although its op is missing.
+        """Return whether an earlier run's half message is closed although the op that closes it is missing.
 
-        It is closed if it was committed, if a later copy exists, or if it is a filler.
+        A half message is closed if it was committed, if a later copy exists, or if it is a filler.
         """
         if half.offset >= self.end:
             return False

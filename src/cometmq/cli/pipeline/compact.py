@@ -27,7 +27,6 @@ def compact(**settings: Any) -> None:
 
 
 def report(summary: CompactSummary) -> None:
-    """Print the result of the run."""
     where = printable(summary.output, None)
     if summary.files_before:
         click.echo(

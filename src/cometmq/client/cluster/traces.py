@@ -47,7 +47,7 @@ _BODY_BYTES = 118_000
 _KEYS_BYTES = 24_000
 """Maximum bytes of a trace message's keys, because all its properties may take 32,767 bytes together."""
 _LINE_BYTES = 4 << 20
-"""Maximum size of the waiting records in bytes. About 15,000 records have this size."""
+"""Maximum size of the waiting trace records in bytes. About 15,000 records have this size."""
 
 
 class TraceLine:
@@ -144,7 +144,7 @@ class Traces:
         )
         self._problem = ""
         self.dropped = 0
-        """The number of records that were lost because the queue was full or the brokers refused them."""
+        """The number of trace records lost because the queue was full or the brokers refused them."""
 
     def start(self) -> None:
         self._sending.start()

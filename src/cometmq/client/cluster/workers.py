@@ -73,8 +73,8 @@ async def call_in_thread(executor: Executor | None, function: Callable[..., R], 
     """Call a plain user function in a thread, in the context of the caller.
 
     Raises:
-        RuntimeError: The function raised StopIteration, which a future refuses, so that the call would never
-            end, or an exit, which would end the loop.
+        RuntimeError: The function raised StopIteration or an exit. These must not reach the event loop: a
+            future refuses StopIteration, so the call would never end, and an exit would end the loop.
     """
     run = copy_context().run
     return await asyncio.get_running_loop().run_in_executor(executor, run, _call_here, function, *given)

@@ -165,7 +165,8 @@ class Orderly:
         assert isinstance(queue, OrderlyQueue)
         again = True
         if not self.locks.holds(queue.message_queue):
-            self.locks.drop_expired()  # the result of a call that has outlasted its lock does not count
+            # The result of a call that has outlasted its lock does not count.
+            self.locks.drop_expired()
         try:
             if not queue.dropped:
                 again = await self._settle(queue, status, context.auto_commit)

@@ -188,7 +188,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
 
 
 def render_offsets(table: dict[MessageQueue, int]) -> str:
-    """Return a table in fastjson's pretty format: tabs, and each key object's end on its own line."""
+    """Return offsets in fastjson's pretty format, where each key is a JSON object on several lines."""
     entries = [
         "{\n"
         f'\t\t\t"brokerName":{json.dumps(queue.broker_name)},\n'

@@ -250,7 +250,7 @@ class PushOptions(MemberOptions):
 
     @property
     def most_reconsume_times(self) -> int:
-        """The value of max_reconsume_times or its default."""
+        """The value of `max_reconsume_times`, or its default for the consume mode if the value is None."""
         if self.max_reconsume_times is not None:
             return self.max_reconsume_times
         return _WITHOUT_END if self.orderly else _RETRIES
