@@ -1,7 +1,7 @@
 """Reads the queue of the timer topic: at the start the messages that are still waiting, later the new ones.
 
-The queue's units contain the delivery times (protocol/timers.py). A record is read only for data that its
-unit lacks: the key of a recall, or all data of a message that Apache's broker has stored.
+The units of this consume queue contain the delivery times (protocol/timers.py). A record is read only for
+data that its unit lacks: the key of a recall, or all data of a message that Apache's broker has stored.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class Known:
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """Return two masks of consume-queue units: still waiting, and done according to the log.
+        """Return two masks of consume-queue units: still waiting, and no longer waiting according to the log.
 
-        `first` is the queue offset of the first unit. The units in neither mask are done according to the
-        saved progress.
+        `first` is the queue offset of the first unit. The units in neither mask wait no longer according to
+        the saved progress.
         """
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
@@ -90,7 +90,7 @@ class Known:
         return ~(done | linked), linked & ~done
 
     def counts_done(self, offset: int, position: int) -> bool:
-        """Return whether a message is done, although the saved progress counts it as waiting."""
+        """Return whether a message waits no longer, although the saved progress counts it as waiting."""
         return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
 
     @property
@@ -125,7 +125,7 @@ class Follower:
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
         self._newest_ms = self.store.newest_ms  # newest store time (ms) in the log at the start
-        # The state of a `load` that failed: the end of the queue, and the messages that are done.
+        # The state of a `load` that failed: the end of the queue, and the messages that wait no longer.
         self._loading: tuple[int, Known] | None = None
 
     @property
@@ -157,7 +157,7 @@ class Follower:
             log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the end of the queue, and the messages that are done. Raises OSError.
+        """Return the end of the queue, and the messages that wait no longer. Raises OSError.
 
         Set `pending.followed` to the offset of the first consume-queue unit to read.
         """
@@ -253,7 +253,7 @@ class Follower:
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
-        """Add the message or recall of one consume-queue unit to `pending`, unless it is done."""
+        """Add a consume-queue unit's message or recall to `pending`, unless the message waits no longer."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
         counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()

@@ -78,7 +78,8 @@ class Pending:
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
         """By recently used minute: the hashes of all recalls, and the hashes of the counted recalls."""
         self._log_position = 0  # `log_position` of the last high-water mark
-        # TIMER_OUT_MS and log position of each message that is done but that no high-water mark covers.
+        # TIMER_OUT_MS and log position of each delivered, moved or recalled message that no high-water mark
+        # covers.
         self._done_outs, self._done_positions = array("q"), array("q")
         # The highest TIMER_OUT_MS and log position that the high-water marks have covered. A later message
         # with lower values would wrongly count as done.
@@ -261,9 +262,9 @@ class Pending:
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:
-            # The clock was set back, so the last high-water mark covers messages that are not done. Only
-            # copies in the log show which messages are done, so `log_position` must not advance past these
-            # copies.
+            # The clock was set back, so the last high-water mark covers messages that still wait. Only
+            # copies in the log show which messages wait no longer, so `log_position` must not advance past
+            # these copies.
             self._log_position = min(self._log_position, first)
             self.note_done(self._covered_position, self._covered_out)
             self._covered_out = self._covered_position = -1
@@ -277,7 +278,9 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Remove the done messages that the new high-water mark covers. Return whether any others are left.
+        """Remove the finished messages that the new high-water mark covers.
+
+        Return whether any others are left.
 
         The mark covers messages below `first_out` and messages below `first_position`.
         """

@@ -46,7 +46,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-# The maximum number of messages of one level that are delivered in one tick.
+# The maximum number of messages of a delay level that are delivered in one event-loop iteration.
 BATCH = 32
 # The delay, in seconds, after the store has refused a message. The delay doubles up to ERROR_S, because a
 # store may refuse messages for hours.
@@ -55,8 +55,8 @@ RETRY_S = 0.1
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in seconds, at which a level reads the clock. The interval is limited because the
-# loop's timers run on another clock.
+# The maximum interval, in seconds, at which the clock is read for a delay level. The interval is limited
+# because the event loop's timers run on another clock.
 CLOCK_CHECK_INTERVAL_S = 10.0
 # If the arrival of a message differs from its store time by more than this (ms), the wall clock was set.
 MAX_SYNC_MS = 1_000
@@ -121,14 +121,14 @@ class ScheduleService:
         return found
 
     def waiting(self) -> int:
-        """Return the number of messages that wait at all levels together."""
+        """Return the number of messages that wait at all delay levels together."""
         return sum(maximum - delivered for delivered, maximum in self.positions().values())
 
     async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
         """Return delivery time (wall clock, ms) and log position of waiting messages after the pair `after`.
 
-        The result has up to `most` messages of each level. It may lack some messages if the clock was set
-        back while messages were stored.
+        The result has up to `most` messages of each delay level. Some messages may be missing if the clock
+        was set back while messages were stored.
         """
         found: list[tuple[int, int]] = []
         for level, cursor in self.cursors.items():
@@ -155,7 +155,7 @@ class ScheduleService:
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Start to deliver each level from the offset at which the last run stopped, clamped to the queue."""
+        """Start to deliver each delay level from the offset where the last run stopped, within its queue."""
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -316,7 +316,7 @@ class ScheduleService:
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
-                # The messages at the level's offset were deleted, or the queue ends before this offset.
+                # The messages at the delay level's offset were deleted, or the queue ends before this offset.
                 if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
                         "delay level %d: %d messages were deleted with their segments before "

@@ -47,8 +47,8 @@ RETRY_S = 0.1
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in ms, at which the clocks are read. The interval is limited because the loop's timers
-# run on another clock.
+# The maximum interval, in ms, at which the clocks are read. The interval is limited because the event
+# loop's timers run on another clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 

@@ -115,7 +115,7 @@ class TransactionEnds:
         """Return the half message at a log position, or None.
 
         The body of a message can contain bytes that look like a half message of another producer. So the
-        queue unit at the half message's offset must point to this position.
+        consume-queue unit at the half message's offset must point to this position.
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)

@@ -38,7 +38,7 @@ class ConsumeMode(Protocol[C, S]):
     later: S
     """The listener result that an exception of the listener counts as."""
     repeats: bool
-    """Whether the mode delivers a batch again by itself if the acknowledgement of the batch has failed."""
+    """Whether the consume mode delivers a batch again by itself if the acknowledgement of the batch fails."""
     retry_topic: RetryTopic
 
     @property
