@@ -16,7 +16,7 @@ Commands = Mapping[str, tuple[str, str]]
 
 
 class CometGroup(click.Group):
-    """A group that prints its help if called without arguments, and suggests similar commands."""
+    """A Click group that prints its help if called without arguments, and suggests similar commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cometmq.message import Message, SendResult
 
 MAX_BATCH_LINES = 1024  # maximum number of lines that are sent as one batch
-CHUNK_BYTES = 65_536  # the capacity of a pipe in bytes
+CHUNK_BYTES = 65_536  # maximum bytes per read of standard input: the capacity of a pipe
 MAX_CHUNKS_AHEAD = 16  # maximum number of unprocessed chunks; this and MAX_LINE_BYTES limit the memory
 MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes of a line, the producer's max_message_size
 

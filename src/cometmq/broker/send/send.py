@@ -463,7 +463,7 @@ def move(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message that is in the log already once more, in another queue.
+    """Store a copy of a message of the log in another queue.
 
     Args:
         appender: The store's appender.
@@ -472,7 +472,7 @@ def move(
         reconsume_times: The number of retries in the new record.
         prepared_position: The log position of the half message, if the message belongs to a transaction.
         tags_code: The tags code of the new record; None for the hash of the TAGS property.
-        makes_room: See Appender.append.
+        makes_room: See `Appender.append`.
 
     Raises:
         StoreRefused: The store does not accept the message.

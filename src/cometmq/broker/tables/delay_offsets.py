@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Even if no offset has changed, the file is written whenever the log has grown by this many bytes, because
-# the next start must scan the log from the position in the file.
+# Even if no offset has changed, delayOffset.json is written whenever the log has grown by this many bytes,
+# because the next start must scan the log from the position in the file.
 WRITE_EVERY = 64 << 20
 
 

@@ -234,7 +234,7 @@ class DurableTables:
             self.offsets_file.save()
 
     def save_delays(self) -> None:
-        """Start to write the delay offsets if the file must be written."""
+        """Start to write delayOffset.json if it must be written now."""
         if self.delays.take_changes():
             self.delays_file.save()
 

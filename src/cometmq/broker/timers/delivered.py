@@ -46,13 +46,15 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
 async def delivered(
     store: MessageStore, begun: Mapping[int, int], log_position: int
 ) -> tuple[dict[int, int], set[int]]:
-    """Return the offset at which each level continues, and the log positions of later messages with copies.
+    """Return the offset at which each delay level continues, and the positions of later delivered messages.
+
+    A message was delivered if the log contains a copy of it.
 
     Args:
         store: The store.
-        begun: The offset of each level from delayOffset.json, limited to the range of the level's queue.
-        log_position: A log position. The offsets in the file include all deliveries stored before this
-            position.
+        begun: The offset of each delay level from delayOffset.json, limited to the range of the level's
+            queue.
+        log_position: The offsets in delayOffset.json include all deliveries stored before this log position.
 
     Raises:
         OSError: The log cannot be read.

@@ -27,7 +27,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # maximum number of done messages in the list; a longer list is reduced to its maxima
+_MAX_DONE = 1 << 20  # maximum length of the list of finished messages; a longer list is reduced to its maxima
 # The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
 # moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
