@@ -32,10 +32,10 @@ from cometmq.protocol.properties import values as names
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
-RESEND_GROUP = "dlq_resend_group"  # the producer group of resends
-MAX_CONCURRENT_RESENDS = 16  # maximum number of dead letters that are being sent at a time
-MAX_FAILURES = 10  # consecutive failures that end a run; a single bad message does not end it
-MAX_CLOCK_SKEW_MS = 10_000  # assumed maximum difference between the clocks of brokers
+RESEND_GROUP = "dlq_resend_group"  # Producer group that resends dead letters
+MAX_CONCURRENT_RESENDS = 16  # Maximum number of dead letters that are sent concurrently
+MAX_FAILURES = 10  # A resend run ends after this many consecutive failures
+MAX_CLOCK_SKEW_MS = 10_000  # Assumed maximum difference, in ms, between the clocks of two brokers
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
 KEPT_PROPERTIES = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
@@ -75,9 +75,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "ids", frozenset(map(str.upper, self.ids)))
 
     def takes(self, message: MessageExt) -> bool:
-        """Return whether the selection includes a dead letter.
+        """Return whether a dead letter matches the ids, the topic and the key of the selection.
 
-        The time range and `sql` are not checked here.
+        This method does not check the time range and `sql`.
         """
         ids = map(str.upper, (message.msg_id, message.offset_msg_id, origin_id(message)))
         return (
@@ -134,7 +134,7 @@ def origin_id(message: MessageExt) -> str:
 
 
 def resend_times(message: MessageExt) -> int:
-    """Return the number of resends of a message before it became this dead letter."""
+    """Return how often the message had been resent before it became the given dead letter."""
     text = message.properties.get(RESEND_TIMES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
@@ -171,7 +171,7 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
     origin, times = origin_id(message), resend_times(message)
     topic, found = original_topic(message), None
     for target in (RETRY_PREFIX + group, *((topic,) if topic else ())):
-        # Only the newest copies are read. They suffice, because a copy keeps its mark through all retries.
+        # Reading only the newest copies is enough, because a copy keeps DLQ_RESEND_RUN through all retries.
         for copy in (copies := await copies_in(client, target, message)):
             later = origin_id(copy) == origin and resend_times(copy) > times
             if later and (found is None or copy.properties.get(RESEND_RUN) == mark):
@@ -195,13 +195,13 @@ async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> 
 
 
 async def check_index(client: ClientInstance, message: MessageExt) -> None:
-    """Raise IndexSilent unless the broker's index finds this dead letter."""
+    """Raise IndexSilent unless the broker that stores a dead letter finds it in its index."""
     if names.UNIQ_KEY in message.properties and not await copies_in(client, message.topic, message):
         raise IndexSilent(f"{message.broker_name} does not find {message.msg_id} in {message.topic}")
 
 
 async def check_copy(client: ClientInstance, result: ResendResult) -> None:
-    """Raise ResendStopped if the copy is already a dead letter again.
+    """Raise ResendStopped if the resent copy has become a dead letter again.
 
     This happens if the group has queue locks: a 5.x broker then turns every message that is sent to the
     group's retry topic into a dead letter.
@@ -272,7 +272,11 @@ class Resender:
         )  # fmt: skip
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
-        """Return outcome and offset id of this run's copy if the dead letter was resent before, else None."""
+        """Return the outcome of a dead letter that was resent before, else None.
+
+        The outcome is RESENT, with the offset id of the copy, if this run sent the copy. It is SKIPPED,
+        without an offset id, if another run sent the copy.
+        """
         if self.how.again and not mark:
             return None
         try:
@@ -286,7 +290,7 @@ class Resender:
         return None if copy is None or self.how.again else (Resend.SKIPPED, "")
 
     async def _send(self, message: MessageExt, target: str, topic: str, mark: str) -> str:
-        """Send a copy and return its offset id."""
+        """Send a copy of a dead letter, and return the offset id of the copy."""
         await self._pace()
         properties = message.user_properties
         properties.pop(RESEND_RUN, None)
@@ -300,11 +304,11 @@ class Resender:
         properties[RESEND_TIMES] = str(resend_times(message) + 1)
         if not self.how.to_topic:
             properties[names.RETRY_TOPIC] = topic
-            # The copy has all its retries left. The high limit ensures that the broker does not make the copy
-            # a dead letter because of the group's limit.
+            # The copy of the dead letter starts with all its retries. The high limit ensures that the broker
+            # does not make the copy a dead letter because of the group's limit.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
-        if message.sys_flag & SysFlag.COMPRESSED:  # a body that could not be decompressed stays as it is
+        if message.sys_flag & SysFlag.COMPRESSED:  # The client could not decompress the body
             sys_flag = message.sys_flag & (int(SysFlag.COMPRESSED) | TYPE_MASK)
         elif len(body) >= COMPRESS_OVER:
             body, sys_flag = await asyncio.to_thread(zlib.compress, body), ZLIB

@@ -28,9 +28,9 @@ MAX_CLOCK_SKEW_MS = 5_000
 DISK_WARNING = 0.85
 MAX_BROKERS = 1_000
 """Maximum number of brokers that are examined, because a name server may return any number of them."""
-MAX_PROBLEM_CHARS = 2_000  # longer texts are cut, because most of a text comes from servers
+MAX_PROBLEM_CHARS = 2_000  # Longer texts are cut, because their length is up to the servers
 _RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
-_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # digits of ms since 1970, up to the year 30,000
+_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # A time in ms since 1970, before the year 30,000
 
 
 class Finding(Value, frozen=True, kw_only=True):
@@ -80,9 +80,9 @@ def _odd(where: str, problem: str, cure: str) -> Finding:
 
 
 async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | None:
-    """Return the problem of a name server.
+    """Return a finding if a name server has a problem.
 
-    If it has none, put the cluster info from its response into `known`.
+    If it has none, put the cluster info from the name server's response into `known`, and return None.
     """
     problem = await connect_problem(addr)
     if problem:

@@ -8,7 +8,7 @@ from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.errors import BrokerError, CometError, NoRouteError, Terminal, Transient
 from cometmq.protocol.codes import ResponseCode
 
-MAX_LISTED_NAMES = 16  # maximum names listed in an error text
+MAX_LISTED_NAMES = 16  # Maximum number of names that an error text lists
 
 
 class UnknownNameError(CometError, Terminal):

@@ -27,7 +27,8 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
 )
 
-CONSUME_STATS_TIMEOUT_S = 50.0  # seconds, as in Apache's tool: the broker counts all queues of all groups
+# Timeout of Apache's tool, in seconds: a broker computes the offsets of all its groups and queues.
+CONSUME_STATS_TIMEOUT_S = 50.0
 
 
 class GroupAdmin(GroupStates):

@@ -52,8 +52,8 @@ from cometmq.protocol.subscriptions import (
 from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
-STATS_TIMEOUT_S = 15.0  # seconds; a broker with thousands of queues needs a while to respond
-MAX_CONCURRENT_MEMBERS = 16  # maximum number of a group's members that are asked at a time
+STATS_TIMEOUT_S = 15.0  # Timeout in seconds; a broker with thousands of queues responds slowly
+MAX_CONCURRENT_MEMBERS = 16  # Maximum number of a group's members to which requests are sent concurrently
 
 
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
@@ -89,9 +89,10 @@ def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return those settings in a member's running info that all members of a group should share.
+    """Return the settings in a member's running info that should be equal in all members of a group.
 
-    Java reports the default maximum of retries as -1. The default is 16, or no limit for an ordered consumer.
+    If the default maximum of retries applies, a Java member reports -1. The returned value is then 16, or
+    INT_MAX for an ordered consumer.
     """
     found = {name: properties[name] for name in ("messageModel", "consumeFromWhere") if name in properties}
     ordered = properties.get("PROP_CONSUMEORDERLY")
@@ -179,7 +180,7 @@ class GroupStates(KnownGroups):
         )
 
     async def _members(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
-        """Return the members of a group from the first of these brokers that has members.
+        """Return the members of a group from the first broker in `brokers` that has members.
 
         Raises BrokerError if a broker refuses, with CONSUMER_NOT_ONLINE if no broker has members. Raises
         RemotingError if a broker that may have members does not answer.
@@ -237,7 +238,7 @@ class GroupStates(KnownGroups):
             try:
                 info = await self._running_info(brokers, group, connection.client_id)
             except CometError:
-                continue  # the output shows N/A as the holder of this member's queues
+                continue  # The output shows N/A as the holder of this member's queues
             for queue in info.mq_table:
                 owners[queue] = connection.client_id.partition("@")[0]
         return owners
@@ -262,7 +263,7 @@ class GroupStates(KnownGroups):
                     self.client, addr, group, client_id, jstack=jstack, timeout_s=timeout_s
                 )
             except CometError as error:
-                failure = error  # the member may be connected only to a later broker of the list
+                failure = error  # Another broker in `brokers` may be connected to the member
         raise failure
 
     async def subscriptions(self, group: str) -> GroupSubscriptions:
@@ -330,7 +331,7 @@ class GroupStates(KnownGroups):
             try:
                 route = await self.client.namesrv.route(topic)
             except NoRouteError:
-                continue  # the topic does not exist yet, so it has no queues
+                continue  # A topic without a route has no queues yet
             for data in route.queue_datas:
                 for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
                     holders[MessageQueue(topic, data.broker_name, queue_id)] = []
@@ -367,7 +368,7 @@ class GroupStates(KnownGroups):
                 found = await self.progress(group, brokers=brokers)
                 tps, diff = None if found.consume_tps is None else int(found.consume_tps), found.diff_total
         except CometError:
-            pass  # the group is listed even if its state is unknown
+            pass  # List the group even if its state is unknown
         online = connected.connection_set if connected is not None else []
         kind = model = ""
         if connected is not None and online:

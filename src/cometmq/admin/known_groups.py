@@ -79,9 +79,9 @@ class KnownGroups(ServerAdmin):
                 brokers have are left out. None: the first error is raised.
 
         Returns:
-            For each group the address of its brokers by broker name. Brokers in `missing` are included,
-                because they may have the group. For a group with a retry topic this is empty, because the
-                route of the retry topic names the brokers.
+            For each group, the addresses of its brokers by broker name. Brokers in `missing` are included,
+                because they may have the group. The value is empty for a group with a retry topic, because
+                the route of the retry topic names its brokers.
 
         Raises:
             CometError: A broker fails and `missing` is None.

@@ -348,7 +348,7 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         return found, any(page.more for _, page in answers.values())
 
     async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
-        """Return the brokers that list waiting messages, as address by broker name."""
+        """Return the addresses of all masters, or only `broker_addr`, by broker name."""
         masters = await self.masters()
         if broker_addr is None:
             return masters

@@ -32,7 +32,7 @@ from cometmq.text import counted
 log = logs.logger(__name__)
 
 PULL_BATCH = 32
-MAX_TRACES = 10_000  # maximum number of trace records read for one message
+MAX_TRACES = 10_000  # Maximum number of trace records read for one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,10 +187,10 @@ class StoredMessages(ServerAdmin):
                 start = result.next_begin_offset
                 for message in result.messages:
                     if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
-                        start = end  # store times increase along a queue, so all later messages are too new
+                        start = end  # End the read, because all later messages of the queue are newer
                         break
                     if tags and message.tags not in tags:
-                        continue  # the broker compares only hashes of tags, so other tags can match
+                        continue  # The broker compares only hashes of tags, so other tags can match
                     if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
                         left -= 1
                         yield message

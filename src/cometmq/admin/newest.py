@@ -90,7 +90,9 @@ class NewestMessages(ServerAdmin):
         while heap:
             tail = tails[heap[0][-1]]
             if found and (len(found) >= count or budget.left <= 0):
-                tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page has only older messages
+                # The next page contains only older messages, so messages with the same store time as the last
+                # message belong to the current page.
+                tied = -heap[0][0] == found[-1].store_timestamp_ms
                 if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                     break
             found.append(tail.read.pop())
@@ -129,7 +131,7 @@ class _Tail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """The sort key of the queue: the queue with the newest message comes first."""
+        """The key by which queues are sorted; the queue with the newest message comes first."""
         return -self.read[-1].store_timestamp_ms, -self.read[-1].queue_offset
 
     @property
@@ -137,7 +139,7 @@ class _Tail:
         return self._end > self._first
 
     async def open(self) -> None:
-        """Determine the offsets of the requested range in this queue."""
+        """Determine the first offset and the end offset of the requested range in the queue."""
         self._first, end = await bounds(self.client, self.addr, self.queue, self.wanted)
         if self.wanted.end_ms is not None:
             end = await self._end_by_time(end, self.wanted.end_ms)
@@ -188,7 +190,7 @@ class _Tail:
             self._end = begin
 
     async def _pull(self, at: int, count: int) -> tuple[list[MessageExt], int]:
-        """Return the messages from an offset on, and the next offset (`at` if the queue ends there)."""
+        """Return messages from the offset `at` on, and the offset of the next pull (`at` at the end)."""
         request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
         result = await self.client.brokers.pull(self.addr, self.queue, request)
         if result.status is PullStatus.NO_NEW_MSG:

@@ -57,10 +57,10 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
         at_ms: A store time, or END for the end of each queue.
         force: False: offsets only move backwards.
         broker_addr: Only at this master.
-        queue_id: Only this queue; requires broker_addr.
-        offset: The new offset, instead of the time; requires queue_id.
+        queue_id: Only this queue; requires `broker_addr`.
+        offset: The new offset, instead of the time; requires `queue_id`.
         in_cpp_form: Apache's brokers notify the members in the form that C++ clients read. CometMQ's brokers
-            use the form of each member.
+        use the form of each member.
         cluster: Only at the masters of this cluster.
         new_group: The group need not exist: the reset creates it.
     """
@@ -247,8 +247,8 @@ class BrokerReset:
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
             if self._online is not None and await self._may_notify_members():
-                # Notify pull consumers, too: Java's pull consumers ignore this, but CometMQ's apply the new
-                # offsets.
+                # Notify pull consumers, too. Java's pull consumers ignore the notification, but CometMQ's
+                # apply the new offsets.
                 with contextlib.suppress(BrokerError):
                     await self._notify_members()
             return
@@ -257,7 +257,7 @@ class BrokerReset:
             new_offsets = await self._notify_members()
         except BrokerError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                self._online = None  # the members left after the first request
+                self._online = None  # All members left after the group was found to be online
                 self.resets = [msgspec.structs.replace(each, way=OffsetWay.STORED) for each in self.resets]
                 await self._store(self.resets)
                 return
@@ -288,7 +288,11 @@ class BrokerReset:
                 )
 
     async def _may_notify_members(self) -> bool:
-        """Return whether a notification would reset only the selected queues, as with CometMQ and 5.x."""
+        """Return whether a notification resets only the selected queues.
+
+        Brokers of CometMQ and of 5.x can reset a single queue. Apache's 4.9 brokers reset all queues of the
+        topic.
+        """
         if self._wanted.queue_id is None:
             return True
         runtime = await self._client.brokers.runtime_info(self._addr)
@@ -330,7 +334,7 @@ class BrokerReset:
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
-                return each  # the reset was observed, so later changes are ordinary consumption
+                return each  # The reset was observed, so later changes are ordinary consumption
             queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
                 seen, again = member_offsets.get(queue), queue in restarted_queues
@@ -362,7 +366,7 @@ class BrokerReset:
         return ""
 
     async def _restarted_queues(self) -> Collection[MessageQueue]:
-        """Return the queues that a member has restarted or consumed from since the notification."""
+        """Return the queues from which a member has consumed, or begun to consume, since the notification."""
         consume_times = await self._consume_times()
         same = {
             queue for (client, queue), at in consume_times.items()
@@ -396,7 +400,7 @@ class BrokerReset:
                 self._addr, code, GetConsumerStatusBody, header, timeout_s=RESET_TIMEOUT_S
             )
         except CometError:
-            return {}  # this failure is not final, because the request is repeated until the timeout
+            return {}  # A failure is not final, because the request is repeated until the timeout
         found: dict[MessageQueue, int] = {}
         for offsets in answer.consumer_table.values():
             for queue, offset in offsets.items():

@@ -58,7 +58,7 @@ class Operation:
     danger: bool = False
 
     def describe(self) -> list[str]:
-        """Return a line for each step: what it does, and at which servers."""
+        """Return a line for each step of the operation, with the change and the servers that receive it."""
         return [f"{step.deed} at {', '.join(step.addrs)}" for step in self.steps]
 
     async def run(self, *, keep_going: bool = False) -> AsyncIterator[tuple[Step, str, Any]]:
@@ -87,7 +87,7 @@ class Operation:
 def update_topic(
     admin: Admin, topic: str, settings: Mapping[str, TopicSettings], *, name: str = "topic.change"
 ) -> Operation:
-    """Return the creation or change of a topic at brokers. `settings` has the settings by broker address."""
+    """Return an operation that creates or changes a topic at each broker address in `settings`."""
 
     async def send(addr: str) -> None:
         async for _ in admin.create_topic(settings[addr], broker_addr=addr):
@@ -98,7 +98,7 @@ def update_topic(
 
 
 async def delete_topic(admin: Admin, topic: str, clusters: Sequence[str]) -> Operation:
-    """Return the deletion of a topic with its messages in clusters, and of its route.
+    """Return an operation that deletes a topic with its messages in clusters, and then the topic's route.
 
     Raises:
         UnknownNameError: A cluster does not exist.
@@ -131,7 +131,7 @@ async def _topic_deletion(admin: Admin, topic: str, clusters: Sequence[str]) -> 
 def update_group(
     admin: Admin, group: str, settings: Mapping[str, SubscriptionGroupConfig], *, name: str = "group.change"
 ) -> Operation:
-    """Return the creation or change of a group at brokers. `settings` has the settings by broker address."""
+    """Return an operation that creates or changes a group at each broker address in `settings`."""
 
     async def send(addr: str) -> None:
         async for _ in admin.update_group(settings[addr], broker_addr=addr):
@@ -160,7 +160,7 @@ async def delete_group(
     with_offsets: bool,
     cluster: str | None = None,
 ) -> Operation:
-    """Return the deletion of a consumer group.
+    """Return an operation that deletes a consumer group.
 
     Args:
         admin: Sends the requests.
@@ -168,7 +168,7 @@ async def delete_group(
         addrs: Brokers that delete the group's settings.
         topics: Topics to delete with the group, and the clusters of each topic, see `group_topics`.
         with_offsets: Delete the group's offsets, too.
-        cluster: Cluster that mqadmin's lines name.
+        cluster: Cluster that is named in the lines that mqadmin prints.
     """
     offsets = " with its offsets" if with_offsets else ""
     place = f" in cluster [{cluster}]" if cluster else ""
@@ -188,7 +188,7 @@ async def delete_group(
 
 
 def set_broker(admin: Admin, addrs: Sequence[str], key: str, value: str) -> Operation:
-    """Return the change of a setting of brokers. Its results are values of SettingsChange."""
+    """Return an operation that changes a setting of brokers. Its results are of type SettingsChange."""
     send = partial(admin.update_broker_config, settings={key: value})
     line = "update broker config success, {addr}"
     return Operation("broker.set", ", ".join(addrs), [Step(f"set {key} to {value}", addrs, send, line)])
@@ -205,13 +205,15 @@ CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
 
 
 def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:
-    """Return the deletion of files of brokers. `name` is a key of CLEANUPS."""
+    """Return an operation that deletes files of brokers. `name` is a key of CLEANUPS."""
     deed, method = CLEANUPS[name]
     return Operation(name, ", ".join(addrs), [Step(deed, addrs, partial(method, admin))], danger=True)
 
 
 async def change_write_perm(admin: Admin, broker_name: str, *, allow: bool) -> Operation:
-    """Return the change of the write permission of a broker. Its results are values of PermChange.
+    """Return an operation that restores or removes the write permission of a broker.
+
+    The results of the operation are of type PermChange.
 
     Raises:
         UnknownNameError: There is no such broker name.
@@ -229,7 +231,7 @@ async def change_write_perm(admin: Admin, broker_name: str, *, allow: bool) -> O
 
 
 def put_account(admin: Admin, addrs: Sequence[str], account: CreateAccessConfigRequestHeader) -> Operation:
-    """Return the creation of an account, or the change of the fields that the header sets."""
+    """Return an operation that creates an account, or changes the account fields that the header sets."""
     step = Step(
         f"create or change the account {account.access_key}", addrs,
         partial(admin.put_account, account=account),
@@ -239,7 +241,7 @@ def put_account(admin: Admin, addrs: Sequence[str], account: CreateAccessConfigR
 
 
 def delete_account(admin: Admin, addrs: Sequence[str], access_key: str) -> Operation:
-    """Return the deletion of an account."""
+    """Return an operation that deletes an account from the access files of brokers."""
     step = Step(
         f"delete the account {access_key}", addrs, partial(admin.delete_account, access_key=access_key),
         "delete plain access config account from {addr} success.",
@@ -250,12 +252,12 @@ def delete_account(admin: Admin, addrs: Sequence[str], access_key: str) -> Opera
 def set_white_list(
     admin: Admin, target: str, addrs: Sequence[str], patterns: Sequence[str], file: str = ""
 ) -> Operation:
-    """Return the replacement of the global white list of an access file at brokers.
+    """Return an operation that replaces the global white list in an access file of brokers.
 
     Args:
         admin: Sends the requests.
-        target: The cluster or the address of the broker.
-        addrs: The brokers.
+        target: The cluster, or the address of the broker, as the audit log names it.
+        addrs: The addresses of the brokers.
         patterns: Addresses that need no account.
         file: The access file. "": the default file.
     """

@@ -23,8 +23,8 @@ from cometmq.protocol.java_properties import format_properties, parse_properties
 
 T = TypeVar("T")
 
-MAX_CONCURRENT_BROKERS = 16  # maximum number of brokers that are asked at a time
-FILES_TIMEOUT_S = 60.0  # seconds: a broker responds only after it has deleted the files
+MAX_CONCURRENT_BROKERS = 16  # Maximum number of brokers to which requests are sent concurrently
+FILES_TIMEOUT_S = 60.0  # Timeout in seconds. A broker responds only after it has deleted the files
 STATS_NOT_EXIST = "not exist"
 
 
@@ -209,7 +209,7 @@ class ServerAdmin(Client):
     # -- name servers
 
     async def namesrv_configs(self) -> dict[str, dict[str, str]]:
-        """Return all settings of every name server, by its address."""
+        """Return all settings of every name server, by the address of the name server."""
         return {addr: await self.namesrv_config(addr) for addr in self.client.namesrv.addrs}
 
     async def namesrv_config(self, addr: str) -> dict[str, str]:

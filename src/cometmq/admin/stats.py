@@ -29,7 +29,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.headers import QueryConsumeQueueRequestHeader
 
-# The settings that exportConfigs writes. They are those of Apache's tool.
+# The settings that `exportConfigs` writes. They are those of Apache's tool.
 CONFIG_KEYS = (
     *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime", "filterServerNums"),
     *("flushDiskType", "maxMessageSize", "messageDelayLevel", "msgTraceTopicName", "slaveReadEnable"),
@@ -166,7 +166,7 @@ class StatsAdmin(GroupAdmin):
             try:
                 brokers = place or await self.brokers_of(group)
                 if missing and missing.keys() & brokers.keys():
-                    continue  # the sum over the other brokers would be too small
+                    continue  # Without the offsets of the failed brokers, the group's sums would be too small
                 members = (await self._members(brokers, group)).connection_set
                 rows = (await self.progress(group, brokers=brokers)).queues
             except CometError:
@@ -264,7 +264,7 @@ class StatsAdmin(GroupAdmin):
         return topics, found
 
     async def cluster_configs(self, cluster: str) -> dict[str, Any]:
-        """Return the main settings of a cluster's masters and the numbers of servers (exportConfigs).
+        """Return the main settings of a cluster's masters and the numbers of servers (`exportConfigs`).
 
         Raises:
             UnknownNameError: The cluster does not exist.
@@ -282,7 +282,7 @@ class StatsAdmin(GroupAdmin):
         return {"brokerConfigs": configs, "clusterScale": scale}
 
     async def cluster_metrics(self, cluster: str) -> dict[str, Any]:
-        """Return load, sizes and clients of a cluster's masters, as Apache's exportMetrics names them.
+        """Return load, sizes and clients of a cluster's masters, as Apache's `exportMetrics` names them.
 
         Raises:
             UnknownNameError: The cluster does not exist.
@@ -337,7 +337,7 @@ class StatsAdmin(GroupAdmin):
 
 
 def quota(runtime: Mapping[str, str], half: Stats | None, late: Stats | None) -> dict[str, Any]:
-    """Return the load values of a broker's runtime table and statistics, as exportMetrics names them."""
+    """Return the load values of a broker's runtime table and statistics, as `exportMetrics` names them."""
     broker = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=dict(runtime))
     out = "getTransferredTps" if "getTransferredTps" in runtime else "getTransferedTps"
     return {

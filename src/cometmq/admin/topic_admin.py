@@ -25,7 +25,7 @@ from cometmq.protocol.bodies.admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, ORDER_TOPIC_CONFIG, RETRY_PREFIX, Perm, RequestCode
 from cometmq.protocol.headers import TopicRequestHeader
 
-UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # bits of a topic's topicSysFlag
+UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # Bits of the field `topicSysFlag` of a topic
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,8 +213,8 @@ class TopicAdmin(GroupStates):
         """Return each topic with its cluster and consumer groups, without retry and dead-letter topics.
 
         Args:
-            missing: Receives the error of each topic of which a broker does not answer, by topic; its groups
-                are left out. None: the first error is raised.
+            missing: Receives, by topic, the error of a broker that does not answer. The groups of this topic
+                are then left out. None: the first error is raised.
 
         Raises:
             RemotingError: A broker does not answer and `missing` is None.

@@ -84,7 +84,7 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         return number if -(2**63) <= number < 2**63 else 0
 
     def with_runtime(self, runtime: dict[str, str]) -> BrokerStatus:
-        """Return a copy with this runtime table, and with the role that the table contains."""
+        """Return a copy of the status with a runtime table, and with the role that the table contains."""
         return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
 
 
@@ -145,9 +145,9 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 
 
 class GroupProgress(Value, frozen=True, kw_only=True):
-    """Offsets of a group in all its queues.
+    """Offsets of a group in all its queues, and the group's consumption rate.
 
-    The rate is None if no broker counted any: the group has no queue and received no message.
+    The rate is None if no broker reports queues of the group or a rate above 0.
     """
 
     group: str
@@ -185,9 +185,9 @@ class RetryLimits(Value, frozen=True, kw_only=True):
     """Maximum retries of a group.
 
     Attributes:
-        group: The group's own retryMaxTimes.
+        group: The group's own `retryMaxTimes`.
         members: Maximum retries that each member sent with its last send-back, by client id. These values
-            take precedence over the group's value.
+        take precedence over the group's value.
     """
 
     group: int = RETRY_MAX_TIMES
@@ -206,7 +206,7 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
     Attributes:
         subscriptions: Expression by topic.
         problem: Why the subscriptions are unknown.
-        settings: messageModel, consumeFromWhere and maxReconsumeTimes, as far as known.
+        settings: `messageModel`, `consumeFromWhere` and `maxReconsumeTimes`, as far as known.
         queues: Queues that the member holds. None: not requested, or unknown.
     """
 
@@ -226,7 +226,8 @@ class GroupSubscriptions(Value, frozen=True, kw_only=True):
         members: The members.
         differences: Topic to expression ("" for not subscribed) to client ids, for topics in which members
             differ.
-        setting_differences: The same for settings. The client id "" stands for the group's own retryMaxTimes.
+        setting_differences: Setting to value to client ids, for settings in which members differ. The client
+            id "" stands for the group's own `retryMaxTimes`.
         unbalanced: Queues (topic@broker:id) without a holder or with several, and the holders. None: unknown.
     """
 
@@ -284,7 +285,7 @@ class MessageView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, message: MessageExt) -> MessageView:
-        """Return the view of a message as a broker returned it, with its body decompressed."""
+        """Return a message in the form of the JSON output, with its body decompressed."""
         body = bytes(message.body)
         try:
             text, encoding = body.decode("utf-8"), "utf-8"
@@ -330,7 +331,7 @@ class DeadLetterView(MessageView, frozen=True, kw_only=True):
     def of_dead_letter(
         cls, message: MessageExt, original_topic: str | None, origin_msg_id: str, resend_times: int
     ) -> DeadLetterView:
-        """Return the view of a message of a dead-letter topic."""
+        """Return a dead letter in the form of the JSON output."""
         return cls(
             **msgspec.structs.asdict(MessageView.of(message)),
             original_topic=original_topic,
@@ -349,9 +350,9 @@ class DeadLetterCount(Value, frozen=True, kw_only=True):
 
 
 class Resend(StrEnum):
-    """Outcome of a dead letter in a resend run. SKIPPED: resent by an earlier run.
+    """Outcome of a dead letter in a resend run.
 
-    PLANNED: selected by a dry run.
+    SKIPPED: an earlier run has resent the dead letter. PLANNED: a dry run has selected the dead letter.
     """
 
     RESENT = "RESENT"
@@ -395,7 +396,7 @@ class WaitingView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, waiting: WaitingMessage) -> WaitingView:
-        """Return the view of a waiting message as a broker lists it."""
+        """Return a waiting message, as a broker lists it, in the form of the JSON output."""
         return cls(
             deliver_at=waiting.deliver_at_ms,
             destination=waiting.topic,
@@ -418,7 +419,7 @@ class SendView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, result: SendResult) -> SendView:
-        """Return the view of a producer's result."""
+        """Return the result of a producer's send in the form of the JSON output."""
         return cls(
             send_status=result.status.name,
             msg_id=result.msg_id,
@@ -520,7 +521,7 @@ class GroupConfig(Value, frozen=True, kw_only=True):
 
 
 class GroupQueueProgress(Value, frozen=True, kw_only=True):
-    """Offsets of one of a broker's groups in a queue."""
+    """Offsets of a consumer group in one queue of a broker."""
 
     group: str
     queue: QueueProgress
@@ -556,14 +557,14 @@ class OffsetWay(StrEnum):
 
 
 class QueueReset(Value, frozen=True, kw_only=True):
-    """Reset of one queue.
+    """Reset of a group's consumer offset in one queue.
 
     Attributes:
         broker_offset: End offset of the queue.
         consumer_offset: Offset before the reset, -1 for none.
         target: Offset that corresponds to the time of the reset.
         rollback_offset: Offset that was set.
-        seen: Offset observed afterwards. None: members did not report one.
+        seen: Offset observed after the reset. None: members did not report one.
         problem: Why the observed offset is not the expected one.
     """
 

@@ -59,10 +59,10 @@ class TimerPage:
 async def timer_page(
     admin: Admin, topic: str | None = None, *, after: Mapping[str, Place] | None = None, size: int = 100
 ) -> TimerPage:
-    """Return the next page of waiting messages of all brokers.
+    """Return a page of the waiting messages of all brokers (CometMQ brokers only).
 
-    The page has at most `size` messages, of one topic or all, after the positions `after`.
-    CometMQ brokers only. Raises the first error if no broker answers.
+    The page has at most `size` messages, of one topic or of all topics. It begins after the positions in
+    `after`, one per broker name. Raises the first broker's error if no broker answers.
     """
     places = after or {}
 
@@ -144,8 +144,8 @@ async def half_messages(admin: Admin) -> HalfMessages:
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        # Read the ops before the half messages. If a new copy of a half message is stored between the two
-        # reads, the old copy is closed, but the new copy is found.
+        # Read the op messages before the half messages. If a half message is stored again between the two
+        # reads, its op message closes only the older copy, so the new copy is still found.
         closings, more_ops = await unprocessed_messages(admin, addr, ops, MAX_OPS)
         found, more_halves = await unprocessed_messages(admin, addr, halves, MAX_HALF_MESSAGES)
         if not found:
@@ -160,7 +160,7 @@ async def half_messages(admin: Admin) -> HalfMessages:
         half_of(message)
         for messages, _ in answers.values()
         for message in messages
-        if names.PGROUP in message.properties  # a half message without a group only fills a gap in the queue
+        if names.PGROUP in message.properties  # A half message without a group only fills a gap in the queue
     ]
     rows.sort(key=lambda row: row.message.born_timestamp_ms)
     return HalfMessages(rows, any(partly for _, partly in answers.values()), missing)
@@ -180,8 +180,9 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
     for half in halves:
         begin = _number(half.properties.get(names.TRAN_PREPARED_QUEUE_OFFSET, ""))
         if begin is None:
-            # Copies by Apache's brokers do not contain the offset of the first copy, but they contain the
-            # number of checks.
+            # Apache's brokers do not store the offset of the first copy in further copies of a half message,
+            # but they store the number of checks. So a checked copy gets the offset of the previous copy with
+            # the same message id.
             checked = half_of(half).checks > 0
             begin = begins.get(half.msg_id, half.queue_offset) if checked else half.queue_offset
         begins[half.msg_id] = begin
@@ -230,7 +231,10 @@ def _number(text: str) -> int | None:
 async def unprocessed_messages(
     admin: Admin, addr: str, queue: MessageQueue, max_count: int
 ) -> tuple[list[MessageExt], bool]:
-    """Return the messages that a broker has not processed, and whether there are more than `max_count`."""
+    """Return the messages of a transaction queue that a broker has not processed.
+
+    At most `max_count` messages are read. The second value is whether there are more.
+    """
     brokers = admin.client.brokers
     first = await brokers.min_offset(addr, queue)
     end = await brokers.max_offset(addr, queue)

@@ -1,8 +1,8 @@
-"""The filter servers of a broker: processes that the broker starts if filterServerNums is positive.
+"""The filter servers of a broker: processes that the broker starts if `filterServerNums` is positive.
 
 For security, no setting becomes part of the command that starts the filter servers, and no request can change
-their number, which is read once. A filter server can register only with the token that the broker has passed
-to it (docs/reference/remoting.md, Filter servers).
+their number, which the broker reads only at its start. A filter server can register only with the token that
+the broker has passed to it (docs/reference/remoting.md, Filter servers).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cometmq.store import Clock
 
 log = logs.logger(__name__)
 
-EXPIRED_MS = 30_000  # three times the interval of 10 s at which a filter server registers
+EXPIRED_MS = 30_000  # Three times the interval at which a filter server registers, in ms
 SCAN_S = 5.0
 START_S = 5.0
 STOP_S = 5.0
@@ -52,8 +52,8 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # address, and last registration time in ms
-        self._complete = asyncio.Event()  # set once all required filter servers have registered
+        self._known: dict[Connection, tuple[str, int]] = {}  # A server's address and registration time in ms
+        self._complete = asyncio.Event()  # Set once the required number of filter servers has registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
             asyncio.get_running_loop(), SCAN_S, self.look_round, name="looking after filter servers"
@@ -81,7 +81,10 @@ class FilterServers:
 
     @handles(RequestCode.REGISTER_FILTER_SERVER)
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
-        """Register a filter server's address for consumers. Each filter server repeats this every 10 s."""
+        """Register a filter server's address for consumers.
+
+        A filter server repeats its registration every 10 s.
+        """
         header = frame.header(RegisterFilterServerRequestHeader)
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(
@@ -120,10 +123,11 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d exited with code %d", process.pid, process.returncode)
-            if process.returncode == os.EX_UNAVAILABLE and self._count:  # the filter server has logged why
+            # The filter server itself has logged why it cannot run.
+            if process.returncode == os.EX_UNAVAILABLE and self._count:
                 log.error("filter servers cannot run on this machine and are not started again")
                 self._count = 0
-                self._complete.set()  # ends the wait in `start`
+                self._complete.set()  # End the wait in `start`
             self.processes.remove(process)
             _close(process)
         try:
@@ -149,7 +153,7 @@ class FilterServers:
 def _close(process: subprocess.Popen[bytes]) -> None:
     """Close the input of a filter server, which makes it stop."""
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # the process may have ended before it read its settings
+    with contextlib.suppress(OSError):  # The filter server may have ended already
         process.stdin.close()
 
 

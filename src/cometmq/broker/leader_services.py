@@ -1,7 +1,7 @@
 """The services that a broker in a raft group runs only while it is the leader.
 
-The leader is the master (brokerId 0): it accepts sends, delivers delayed messages, and checks transactions. A
-follower is a slave: it serves reads of committed messages. After an election, the new leader registers with
+The leader is the master (`brokerId` 0): it accepts sends, delivers delayed messages, and checks transactions.
+A follower is a slave: it serves reads of committed messages. After an election, the new leader registers with
 the name servers immediately.
 """
 
@@ -34,7 +34,7 @@ must reach the follower before the follower deletes the segment.
 class LeaderServices:
     """The services of a raft leader, which RaftReplication starts and stops when the broker's role changes.
 
-    `follower_id` is the brokerId that this broker has while it is a follower.
+    `follower_id` is the `brokerId` that this broker has while it is a follower.
     """
 
     config: BrokerConfig
@@ -52,7 +52,7 @@ class LeaderServices:
         """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # end of a segment, and time of its deletion
+        self._asked: tuple[int, float] = (-1, 0.0)  # End of the segment to delete, and time of the request
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 
@@ -106,7 +106,8 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        if behind <= begin and end <= committed:  # the leader has deleted the segment; the copies are here
+        # The leader has deleted the segment, and its copies of undelivered messages have arrived.
+        if behind <= begin and end <= committed:
             return True
         if self._asked[0] != behind:
             self._asked = (behind, now)
@@ -116,7 +117,7 @@ class LeaderServices:
         for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
             try:
                 await stop()
-            except Exception:  # after an exception, this member must still be able to lead again
+            except Exception:  # Continue, because the member must be able to lead again
                 log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:

@@ -66,14 +66,14 @@ from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, repl
 log = logs.logger(__name__)
 
 CLIENT_SCAN_S = 10.0
-# The requests that are not accepted on the extra port of old clients (listenPort - 2).
+# The requests that are not accepted on the extra port of old clients (`listenPort` - 2).
 NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 STATS_PERIOD_S = 1.0
 TOPIC_COUNTS_S = 10.0
 
 
 class BrokerParts:
-    """The tables, request processors and servers of a broker. It must be created in a running event loop."""
+    """The tables, request processors and servers of a broker. Must be created in a running event loop."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class BrokerParts:
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # keys of changed settings that are not in the settings file yet
+        self._unwritten: set[str] = set()  # Keys of changed settings that are not in the settings file yet
         self._loop = asyncio.get_running_loop()
-        self._limits_due = False  # whether a call of _use_topic_limits is scheduled
+        self._limits_due = False  # Whether a call of `_use_topic_limits` is scheduled
         self.store = store
         self.tick = tick = Tick(self._loop)
         self.client = RemotingClient(
@@ -342,8 +342,8 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        # The shortcuts accept a send whose header equals an earlier one. With a guard they are not used,
-        # because each request has its own signature.
+        # Shortcuts accept a send whose header equals an earlier one without decoding the header. With a guard
+        # they are not used, because each request has its own signature.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
         if self._relay is not None:
             shortcuts = self._relay.shortcuts(shortcuts)
@@ -369,14 +369,20 @@ class BrokerParts:
     # -- start and stop
 
     def load(self) -> None:
-        """Fill the tables from their files. It must run in a thread. Raises StoreCorrupt or OSError."""
+        """Fill the tables from their files. Must run in a thread, not in the event loop.
+
+        Raises StoreCorrupt or OSError.
+        """
         self.tables.load()
         if not self.store.slave:
             self.transactions.load()
 
     def resume(self) -> None:
-        """Complete work that the last stop interrupted, after `load` and before requests are served."""
-        if self.store.raft_log is None:  # in a raft group, the leader determines the topics
+        """Restore topics that the table lacks, and replace half messages that a crash has destroyed.
+
+        This method must run after `load` and before requests are served.
+        """
+        if self.store.raft_log is None:  # In a raft group, the leader determines the topics instead
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()
@@ -407,8 +413,8 @@ class BrokerParts:
 
     async def _open_vip(self) -> None:
         port = self._config.listen_port + VIP_OFFSET
-        # If the system has chosen the main port, do not open its neighbour, which may belong to another
-        # program.
+        # If the system has chosen the main port, do not open the port `listenPort` - 2, which may belong to
+        # another program.
         if not self._config.vip_channel_enable or port <= 0:
             return
         self.vip_server = self._server(without=NOT_ON_VIP)
@@ -419,7 +425,7 @@ class BrokerParts:
             self.vip_server = None
 
     async def stop(self, drain_s: float) -> None:
-        """Stop the parts, roughly in the reverse order of the start."""
+        """Stop the parts of the broker, roughly in the reverse order of the start."""
         await self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
@@ -462,7 +468,7 @@ class BrokerParts:
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
         self.registrar.register()
-        if not self._limits_due:  # so that all topics are examined once per tick, and not after each change
+        if not self._limits_due:  # Examine all topics once per event-loop tick, not per change
             self._limits_due = True
             self._loop.call_soon(self._use_topic_limits)
 

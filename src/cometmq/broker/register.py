@@ -49,9 +49,9 @@ class NamesrvLink:
     """Whether the name server accepted the last registration."""
 
     def register(self) -> asyncio.Task[None]:
-        """Register, after a registration that is in progress.
+        """Register with the name server. If a registration is in progress, start another one after it.
 
-        Return a task that ends after the registration.
+        Return a task that ends after the last of these registrations.
         """
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -60,7 +60,7 @@ class NamesrvLink:
         return self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # lets the tick end, so that all its changes are sent together
+        await asyncio.sleep(0)  # Let the event-loop tick end, so that all its changes are sent together
         while True:
             self._again = False
             try:
@@ -115,7 +115,7 @@ class Registrar:
     """Called with the master's address and HA address, if a name server returns these to a slave."""
     lacks_master: Callable[[], bool] = lambda: False
     """Returns whether this broker is a slave that does not know its master."""
-    filter_servers: Sequence[str] = ()  # addresses of this broker's filter servers
+    filter_servers: Sequence[str] = ()  # Addresses of this broker's filter servers
 
     def __post_init__(self) -> None:
         self._links: dict[str, NamesrvLink] = {}
@@ -160,8 +160,8 @@ class Registrar:
             self.register()
 
     def register(self) -> list[asyncio.Task[None]]:
-        """Register with every name server, of the setting namesrvAddr or else of the address server."""
-        if self._stopped or not self.address.port:  # before the broker listens, it has no address
+        """Register with every name server, of the setting `namesrvAddr` or else of the address server."""
+        if self._stopped or not self.address.port:  # A broker has no address before it listens
             return []
         addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:
@@ -187,7 +187,7 @@ class Registrar:
         config = self.config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
-            # If brokerPermission is restricted, register each topic with at most the broker's permissions.
+            # If `brokerPermission` is restricted, register each topic with at most the broker's permissions.
             topics = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()

@@ -45,7 +45,7 @@ from cometmq.number_range import FiniteRange
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 
-MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # delay and interval of Apache's monitor, in seconds
+MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # First delay and interval of Apache's monitor
 GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
 CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 
@@ -251,7 +251,7 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
     """Show a subscription group's settings."""
     found = await admin.group_configs(group)
     if not found:
-        await admin.brokers_of(group)  # raises UnknownNameError for a group that does not exist
+        await admin.brokers_of(group)  # `brokers_of` raises UnknownNameError if the group does not exist
         raise click.ClickException(f"group {group} exists, but no broker has settings of it")
     tell(found, formats.group_configs(found))
 

@@ -1,4 +1,4 @@
-"""`mqadmin` commands that export a cluster's data to a file: exportMetadata, exportConfigs, exportMetrics."""
+"""`mqadmin` commands that export cluster data: `exportMetadata`, `exportConfigs`, `exportMetrics`."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def topic_route_table(route: TopicRouteData) -> Iterator[str]:
 
 
 def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
-    """Return the rows of clusterList: Apache's columns, then CometMQ's role and replication lag in bytes."""
+    """Return the rows of `clusterList`: Apache's columns, then the role and the replication lag in bytes."""
     form = "%-16s  %-22s  %-4s  %-22s %-16s %19s %19s %10s %5s %6s  %-12s %10s"
     yield form % (
         *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
@@ -162,7 +162,7 @@ def broker_status(runtime: Mapping[str, str | None], addr: str = "") -> Iterator
 
 
 def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
-    """Return the lines of haStatus, as in 5.5 but with spaces instead of tabs, for a master or a slave."""
+    """Return the lines of `haStatus`, as in 5.5 but with spaces instead of tabs, for a master or a slave."""
     slaves, own = status.ha_connection_info, status.ha_client_runtime_info
     facts: list[tuple[str, object]] = [
         ("#MasterAddr", own.master_addr or "null"),
@@ -270,7 +270,10 @@ def key_hits(messages: Iterable[MessageExt]) -> Iterator[str]:
 
 
 def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> Iterator[str]:
-    """Return a line `Name: value` per field, as in queryMsgById or queryMsgByUniqueKey (no offset id)."""
+    """Return a line `Name: value` for each field of a message, as `queryMsgById` prints them.
+
+    Without `offset_id`, the offset id is omitted, as in the output of `queryMsgByUniqueKey`.
+    """
     facts: list[tuple[str, object]] = [("OffsetID:", message.offset_msg_id)] if offset_id else []
     facts += [
         ("Topic:", message.topic),
@@ -434,7 +437,7 @@ def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iter
 
 
 def undone(found: Undone) -> Iterator[str]:
-    """Return the backlog in the form of Apache's monitor."""
+    """Return the lines that Apache's monitoring tool prints about a group's backlog and failures."""
     where = f"consumerGroup={found.consumer_group}, topic={found.topic}"
     yield (
         f"UndoneMsgs [{where}, undoneMsgsTotal={found.undone_msgs_total}, "

@@ -1,4 +1,4 @@
-"""`mqadmin` commands that measure response times: checkMsgSendRT, sendMsgStatus, clusterRT."""
+"""`mqadmin` commands that measure response times: `checkMsgSendRT`, `sendMsgStatus`, `clusterRT`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
     rows: list[SendTime] = []
     async for row in admin.send_times(broker_name, count + 1, size):
         rows.append(row)
-        if len(rows) > 1 and not wants_json():  # the first send also connects, so a single send gives no mean
+        if len(rows) > 1 and not wants_json():  # The first send also connects, so its time is not shown
             show([formats.send_status(row, broker_name)])
     if wants_json():
         show_json(rows[1:])

@@ -1,4 +1,4 @@
-"""`mqadmin` commands for messages: queries, traces, sendMessage, consumeMessage."""
+"""`mqadmin` commands for messages: queries, traces, `sendMessage`, `consumeMessage`."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ async def consume_message(
         count=count,
     )
     if group is not None:
-        await admin.brokers_of(group)  # the pull of an unknown group would create it
+        await admin.brokers_of(group)  # Refuse an unknown group, which a pull would create
     async for message in admin.read(wanted, group=group):
         # A list may be long, so each message is printed when it arrives: one JSON object per line.
         if wants_json():

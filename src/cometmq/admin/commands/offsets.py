@@ -1,4 +1,4 @@
-"""`mqadmin` commands that set consumer offsets: to a time, to the end, to another group's."""
+"""`mqadmin` commands that set consumer offsets: to a time, to the end, or to the offsets of another group."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def reset_offset_by_time(
 ) -> None:
     """Reset a group's consumer offsets to a time.
 
-    Messages between the old and the new offset are consumed again, or are never consumed.
+    The group consumes messages again if an offset moves backwards, and skips messages if it moves forwards.
     """
     if queue_id is not None and broker_addr is None:
         raise click.UsageError("-q/--queue needs -b/--broker")

@@ -1,4 +1,4 @@
-"""`mqadmin` commands that print messages of a topic: printMsg, printMsgByQueue, queryMsgByOffset."""
+"""`mqadmin` commands that print messages of a topic: `printMsg`, `printMsgByQueue`, `queryMsgByOffset`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def print_msg(
     print_body: bool,
 ) -> None:
     """Print the messages of a topic."""
-    text_of(b"-", charset)  # checks the charset; decoding an empty body would not
+    text_of(b"-", charset)  # Report an unknown charset even if all message bodies are empty
     whole = ReadRange(topic=topic, begin_ms=begin, end_ms=end, count=None, expression=expression)
     async for queue, first, behind in admin.queue_bounds(whole):
         if not wants_json():
@@ -128,7 +128,7 @@ async def print_msg_by_queue(
     calculate: bool,
 ) -> None:
     """Print the messages of a queue (-p true), or their number by tag (-f true)."""
-    text_of(b"-", charset)  # checks the charset; decoding an empty body would not
+    text_of(b"-", charset)  # Report an unknown charset even if all message bodies are empty
     wanted = ReadRange(
         topic=topic,
         broker_name=broker_name,

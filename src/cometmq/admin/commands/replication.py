@@ -1,4 +1,4 @@
-"""`mqadmin` commands for replication: haStatus, resetMasterFlushOffset, addBroker, removeBroker."""
+"""`mqadmin` commands for replication: `haStatus`, `resetMasterFlushOffset`, `addBroker`, `removeBroker`."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ class AtBroker(Protocol):
 
 
 R = TypeVar("R", bound=AtBroker)
-MAX_LIST_BYTES = 16 << 20  # maximum bytes of a file whose list is sent in one request
+MAX_LIST_BYTES = 16 << 20  # Maximum size, in bytes, of a JSON file whose list is sent in one request
 Work = Callable[..., Awaitable[None]]
-MAX_PROBLEM_CHARS = 4096  # longer errors are cut, because a server's remark may be as long as a frame
+MAX_PROBLEM_CHARS = 4096  # Longer error texts are cut, because a server's remark may be very long
 
 
 def opt(*names: str, **how: Any) -> Callable[[F], F]:
@@ -90,7 +90,7 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 """Other names that RocketMQ has for a command."""
 
 
-MAX_LIST_LINE_CHARS = 500  # maximum characters of a line, so that no description in the list is cut
+MAX_LIST_LINE_CHARS = 500  # Longest line of the list of commands; no description is cut at this length
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
     "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",
@@ -106,7 +106,7 @@ class MqAdmin(click.Group):
         self.sections: dict[str, list[click.Command]] = {}
 
     def add_section(self, heading: str, commands: Iterable[click.Command]) -> None:
-        """Add commands under a heading of the list."""
+        """Add commands, which the help lists under a heading."""
         self.sections[heading] = list(commands)
         for command in self.sections[heading]:
             self.add_command(command)
@@ -127,7 +127,7 @@ class MqAdmin(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
             if not is_utf8(word):
-                # Requests contain UTF-8 text, so bytes that are not UTF-8 would be lost.
+                # A request can contain only UTF-8 text, so other bytes would be lost.
                 raise click.UsageError(f"{word!r} is not UTF-8 text", ctx)
         return super().parse_args(ctx, args)
 
@@ -180,13 +180,13 @@ def _meta_flag(flag: str, key: str, text: str) -> Callable[[F], F]:
 
 
 def raw_option(command: F) -> F:
-    """Add `--raw`, which the function `show` evaluates."""
+    """Add `--raw` to a command. The function `show` evaluates the option."""
     text = "Print names and bodies unchanged instead of escaping control characters."
     return _meta_flag("--raw", RAW, text)(command)
 
 
 def result_options(command: F) -> F:
-    """Add `--json` and `--raw`, which the function `tell` evaluates."""
+    """Add `--json` and `--raw` to a command. The function `tell` evaluates the options."""
     return raw_option(_meta_flag("--json", JSON, "Print JSON instead of columns.")(command))
 
 
@@ -207,9 +207,9 @@ def show_if_text(line: str) -> None:
 
 
 def charset(name: str) -> str:
-    """Return the name of a charset that Python supports. Raises click.BadParameter."""
+    """Check that Python supports a charset. Return its name. Raises click.BadParameter."""
     try:
-        b"-".decode(name.strip())  # an empty text would be decoded even if the charset is unknown
+        b"-".decode(name.strip())  # Python checks the charset only if there are bytes to decode
     except LookupError:
         raise click.BadParameter(f"unknown charset {name!r}") from None
     return name.strip()
@@ -230,7 +230,7 @@ def announce(*deeds: str, danger: bool = False) -> None:
         lines = [*(f"would {deed}" for deed in deeds), "Nothing was done: this was a dry run."]
         tell({"dryRun": True, "would": list(deeds)}, lines)
         raise click.exceptions.Exit(0)
-    if danger and not wants_json():  # with --json, standard error contains only errors, as objects
+    if danger and not wants_json():  # With --json, standard error contains only errors, as objects
         for deed in deeds:
             show_problem(f"will {deed}")
 
@@ -349,7 +349,7 @@ def show_error(error: CometError) -> None:
 
 
 def incomplete(missing: Mapping[str, CometError]) -> Incomplete | None:
-    """Return an error that contains each of these errors once, or None if there are none."""
+    """Return an error that contains each distinct error of `missing` once, or None if `missing` is empty."""
     return Incomplete(list(dict.fromkeys(map(str, missing.values())))) if missing else None
 
 
@@ -386,7 +386,7 @@ def list_of(path: str, kind: type[B]) -> list[B]:
 
 
 def time_ms(text: str) -> int:
-    """Return a time that `formats.parse_time` accepts. Raises click.BadParameter."""
+    """Convert the text of a time (see `formats.parse_time`) to ms since 1970. Raises click.BadParameter."""
     try:
         return formats.parse_time(text)
     except ValueError:

@@ -190,7 +190,7 @@ async def update_topic_perm(
 @admin_command("topicClusterList", TOPIC)
 async def topic_cluster_list(admin: Admin, topic: str) -> None:
     """List the clusters that have a topic."""
-    await admin.route(topic)  # raises NoRouteError if the topic does not exist
+    await admin.route(topic)  # `route` raises NoRouteError if the topic does not exist
     found = await admin.clusters_of(topic)
     tell(found, found)
 

@@ -26,7 +26,7 @@ from cometmq.yaml_file import Node
 MAX_FILE_BYTES = 1 << 20
 MAX_YAML_NODES = 50_000
 """The maximum number of YAML nodes in one file: enough for 3,500 accounts with a few permissions each."""
-_SHOWN = 80  # maximum number of characters of an invalid value that an error text contains
+_SHOWN = 80  # Maximum number of characters of an invalid value in an error text
 
 
 class Perm(IntFlag):
@@ -98,7 +98,7 @@ def account_of(plain: dict[str, Any]) -> Account:
     """Create an account from the dict that `to_plain` returns, with the same checks as for ACL files.
 
     Raises:
-        ConfigError: A value is invalid.
+        ConfigError: A value of the dict is invalid.
     """
     nodes = {
         name: Node([Node(item, 0) for item in value] if isinstance(value, list) else show_value(value), 0)
@@ -229,7 +229,8 @@ class _Reader:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]  # the rest may be a secret: `secretKey:x`
+                # Show only the first word, because the rest may be a secret, as in `secretKey:x`.
+                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]
                 raise YamlError(item.line, f"{what}: unknown key {shortened(word, _SHOWN)!r}{hint}")
         return node.value
 

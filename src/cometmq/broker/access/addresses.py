@@ -64,7 +64,7 @@ def _wrong(text: str) -> ConfigError:
 
 
 def _numbers(host: str) -> tuple[int, ...]:
-    """Return the numbers of an address (four for IPv4, eight for IPv6), or () for an invalid address."""
+    """Return the parts of an address as numbers (4 for IPv4, 8 for IPv6), or () for an invalid address."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
 
 
 class Policy:
-    """All accounts and white lists in force at one time. It is immutable; a reload creates a new one."""
+    """The accounts and white lists in force at one time. Immutable: a reload creates a new policy."""
 
     def __init__(self, white: Iterable[AddressPattern], accounts: Iterable[Account]) -> None:
         self._white = list(white)
@@ -31,7 +31,6 @@ class Policy:
         self._known: dict[tuple[str, str], Verdict | None] = {}
 
     def __len__(self) -> int:
-        """Return the number of accounts."""
         return len(self._accounts)
 
     @property
@@ -134,7 +133,7 @@ def _rule(account: Account, right: Right) -> Rule:
     own, default = account.topics, account.default_topic
     if right.group:
         own, default = account.groups, account.default_group
-    elif right.name.startswith(DLQ_PREFIX):  # a dead-letter topic is subject to its group's permissions
+    elif right.name.startswith(DLQ_PREFIX):  # Dead-letter topics are subject to their group's permissions
         default = account.groups.get(right.name.removeprefix(DLQ_PREFIX), account.default_group)
     return own.get(right.name, default if by_default(right) else _NO_DEFAULT)
 
@@ -143,13 +142,13 @@ ACTIONS = ("pub", "sub", "admin")
 
 
 def explained(policy: Policy, user: str, action: str, resource: str, host: str = "") -> Verdict:
-    """Return the decision about an action of an account, and the rule on which it is based.
+    """Return the decision about an action of an account, and the rule on which the decision is based.
 
     Args:
         policy: The accounts and white lists.
         user: The access key of the account.
-        action: One of ACTIONS.
-        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" for the action admin.
+        action: One of `ACTIONS`.
+        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" for the action `admin`.
         host: The client's address, for white lists.
 
     Raises:

@@ -1,6 +1,6 @@
 """The ACL files, which hold accounts and white lists. They are read at the start and after each change.
 
-As for Apache's broker, the ACL files are in the directory `conf` of rocketmqHome (or of ROCKETMQ_HOME). If
+As for Apache's broker, the ACL files are in the directory `conf` of `rocketmqHome` (or of ROCKETMQ_HOME). If
 neither is set, the ACL files are in the directory of the broker's settings file. The ACL files are
 `plain_acl.yml`, and all files below `acl/` whose names end in .yml or .yaml.
 """
@@ -54,12 +54,13 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        self._in_force: dict[str, Stamp] = {}  # the files from which the last returned policy was read
+        # Stamps of the files from which the last returned policy was read.
+        self._in_force: dict[str, Stamp] = {}
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
 
     def load(self) -> Policy:
-        """Read all files and return their policy. The caller puts it into force."""
+        """Read all ACL files. Return their policy, which the caller must put into force."""
         policy = self._look()
         self._in_force = self._stamps()
         return policy
@@ -109,13 +110,13 @@ class AclFiles:
 
     @property
     def versions(self) -> dict[str, DataVersion]:
-        """The data version of each file, by path. It counts the changes that requests have made."""
+        """The data version of each ACL file, by path, which counts the changes made by requests."""
         none = DataVersion(timestamp=0, counter=0)
         return {path: each.content.version or none for path, each in self._read.items()}
 
     @property
     def contents(self) -> dict[str, AclFile]:
-        """The content of each file, by path."""
+        """The content of each ACL file, by path."""
         return {path: each.content for path, each in self._read.items()}
 
     # -- changes by requests
@@ -155,7 +156,7 @@ class AclFiles:
         return next((each for each in found if each.access_key == access_key), None)
 
     def _home_of(self, access_key: str) -> str | None:
-        self._look()  # users may have edited the files since the last read
+        self._look()  # Read changed files first, because users may have edited them
         for path, each in self._read.items():
             if any(account.access_key == access_key for account in each.content.accounts):
                 return path
@@ -175,7 +176,7 @@ class AclFiles:
         version = DataVersion(timestamp=int(time.time() * 1000), counter=counter)
         content = AclFile(content.white, content.accounts, version)
         data = yaml_file.dump(_plain(content))
-        read_acl(path, data)  # check that the written text can be parsed
+        read_acl(path, data)  # Check that the text to be written can be parsed
         real = os.path.realpath(path)
         replace_private(real, data)
         self._read[path] = _Read(_stamp(path), content)
@@ -183,7 +184,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # taken before the read, so that the next check detects a concurrent write
+        stamp = _stamp(path)  # A write during the read changes the stamp, so the next check detects it
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
@@ -226,7 +227,7 @@ def _below(directory: str, depth: int) -> Iterator[str]:
 
 
 def _joined(contents: dict[str, AclFile]) -> Policy:
-    """Combine the contents of all files into one policy. Raises ConfigError if an account is in two files."""
+    """Combine the contents of ACL files into one policy. Raises ConfigError if two files have an account."""
     homes: dict[str, str] = {}
     for path, content in contents.items():
         for account in content.accounts:

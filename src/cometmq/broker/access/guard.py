@@ -1,6 +1,6 @@
-"""The access check that a broker with aclEnable makes before it handles a request (docs/security.md, Access).
+"""The access check of a broker with `aclEnable` before it handles a request (docs/security.md, Access).
 
-Without aclEnable there is no guard, and requests go to their handlers directly.
+Without `aclEnable` there is no guard, and requests go to their handlers directly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logs.logger(__name__)
 FILE_CHECK_INTERVAL_S = 1.0
 """The interval, in seconds, between two checks of the ACL files for changes."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""The text at the beginning of a refusal by Apache's 4.9 broker. Clients recognise refusals by it."""
+"""The first words of the remark with which Apache's 4.9 broker denies access. Clients look for them."""
 
 
 CheckTopic = Callable[[Connection, Frame, str], None]
@@ -36,7 +36,7 @@ CheckTopic = Callable[[Connection, Frame, str], None]
 
 
 class Guard:
-    """Allows or refuses requests by the current policy. It must be created in a running event loop."""
+    """Allows or refuses requests by the current policy. Must be created in a running event loop."""
 
     def __init__(self, files: AclFiles, policy: Policy) -> None:
         self.files = files
@@ -51,14 +51,14 @@ class Guard:
         self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.reload, name="look at the files of accounts")
 
     def start(self) -> None:
-        """Start the periodic check of the files for changes."""
+        """Start the periodic check of the ACL files for changes."""
         self._looks.start()
 
     async def stop(self) -> None:
         await self._looks.stop()
 
     async def reload(self) -> None:
-        """Put a new policy into force if the files have changed."""
+        """Put a new policy into force if the ACL files have changed."""
         async with self.lock:
             policy = await asyncio.to_thread(self.files.reload)
             if policy is not None:
@@ -107,7 +107,7 @@ class Guard:
         self._check_topic(connection, frame, topic_right(Perm.SUB, topic))
 
     def check_write(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """Check the right to end the transaction of a message of `topic`. Raises CommandError."""
+        """Check the right to commit or roll back a transaction of `topic`. Raises CommandError."""
         self._check_topic(connection, frame, topic_right(Perm.PUB, topic))
 
     def _check_topic(self, connection: Connection, frame: Frame, right: Right) -> None:
@@ -128,7 +128,7 @@ class Guard:
         return self._accounts.get(connection) == self._accounts.get(other)
 
     def closed(self, connection: Connection) -> None:
-        """Remove the account of a closed connection."""
+        """Forget the ACL account of a closed connection."""
         self._accounts.pop(connection, None)
 
     # -- requests of this broker
@@ -150,7 +150,7 @@ def host_of(connection: Connection) -> str:
 
 
 async def guard_of(config: BrokerConfig) -> Guard | None:
-    """Create the guard for these settings, or return None without aclEnable. Raises ConfigError."""
+    """Create the guard for these settings, or return None without `aclEnable`. Raises ConfigError."""
     if not config.acl_enable:
         return None
     if config.filter_server_nums:

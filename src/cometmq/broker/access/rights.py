@@ -45,7 +45,7 @@ Rights = list[Right]
 
 
 def topic_right(perm: Perm, name: str) -> Right:
-    """Return the permission that allows the use of a topic, for a retry topic that of its consumer group."""
+    """Return the permission for a topic or, for a retry topic, the permission for its consumer group."""
     if name.startswith(RETRY_PREFIX):
         return group_right(name.removeprefix(RETRY_PREFIX))
     return Right(perm, name)
@@ -57,7 +57,7 @@ def group_right(name: str) -> Right:
 
 
 def by_default(right: Right) -> bool:
-    """Return whether defaultTopicPerm or defaultGroupPerm of an account can grant a right.
+    """Return whether `defaultTopicPerm` or `defaultGroupPerm` of an account can grant a right.
 
     They cannot grant the right to act as a system group, or the right to read reply topics or system topics
     (which hold delayed, half and timer messages, and traces). For these, an account needs an explicit
@@ -83,7 +83,7 @@ def needed(frame: Frame) -> Rights | None:
 
 
 def is_trace(rights: Rights) -> bool:
-    """Return whether the only right is to send traces. Every account has that right."""
+    """Return whether the only required right is to send traces, which every account has."""
     return len(rights) == 1 and rights[0] == (Perm.PUB, TRACE_TOPIC, False)
 
 

@@ -24,24 +24,24 @@ class Security(NamedTuple):
 
     @property
     def check_read(self) -> CheckTopic | None:
-        """The method Guard.check_read, or None without access control."""
+        """The method `Guard.check_read`, or None without access control."""
         return None if self.guard is None else self.guard.check_read
 
     @property
     def check_write(self) -> CheckTopic | None:
-        """The method Guard.check_write, or None without access control."""
+        """The method `Guard.check_write`, or None without access control."""
         return None if self.guard is None else self.guard.check_write
 
     def may_write(self, connection: Connection, topic: str) -> bool:
-        """Return whether a client may send to a topic (see Guard.may_write)."""
+        """Return whether a client may send to a topic (see `Guard.may_write`)."""
         return self.guard is None or self.guard.may_write(connection, topic)
 
     def same_account(self, connection: Connection, other: Connection) -> bool:
-        """Return whether two clients have the same account (see Guard.same_account)."""
+        """Return whether two clients have the same account (see `Guard.same_account`)."""
         return self.guard is None or self.guard.same_account(connection, other)
 
     def closed(self, connection: Connection) -> None:
-        """Remove the account of a closed connection."""
+        """Forget the ACL account of a closed connection."""
         if self.guard is not None:
             self.guard.closed(connection)
 
@@ -52,7 +52,7 @@ class Security(NamedTuple):
                 part.start()
 
     async def stop(self) -> None:
-        """Stop the periodic checks of the files."""
+        """Stop the periodic checks of the ACL files and certificates for changes."""
         for part in (self.guard, self.tls):
             if part is not None:
                 await part.stop()
@@ -62,10 +62,10 @@ OPEN = Security()
 
 
 async def security_of(config: BrokerConfig) -> Security:
-    """Create the access control and the TLS for these settings. Raises ConfigError for invalid settings.
+    """Create the access control and the TLS from a broker's settings. Raises ConfigError for invalid ones.
 
-    As in Apache's broker, useTLS is for the connections that the broker opens. A broker that enforces TLS for
-    its clients also uses TLS for those connections.
+    As in Apache's broker, `useTLS` is for the connections that the broker opens. A broker that enforces TLS
+    for its clients also uses TLS for those connections.
     """
     guard = await guard_of(config)
     path = config.tls_config_file

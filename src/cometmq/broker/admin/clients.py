@@ -82,7 +82,7 @@ class ClientAdmin:
     @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of every producer group."""
-        shift = self.clock.time_ms() - awake_ms(self.clock)  # converts to wall-clock time, as tools expect
+        shift = self.clock.time_ms() - awake_ms(self.clock)  # Tools expect wall-clock times
         table = {
             group: [
                 ProducerInfo(

@@ -159,7 +159,10 @@ class ConsumerAdmin:
 
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_message_directly(self, _connection: Connection, frame: Frame) -> Frame:
-        """Forward a request to consume one message, with the stored message, to the client that it names."""
+        """Forward a request to consume one stored message to the client that the request names.
+
+        The forwarded request contains the message.
+        """
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         record = None
         if header.msg_id:

@@ -82,7 +82,7 @@ RATES = {
 CONSUME_MODES = dict(zip(CONSUME_TYPES, ("pull", "push", "pop"), strict=True))
 BROADCASTING, CLUSTERING = MESSAGE_MODELS
 BYTES, MILLISECONDS = "bytes", "milliseconds"
-Lag = tuple[str, str, int, int]  # group, topic, queue id, number of messages
+Lag = tuple[str, str, int, int]  # Group, topic, queue id and number of messages not consumed
 
 
 @dataclass(eq=False, kw_only=True)
@@ -151,7 +151,7 @@ class BrokerMetrics:
         place = {**self._of_broker(), "brokerIP": self.address.text}
         labels = {
             **place,
-            "brokerHost": "",  # rocketmq-exporter leaves this label empty, too
+            "brokerHost": "",  # rocketmq-exporter leaves `brokerHost` empty, too
             "des": table["brokerVersionDesc"],
             "boottime": table["bootTimestamp"],
             "broker_version": table["brokerVersion"],
@@ -350,7 +350,7 @@ class BrokerMetrics:
             kind = "retrydiff"
         elif topic.startswith(DLQ_PREFIX):
             kind = "dlqdiff"
-        if model != BROADCASTING:  # members of a broadcasting group store their own offsets
+        if model != BROADCASTING:  # A broadcasting group stores its offsets itself, so the lag is unknown
             families.gauge(
                 f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
                 **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,

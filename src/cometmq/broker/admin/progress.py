@@ -48,7 +48,7 @@ from cometmq.store import Clock, MessageStore, Reads
 
 # The counters of `Stats` for the statistics of the whole broker, by the statistic's name in requests.
 OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
-MAX_ENTRIES = 4096  # maximum number of consume queue entries in one response
+MAX_ENTRIES = 4096  # Maximum number of consume queue entries in one response
 INT64_MAX = 2**63 - 1
 
 
@@ -204,8 +204,8 @@ class ProgressAdmin:
             found = []
         if not any(counted.sum for counted in found):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
-        # avgpt, the average number of messages per counted event, is 1, because each message is counted
-        # singly.
+        # `avgpt` is the average number of messages per counted event. It is 1, because each message is
+        # counted singly.
         items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
         return frame.response(body=BrokerStatsData(*items).encode())
 
@@ -258,10 +258,10 @@ class ProgressAdmin:
     async def _progress_of(
         self, group: str, topics: Iterable[str], turns: Turns, counted: Iterable[str] = ()
     ) -> ConsumeStats:
-        """Return the offsets of a group in each queue of these topics.
+        """Return the offsets of a group in each queue of `topics`.
 
-        For an online group, topics to which it does not subscribe are omitted. The rate is the sum over the
-        remaining topics and the topics in `counted`.
+        If the group is online, topics to which it does not subscribe are left out. The rate is the sum over
+        the remaining topics and the topics in `counted`.
         """
         rated = set(counted)
         online = self.consumers.groups.get(group)
@@ -279,7 +279,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # equal to consumer_offset: 5.x's tools show no messages in flight
+                    pull_offset=consumed,  # As `consumer_offset`: 5.x's tools show no messages in flight
                 )
             rated.add(topic)
         now_ms = mono_ms(self.clock)
@@ -307,9 +307,9 @@ class ProgressAdmin:
 
     @handles(RequestCode.QUERY_CORRECTION_OFFSET)
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return, for each queue of a topic, the lowest offset of all groups except the filtered ones.
+        """Return, for each queue of a topic, the lowest offset of all groups except those in `filterGroups`.
 
-        For a queue in which the compared group's offset is lower than this lowest offset, the result is
+        If the offset of the request's `compareGroup` is lower than this lowest offset, the result is
         INT64_MAX (docs/reference/remoting.md, Statistics and connections).
         """
         header = frame.header(QueryCorrectionOffsetRequestHeader)

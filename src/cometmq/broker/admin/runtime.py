@@ -110,9 +110,9 @@ class RuntimeAdmin:
 
     @handles(RequestCode.GET_BROKER_CONFIG)
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return all settings except secrets, and the keys of the settings that have no effect here.
+        """Return all settings except secrets, and the keys of the settings that have no effect in CometMQ.
 
-        If the broker is a member of a raft group, brokerRole is its current role.
+        If the broker is a member of a raft group, `brokerRole` is its current role.
         """
         role = {"brokerRole": self.replication.facts()["brokerRole"]}
         text = format_properties(without_secrets(self.config.properties() | role))
@@ -155,13 +155,14 @@ class RuntimeAdmin:
 
     @handles(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the runtime table, which the tools brokerStatus and clusterList show."""
+        """Return the runtime table, which the tools `brokerStatus` and `clusterList` show."""
         return frame.response(body=KVTable(table=await self.table()).encode())
 
     async def table(self) -> dict[str, str]:
         """Return the runtime table as strings. See docs/reference/remoting.md, Runtime table.
 
-        It has the keys of Apache's broker that have a meaning here, in the spellings of both 4.9 and 5.x.
+        The table has those keys of Apache's broker that are meaningful for CometMQ, in the spellings of 4.9
+        and 5.x.
         """
         stats, config, load = self.stats, self.config, self.protection.load
         table = store_facts(self.store) | self.replication.facts()

@@ -171,7 +171,7 @@ class TopicAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
             ) from error
-        since = tables.check_changeable()  # during the deletion, another broker may have become the leader
+        since = tables.check_changeable()  # Another broker may have become the leader during the deletion
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
         tables.offsets.remove_topic(name)
@@ -194,7 +194,7 @@ class TopicAdmin:
 
     @handles(RequestCode.GET_TOPIC_CONFIG)
     def get_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return one topic. 5.x's tools send this request before all others."""
+        """Return the configuration of one topic. RocketMQ 5.x's tools send this request first."""
         return frame.response(body=self._known(frame.header(TopicRequestHeader).topic).encode())
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
@@ -239,11 +239,11 @@ class TopicAdmin:
 
         System topics are excepted, because their messages may still be waiting for delivery.
         """
-        await self.tables.confirm_changeable()  # because a follower deletes only what its leader deletes
+        await self.tables.confirm_changeable()  # Followers delete only what the leader deletes
         topics = self.tables.topics
         try:
-            # Pass a function rather than a set of all names: many such requests may wait for each other, and
-            # each would keep its own set in memory.
+            # Pass a function rather than a set of all names: many requests may wait for each other, and each
+            # request would keep its own set in memory.
             gone = await self.store.deletion.delete_unknown(
                 lambda name: name in topics.table or topics.is_system(name)
             )

@@ -10,13 +10,13 @@ from cometmq.protocol.ids import pack_host
 from cometmq.store import SLAVE
 
 HA_OFFSET = 1
-"""The HA port, to which slaves connect, is listenPort plus this number unless haListenPort is set."""
+"""The HA port, to which slaves connect, is `listenPort` plus this number unless `haListenPort` is set."""
 
 
 def ha_port_of(config: BrokerConfig) -> int:
     """Return the port to which slaves connect.
 
-    If listenPort is 0 (any free port) and haListenPort is not set, the result is 0, too.
+    If `listenPort` is 0 (any free port) and `haListenPort` is not set, the result is 0, too.
     """
     return config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
 
@@ -40,8 +40,8 @@ def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
 class BrokerAddress:
     """The addresses of a broker. The ports are known only once the broker listens.
 
-    `ip` is the numeric form of brokerIP1, for records and message ids, which have no room for a host name.
-    Clients and name servers receive brokerIP1 itself.
+    `ip` is the numeric form of `brokerIP1`, for records and message ids, which have no room for a host name.
+    Clients and name servers receive `brokerIP1` itself.
     """
 
     config: BrokerConfig
@@ -51,7 +51,7 @@ class BrokerAddress:
 
     @property
     def interface(self) -> str:
-        """The interface to listen on: bindAddress, or all interfaces if it is not set."""
+        """The interface to listen on: `bindAddress`, or all interfaces if it is not set."""
         return self.config.bind_address or ("::" if ":" in self.ip else "0.0.0.0")
 
     @property

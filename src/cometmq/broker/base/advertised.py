@@ -1,4 +1,4 @@
-"""Checks of the address that a broker advertises to clients (brokerIP1).
+"""Checks of the address that a broker advertises to clients (`brokerIP1`).
 
 They report an unusable address when the broker starts, rather than let each producer fail later.
 """
@@ -20,10 +20,10 @@ ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def check_usable(host: str, ip: str) -> None:
-    """Check that brokerIP1 is an address to which clients can connect.
+    """Check that `brokerIP1` is an address to which clients can connect.
 
     Args:
-        host: The value of brokerIP1.
+        host: The value of `brokerIP1`.
         ip: The address to which `host` resolves.
 
     Raises:

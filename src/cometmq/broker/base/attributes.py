@@ -1,7 +1,7 @@
 """The attributes of topics: their keys, and changes in 5.x's form `+key=value,-key`.
 
-`retention.ms` and `retention.bytes` are CometMQ's own. `message.type` has no effect here; it is stored for
-5.x's tools and clients. topics.json stores keys and values in the same form as 5.x's broker.
+`retention.ms` and `retention.bytes` exist only in CometMQ. `message.type` has no effect in CometMQ; it is
+stored for 5.x's tools and clients. topics.json stores keys and values in the same form as 5.x's broker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours:
     Args:
         present: The attributes before the change.
         text: The change, such as `+key=value,-key`.
-        reserved_hours: The setting fileReservedTime, which limits retention.ms.
+        reserved_hours: The setting `fileReservedTime`, which limits retention.ms.
 
     Raises:
         ConfigError: The change is invalid. The error contains the key, the value and what is expected.

@@ -14,9 +14,9 @@ docs/server.md contains the same table.
 | offset update (15) | anything is stored | unknown topic 17, unknown group 26, bad queue or offset 29 |
 | group deletion (207) | removeOffset | cleanOffset; both are read |
 | retry sent by a client (310) | dead at the maximum, DELAY 0 | dead above it, or with locked queues; -1 |
-| send of a half message | | transactionId in its answer, property __transactionId__: its UNIQ_KEY |
+| send of a half message | | response: transactionId; property __transactionId__: the UNIQ_KEY |
 | end of a transaction (37), late | accepted | 604 if the message's own time is over and no check was sent |
-| maxMsgBytes of a pull (11) | unknown to 4.9 | the answer's most bytes, 100 to 128 Mi |
+| maxMsgBytes of a pull (11) | unknown to 4.9 | maximum size of the response, 100 to 128 Mi bytes |
 | runtime table (28) | getTransferedTps | getTransferredTps; both are written |
 | CONTAINS, STARTSWITH, ENDSWITH in SQL92 filters | names of properties | operators |
 | 18, 225, 351, 352, 361 | unknown to 4.9 | served: 5.x tools and lite pull consumers ask every broker |
@@ -41,12 +41,12 @@ def invalid_parameter(version: int) -> int:
 
 
 def spreads_batch_properties(version: int) -> bool:
-    """Return whether a batch's own properties are added to each of its messages, as 4.9 does."""
+    """Return whether a batch's own properties are added to each of its messages, as in 4.9's broker."""
     return not is_5x(version)
 
 
 def level_of_dead_letter(version: int) -> bytes:
-    """Return the property DELAY of a dead letter that a client itself had sent to a retry topic."""
+    """Return the property `DELAY` of a dead letter that a client itself had sent to a retry topic."""
     return b"-1" if is_5x(version) else b"0"
 
 

@@ -46,7 +46,7 @@ from cometmq.store import SLAVE, StoreConfig
 log = logs.logger(__name__)
 
 MASTER_ID = 0
-"""The brokerId that every master has."""
+"""The `brokerId` that every master has."""
 MAX_PARKED_PULLS = 1 << 20
 """The upper limit of the settings for parked pulls. It bounds memory, as each pull takes about 1 KB."""
 
@@ -71,7 +71,7 @@ def local_address() -> str:
     """Return the address from which this machine sends to other networks, or 127.0.0.1 without a network."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        probe.connect(("192.0.2.1", 9))  # an address for documentation; connecting a UDP socket sends nothing
+        probe.connect(("192.0.2.1", 9))  # 192.0.2.1 is a test address; connecting a UDP socket sends nothing
         return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
@@ -97,8 +97,8 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_ip1: Annotated[str, FIXED] = msgspec.field(default_factory=local_address)
     broker_ip2: Annotated[str, FIXED] = ""
     listen_port: Annotated[int, _PORT, FIXED] = 10911
-    bind_address: Annotated[str, FIXED] = ""  # CometMQ's own: the interface to listen on ("": all)
-    vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ's own: whether listenPort - 2 is opened
+    bind_address: Annotated[str, FIXED] = ""  # CometMQ only: the interface to listen on ("": all interfaces)
+    vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ only: whether to open port `listenPort` - 2
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(
         default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")
     )
@@ -108,7 +108,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
     default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
     max_topic_queue_nums: Annotated[int, _QUEUES] = (
-        1024  # CometMQ's own setting; Apache's BenchmarkTest uses 1024 queues
+        1024  # This setting exists only in CometMQ. Apache's BenchmarkTest needs 1024 queues.
     )
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
@@ -119,10 +119,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     flush_consumer_offset_interval: Annotated[int, _PERIOD, START] = 5_000
     long_polling_enable: bool = True
     short_polling_time_mills: Annotated[int, _MS] = 1_000
-    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # CometMQ's own setting
-    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # CometMQ's own setting
+    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # This setting exists only in CometMQ
+    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # This setting exists only in CometMQ
     notify_consumer_ids_changed_enable: bool = True
-    enable_property_filter: bool = True  # enables SQL92 filters; Apache's default is false
+    enable_property_filter: bool = True  # Whether SQL92 filters are enabled; Apache's default is false
     slave_read_enable: bool = False
     start_accept_send_request_time_stamp: Annotated[int, Range(0, LONG_MAX, "milliseconds since 1970")] = 0
     broker_fast_failure_enable: bool = True
@@ -133,33 +133,33 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     wait_time_mills_in_transaction_queue: Annotated[int, _MS] = 3_000
     os_page_cache_busy_time_out_mills: Annotated[int, _MS] = 1_000
     max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = (
-        1 << 30  # CometMQ's own setting
+        1 << 30  # This setting exists only in CometMQ
     )
     disable_consume_if_consumer_read_slowly: bool = False
     consumer_fallbehind_threshold: Annotated[int, _BYTES] = 16 << 30
     register_name_server_period: Annotated[int, _MS, START] = 30_000
     register_broker_timeout_mills: Annotated[int, Range(1, 600_000, "milliseconds")] = 6_000
     compressed_register: bool = False
-    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # Apache's default: 10912; 4.9 opens listenPort + 1
+    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # 0 means `listenPort` + 1, as in Apache's 4.9 broker
     ha_master_address: Annotated[str, FIXED] = ""
     ha_send_heartbeat_interval: Annotated[int, _PERIOD] = 5_000
     ha_housekeeping_interval: Annotated[int, _PERIOD] = 20_000
     ha_transfer_batch_size: Annotated[int, _HA_BATCH] = 32_768
     ha_slave_fallbehind_max: Annotated[int, _BYTES] = 256 << 20
     slave_timeout: Annotated[int, _MS] = 3_000
-    d_leger_join: Annotated[bool, FIXED] = False  # CometMQ's own: whether an existing group adds this member
+    d_leger_join: Annotated[bool, FIXED] = False  # CometMQ only: an existing group adds this member
     in_sync_replicas: Annotated[int, _REPLICAS] = 1
     min_in_sync_replicas: Annotated[int, _REPLICAS] = 1
     enable_auto_in_sync_replicas: bool = False
     flush_delay_offset_interval: Annotated[int, _PERIOD, START] = 10_000
     timer_wheel_enable: bool = True
     timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = (
-        40 * 86_400  # Apache's default is 3 days
+        40 * 86_400  # Apache's default for this setting is 3 days
     )
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
-        4_000_000  # CometMQ's own; each message takes 30 bytes of memory
+        4_000_000  # This setting exists only in CometMQ. Each waiting message takes 30 bytes of memory
     )
-    recall_message_enable: bool = True  # enables recalls; Apache's default is false
+    recall_message_enable: bool = True  # Whether messages can be recalled; Apache's default is false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
     transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000
@@ -168,12 +168,12 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: Annotated[int, Range(0, 64, "processes"), FIXED] = 0
-    tls_server_mode: Annotated[str, FIXED] = ""  # "" means permissive if tls.config.file is set
+    tls_server_mode: Annotated[str, FIXED] = ""  # "" means `permissive` if `tls.config.file` is set
     tls_config_file: Annotated[str, FIXED] = ""
     use_tls: Annotated[bool, FIXED] = False
     acl_enable: Annotated[bool, FIXED] = False
-    rocketmq_home: Annotated[str, FIXED] = ""  # with aclEnable, its directory `conf` holds the ACL files
-    log_level: str = ""  # CometMQ's own setting
+    rocketmq_home: Annotated[str, FIXED] = ""  # The subdirectory `conf` of this directory holds the ACL files
+    log_level: str = ""  # This setting exists only in CometMQ
     broker_config_path: Annotated[str, FIXED] = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
@@ -268,7 +268,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     @property
     def register_period_ms(self) -> int:
-        """The setting registerNameServerPeriod, limited to 10 to 60 s as in Apache's broker."""
+        """The setting `registerNameServerPeriod`, limited to 10 to 60 s as in Apache's broker."""
         return max(10_000, min(self.register_name_server_period, 60_000))
 
     @property
@@ -301,7 +301,7 @@ RANGES = annotations_of(BrokerConfig, Range)
 NOT_BY_REQUEST = keys_with(FIXED, BrokerConfig, StoreConfig) | {
     "configBlackList", "messageStorePlugIn", "mappedFileSizeConsumeQueueExt",
 }  # fmt: skip
-"""Settings that UPDATE_BROKER_CONFIG must not change: the FIXED ones, and three that have no effect here."""
+"""Settings that UPDATE_BROKER_CONFIG must not change: those marked FIXED, and three without an effect."""
 AT_NEXT_START = keys_with(START, BrokerConfig, StoreConfig)
 """Settings that UPDATE_BROKER_CONFIG stores, but that take effect only at the next start."""
 

@@ -15,9 +15,9 @@ from cometmq.store import StoreConfig
 
 # The delay, in ms, of a level that the setting does not define, as in Apache's store.
 UNKNOWN_LEVEL_MS = 1_000
-# A change of the wall clock against the monotonic clock counts as a step only if it is greater than this
-# (ms); smaller changes are slow adjustments, and are ignored. Therefore a delivery time could be too early
-# by up to STEP_MS, so STEP_MS is added to each delivery time.
+# A difference between wall clock and monotonic clock counts as a step of the wall clock only if it is greater
+# than STEP_MS; smaller differences are slow adjustments, and are ignored. Therefore a delivery time could be
+# too early by up to STEP_MS, so STEP_MS is added to each delivery time.
 STEP_MS = 10
 
 
@@ -36,7 +36,7 @@ class DelayLevels(msgspec.Struct, frozen=True):
         return self.delays_ms[level - 1] if 0 < level <= len(self.delays_ms) else UNKNOWN_LEVEL_MS
 
     def effective(self, requested: int) -> int:
-        """Return a requested level, limited to the range from 0 (no delay) to the last level."""
+        """Return a requested delay level, limited to the range from 0 (no delay) to the last level."""
         return min(max(requested, 0), len(self.delays_ms))
 
 
@@ -55,7 +55,7 @@ class ClockSteps:
         self.notes = deque([(0, monotonic_ms - now_ms)])
 
     def note(self, offset: int, ahead_ms: int) -> None:
-        """Record by how many ms the monotonic clock leads the wall clock for records from this offset on."""
+        """Record how far the monotonic clock is ahead of the wall clock, for records from `offset` on."""
         if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
             self.notes.append((offset, ahead_ms))
 
@@ -73,7 +73,7 @@ class ClockSteps:
         return found
 
     def passed(self, offset: int) -> None:
-        """Remove leads that apply only to records before this offset."""
+        """Remove the recorded clock differences that apply only to records before `offset`."""
         while len(self.notes) > 1 and self.notes[1][0] <= offset:
             self.notes.popleft()
 
@@ -94,10 +94,10 @@ class DueTimes:
         """
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # latest delivery time of messages from before the start
+        self._latest_ms = monotonic_ms + delay_ms  # Latest delivery time of messages stored before the start
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:
-        """Return the delivery time, in ms of the monotonic clock, of the message at this offset."""
+        """Return the delivery time, in ms of the monotonic clock, of the message at a queue offset."""
         due_ms = store_timestamp_ms + self._delay_ms + self.steps.ahead_ms(offset) + STEP_MS
         return min(due_ms, self._latest_ms) if offset < self._stored else due_ms

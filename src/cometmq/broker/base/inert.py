@@ -1,12 +1,12 @@
-"""Settings of Apache's broker that are accepted but have no effect here."""
+"""Settings of Apache's broker that CometMQ accepts, but that have no effect."""
 
 from __future__ import annotations
 
 from cometmq.settings import Inert
 
-# These settings, with 4.9.7's defaults, control parts of Apache's broker that do not exist here: thread pools
-# and their queues, Netty, mapped memory, and the deletion of mapped files (docs/reference/storage.md, Broker
-# settings).
+# These settings, with 4.9.7's defaults, control parts of Apache's broker that CometMQ does not have: thread
+# pools and their queues, Netty, mapped memory, and the deletion of mapped files (docs/reference/storage.md,
+# Broker settings).
 WITHOUT_USE = {
     "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
     "adminBrokerThreadPoolNums": "16", "clientManageThreadPoolNums": "32",

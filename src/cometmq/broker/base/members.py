@@ -1,4 +1,4 @@
-"""The settings about the members of a raft group: dLegerPeers, dLegerSelfId, preferredLeaderId."""
+"""The settings about the members of a raft group: `dLegerPeers`, `dLegerSelfId`, `preferredLeaderId`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NUMBERED = re.compile(r"[A-Za-z]+([0-9]{1,6})").fullmatch
 
 
 class Peer(NamedTuple):
-    """A member in dLegerPeers: its name and its address."""
+    """A member in `dLegerPeers`: its name and its address."""
 
     member: str
     addr: str
 
 
 def peers_of(text: str) -> list[Peer]:
-    """Parse dLegerPeers, such as `n0-host:port;n1-host:port`. Raises ConfigError if it is invalid."""
+    """Parse `dLegerPeers`, such as `n0-host:port;n1-host:port`. Raises ConfigError if it is invalid."""
     peers = []
     for word in filter(None, (word.strip() for word in text.split(";"))):
         found = _PEER(word)
@@ -33,7 +33,7 @@ def peers_of(text: str) -> list[Peer]:
 
 
 def broker_id_of(member: str) -> int:
-    """Return the brokerId that a member has as a follower: the number in its name, plus one.
+    """Return the `brokerId` that a member has as a follower: the number in its name, plus one.
 
     Raises:
         ConfigError: The name has no number.
@@ -45,15 +45,15 @@ def broker_id_of(member: str) -> int:
 
 
 def preferred_of(text: str) -> list[str]:
-    """Return the names of the members in preferredLeaderId, where they are separated by `;`."""
+    """Return the names of the members in `preferredLeaderId`, where they are separated by `;`."""
     return list(filter(None, (word.strip() for word in text.split(";"))))
 
 
 def check_member(member: str, peers: str, preferred: str) -> None:
-    """Check the settings dLegerSelfId, dLegerPeers and preferredLeaderId of a raft group's member.
+    """Check the settings `dLegerSelfId`, `dLegerPeers` and `preferredLeaderId` of a raft group's member.
 
     Raises:
-        ConfigError: A setting is invalid, or a named member is not in dLegerPeers.
+        ConfigError: A setting is invalid, or a named member is not in `dLegerPeers`.
     """
     broker_id_of(member)
     known = dict(peers_of(peers))

@@ -23,7 +23,7 @@ from cometmq.store import MessageStore
 log = logs.logger(__name__)
 
 MEASURE_INTERVAL_S = 0.02
-WARNING_INTERVAL_S = 10.0  # minimum interval between two log lines about refusals
+WARNING_INTERVAL_S = 10.0  # Minimum interval, in seconds, between two log lines about refusals
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class Protection:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._late_ms = 0  # delay of the event loop at the last measurement
+        self._late_ms = 0  # Delay of the event loop in ms at the last measurement
         self._exceeded: dict[int, list[Excess]] = {}
         self._log_limit = logs.LogLimiter(1, WARNING_INTERVAL_S)
         self.load = Load()
@@ -75,7 +75,7 @@ class Protection:
         )
         self._late_ms = late_ms
         if 0 < self.config.max_unflushed_bytes <= 2 * self.load.unflushed:
-            flusher.request()  # half of the limit is reached, so sync before the flush interval ends
+            flusher.request()  # Sync early, because half of `maxUnflushedBytes` is reached
         self._refuse(exceeded(self.load, self.config))
         self.start()
 

@@ -1,6 +1,6 @@
 """Responses to sends and pulls, formatted directly as bytes with the JSON header of Apache's 4.9 broker.
 
-A successful response to a send must have MSG_REGION in its extFields, because the Java client reads that
+A successful response to a send must have MSG_REGION in its `extFields`, because the Java client reads that
 field without checking that it exists (docs/reference/remoting.md, Sending). A client accepts a JSON response
 even if its request was in the binary serialisation (docs/reference/remoting.md, Serialisation of answers).
 """
@@ -73,13 +73,13 @@ class SendReplies:
         self.configure(region, trace_on)
 
     def configure(self, region: str, trace_on: bool) -> None:
-        """Set regionId and traceOn, which responses contain so that clients can trace messages."""
+        """Set `regionId` and `traceOn`, which responses contain so that clients can trace messages."""
         self._region = json.dumps(region).encode().replace(b"%", b"%%")
         self._trace = b"true" if trace_on else b"false"
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """Fill the values that all responses share into the templates."""
+        """Put the values that all responses share into the response templates."""
         self._before = _SEND.replace(b"%b", self._region, 1).replace(b"%b", self._trace, 1)
         self._ok = _OK % (self._region, self._trace, self._ids_prefix, VERSION_4_9_7)
 

@@ -16,15 +16,16 @@ import msgspec
 # The periods, in seconds, over which rates are reported.
 SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
-GROUP_SPAN_MS = 10_000  # length, in ms, of a span in which the messages of each group are counted
+GROUP_SPAN_MS = 10_000  # Period, in ms, after which a new element of `group_spans` begins
 GROUP_SPANS = 7
 MAX_GROUP_TOTALS = 100_000
-"""The maximum number of totals, one per group and topic. Beyond this number, all totals restart at 0."""
+"""The maximum number of counters in `group_totals`. Beyond this number, all of them restart at 0."""
 
 
 K = TypeVar("K")
 SPAN_MS = 10_000
-# For each level (last minute, hour, day): the length of a span in ms, and the number of spans summed.
+# For each level (last minute, hour, day): the length of an interval in ms, and the number of intervals that
+# are added up.
 LEVELS = ((SPAN_MS, 6), (600_000, 6), (3_600_000, 24))
 
 
@@ -43,7 +44,8 @@ class SpanCounts(Generic[K]):
     """The number of events of the last minute, hour and day, for each key that had events in the last day."""
 
     def __init__(self, mono_ms: int) -> None:
-        # For each level, its spans: start time, and counts by key. The last span is the current one.
+        # For each level: the start time of each interval, and its counts by key. The last interval is the
+        # current one.
         self._levels: list[deque[tuple[int, dict[K, int]]]] = [
             deque([(mono_ms, {})], maxlen=count + 1) for _, count in LEVELS
         ]
@@ -68,7 +70,6 @@ class SpanCounts(Generic[K]):
         ]
 
     def __len__(self) -> int:
-        """Return the number of keys."""
         return len({key for spans in self._levels for _, counts in spans for key in counts})
 
 
@@ -89,31 +90,35 @@ class Stats:
     def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
         self.boot_mono_ms = mono_ms
-        self.boot_log_end = 0  # where the log ended when this broker opened it
+        self.boot_log_end = 0  # End of the log when the broker opened the log
         self.put = 0
         self.put_failed = 0
         self.get = 0
         self.found = 0
         self.miss = 0
         self.transferred = 0
-        # The number of messages sent to each group from each topic in the current span. A group without
-        # traffic disappears from `group_spans` after a minute.
+        # The number of messages sent to each group from each topic in the current interval of GROUP_SPAN_MS.
+        # A group without traffic disappears from `group_spans` after a minute.
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The spans of the last minute: start time and counts. The last entry is the current span.
+        # The intervals of the last minute, each with its start time and counts. The last one is the current
+        # interval.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
-        self._counted = {"put": 0, "transferred": 0}  # counter values at the last update of `broker_counts`
-        self.group_totals: dict[tuple[str, str], int] = {}  # totals since the start, except the current span
+        self._counted = {"put": 0, "transferred": 0}  # Values at the last update of `broker_counts`
+        self.group_totals: dict[tuple[str, str], int] = {}  # Totals before the current interval
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
 
     def sample(self, now_ms: int, mono_ms: int) -> None:
-        """Take a sample of the counters. Begin a new span, and a new day, when it is time."""
+        """Take a sample of the counters.
+
+        Begin a new interval after GROUP_SPAN_MS, and a new day at midnight (UTC).
+        """
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_counts.add(self.group_get, mono_ms)
@@ -179,7 +184,7 @@ class Stats:
         return self.topic_counts.of(topic, mono_ms, since)
 
     def _since(self, name: str) -> int:
-        """Return the number of events of a counter that `broker_counts` does not include yet."""
+        """Return by how much a counter has increased since the last update of `broker_counts`."""
         return int(getattr(self, name)) - self._counted[name]
 
     def of_broker(self, name: str, mono_ms: int) -> list[Counted]:

@@ -8,7 +8,7 @@ from cometmq.store import Clock
 
 
 def mono_ms(clock: Clock) -> int:
-    """Return a monotonic time in ms. It also counts the time that the machine was suspended."""
+    """Return a monotonic time in ms, which also counts the time that the machine was suspended."""
     return int(clock.boottime() * 1000)
 
 

@@ -1,4 +1,4 @@
-"""Helpers for requests about many queues. They let the event loop run other tasks in between."""
+"""Helpers for requests about many queues. The helpers let the event loop run other tasks in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 QUEUES_PER_TURN = 64
 """The number of items between two pauses. 64 items of up to 20 µs each block the loop for about 1 ms."""
 ENTRIES_INLINE = 512
-"""The event loop encodes a response with at most this many entries, at 3 µs each; otherwise a thread does."""
+"""The event loop encodes a response with at most 512 entries, at 3 µs each. A thread encodes a longer one."""
 
 
 class Turns:

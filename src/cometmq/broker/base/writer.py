@@ -1,9 +1,10 @@
-"""The end of a tick: one write for all appended messages, then the responses, then the parked pulls.
+"""The end of an event-loop tick: one write for all appended messages, then responses, then parked pulls.
 
 Sends of single messages wait, with their senders, in the store's appender. Other request processors append to
-the store themselves and register an outcome callback here. No response is sent before the store has committed
-the tick. With SYNC_FLUSH, the response to a sender that waits for durability is sent once the message is on
-the disk; from then on, consumers see it. With SYNC_MASTER, the response also waits for slaves.
+the store themselves and register an outcome callback with the writer. No response is sent before the store
+has committed the messages of the tick. With SYNC_FLUSH, the response to a sender that waits for durability is
+sent once the message is on the disk; consumers see the message from then on. With SYNC_MASTER, the response
+also waits for slaves.
 
 Budget: formatting and queueing one response takes 1.5 µs of the 12 µs of a 1 KiB send.
 """
@@ -27,7 +28,7 @@ log = logs.logger(__name__)
 SUCCESS = int(ResponseCode.SUCCESS)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
-FLUSH_FAILED = 1 << 16  # a value greater than every response code
+FLUSH_FAILED = 1 << 16  # Greater than every response code, so that this code wins in `_await`
 
 NOT_COMMITTED = "the raft group has not committed it in time: it may be stored, or not"
 
@@ -40,9 +41,9 @@ class Replicas(Protocol):
     """The copies of the commit log on other brokers."""
 
     decide: bool
-    """Whether the copies decide what is stored, as in a raft group.
+    """Whether the other members decide if a message is stored, as in a raft group.
 
-    If so, every sender waits for the copies, and none for the local flush alone.
+    If so, every sender waits for the other members, and no sender waits only for the local flush.
     """
 
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
@@ -55,7 +56,7 @@ class Replicas(Protocol):
 
 
 class Writer:
-    """Commits the appends of a tick and sends the responses, when the server's tick calls `end_tick`."""
+    """Commits the messages appended in an event-loop tick and sends the responses, in `end_tick`."""
 
     def __init__(
         self,
@@ -73,14 +74,14 @@ class Writer:
         self.replies = replies
         self._on_arrivals = on_arrivals
         self.replicas: Replicas | None = None
-        """The copies that senders wait for, or None if this broker is not a SYNC_MASTER."""
+        """The brokers for whose copies senders wait, or None if this broker is not a SYNC_MASTER."""
         self._stats = stats
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        self._outcomes: list[tuple[Outcome, bool]] = []  # outcomes of this tick; True: wait until durable
-        self._ticks = 0  # number of ticks whose senders still wait
-        self.waiting = 0  # number of senders that wait for a flush or slaves
+        self._outcomes: list[tuple[Outcome, bool]] = []  # Outcomes to report; True: wait until durable
+        self._ticks = 0  # Number of commits whose senders still wait for a flush or for slaves
+        self.waiting = 0  # Number of senders that wait for a flush or for slaves
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -89,7 +90,7 @@ class Writer:
         self._sync = self.store.config.sync_flush
 
     def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
-        """Record that a message was appended, so that the current tick or a new tick commits it.
+        """Record that a message was appended, so that the end of the event-loop tick commits the message.
 
         Args:
             outcome: Is called with the result.
@@ -100,7 +101,7 @@ class Writer:
             self._outcomes.append((outcome, wait))
 
     def end_tick(self) -> None:
-        """Commit the appends of this tick. Send the responses that need not wait for durability."""
+        """Commit the messages appended in this event-loop tick. Send the responses that need not wait."""
         if not (self._outcomes or self._appender.waiting()):
             return
         replicas = self.replicas
@@ -132,7 +133,7 @@ class Writer:
         self.visible(commit.visible, commit.arrivals)
 
     def visible(self, count: int, arrivals: Arrivals) -> None:
-        """Count the messages that a commit or flush has made visible. Pass `arrivals` on to parked pulls."""
+        """Count messages that a commit or flush has made visible, and wake pulls by `arrivals`."""
         self._stats.put += count
         if arrivals:
             self._on_arrivals(arrivals)
@@ -160,12 +161,12 @@ class Writer:
             outcome(code, remark)
 
     def _await(self, sends: list[TickMessage], outcomes: list[Outcome], end_offset: int) -> None:
-        """Send the responses once the flush and the slaves are done or have failed."""
+        """Send the responses once the flush and the reports of slaves have succeeded or failed."""
         replicas = self.replicas
         sync = self._sync and not (replicas is not None and replicas.decide)
         count = len(sends) + len(outcomes)
         left = sync + (replicas is not None)
-        worst = SUCCESS  # the highest code wins, so a slave's code replaces a flush's, as in Apache's broker
+        worst = SUCCESS  # The highest code wins: a slave's code replaces the flush's code
         self._ticks += 1
         self.waiting += count
         self._idle.clear()

@@ -39,7 +39,7 @@ A compilation slows the event loop even though it runs in a thread, so pauses li
 the time.
 """
 _MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # maximum number of properties that are read singly; for more, all are decoded
+_MAX_SINGLE_READS = 3  # Maximum number of properties read singly; for more, all are decoded
 MAX_VERDICT_TABLES = 32
 """The maximum number of filters with cached verdicts, which take 10 MiB in all.
 
@@ -51,9 +51,9 @@ MAX_VALUES_BYTES = 64
 """The maximum length, in bytes, of the property values for which a verdict is cached."""
 PAUSED_SCANS = 100
 """The number of scans for which a table of verdicts that saved few evaluations is not used."""
-_WORTHWHILE = 4  # below this number of checked records per evaluation, a table is not worth its cost
+_WORTHWHILE = 4  # With fewer checked records per evaluation, storing verdicts costs more than it saves
 
-Key = tuple[str, bool]  # the expression, and whether words such as CONTAINS are operators in it
+Key = tuple[str, bool]  # The expression, and whether words such as CONTAINS are operators
 
 
 class NotCompiled(Exception):
@@ -137,8 +137,8 @@ class SqlFilters:
             found: SqlFilter | SqlError
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
-            except SqlError as error:
-                found = SqlError(error.column, error.problem)  # a copy of the error without its traceback
+            except SqlError as error:  # A copied error does not keep its traceback
+                found = SqlError(error.column, error.problem)
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -164,11 +164,11 @@ class Verdicts(dict[Values, bool]):
     def __init__(self, sql: SqlFilter) -> None:
         self._sql = sql
         self._evaluated = 0
-        self._paused = 0  # number of further scans that will not use this table
+        self._paused = 0  # Number of scans that will not use the stored verdicts
         self.checked = 0
 
     def begin_scan(self) -> bool:
-        """Return whether the next scan uses the table."""
+        """Begin a scan. Return whether the scan uses the stored verdicts."""
         if not self._paused:
             return True
         self._paused -= 1
@@ -188,7 +188,7 @@ class Verdicts(dict[Values, bool]):
         return passes
 
     def evaluate(self, values: Values) -> bool:
-        """Return whether a message with these values matches, without the table."""
+        """Evaluate the filter for a message with these property values, without using a stored verdict."""
         each = (values,) if isinstance(values, bytes) else values
         texts = [value.decode("utf-8", "replace") or None for value in each]
         return self._sql.matches(dict(zip(self._sql.names, texts, strict=True)).get)
@@ -196,16 +196,17 @@ class Verdicts(dict[Values, bool]):
 
 @lru_cache(MAX_VERDICT_TABLES)
 def _cached_parts(sql: SqlFilter) -> tuple[Callable[[bytes | bytearray, int, int], Values], Verdicts]:
-    """Return the reader of the properties of a filter, and its verdicts."""
+    """Return a function that reads the properties that a filter uses, and the filter's stored verdicts."""
     return values_reader(tuple(name.encode() for name in sql.names)), Verdicts(sql)
 
 
 class FilterScan:
     """The filter of one pull, which checks records until a time limit.
 
-    Budget: 1 µs of CPU per record if the filter reads one property whose value was seen before. The property
-    is found in the bytes of the record, and the verdict by the bytes of its value. For a filter with more
-    than _MAX_SINGLE_READS properties, only those that the evaluation requests are read.
+    Budget: 1 µs of CPU per record if the filter uses one property, and its value was seen before: the
+    property is found in the bytes of the record, and the verdict is looked up by the bytes of the value. If a
+    filter uses more than _MAX_SINGLE_READS properties, only the properties that the evaluation needs are
+    read.
     """
 
     __slots__ = (
@@ -237,10 +238,10 @@ class FilterScan:
     def find_match(
         self, data: bytes | bytearray, start: int, units: Sequence[Unit], first: int, stop: int
     ) -> tuple[int, bool | None]:
-        """Return the index of the first unit whose record matches, and True. See RecordFilter.
+        """Return the index of the first unit whose record matches, and True (see RecordFilter).
 
-        The second value is None if the time limit has ended the scan, and False if no checked record matches.
-        A damaged record matches, so that its consumer sees the damage. The first record of a scan is always
+        Without a match, the second value is None if the time limit has ended the scan, and otherwise False. A
+        damaged record matches, so that its consumer sees the damage. The first record of a scan is always
         checked.
         """
         length, read, now_s, until = len(data), self._read, self._now_s, self._until
@@ -260,7 +261,8 @@ class FilterScan:
                     passes = self._evaluate(data, at, size)
                 else:
                     values = read(data, at, size)
-                    # The hash of a long value would cost more than its evaluation.
+                    # Evaluate long values without a verdict, because the hash of a long value would take more
+                    # time.
                     passes = (
                         verdicts[values] if len(values) <= MAX_VALUES_BYTES else verdicts.evaluate(values)
                     )
@@ -275,7 +277,7 @@ class FilterScan:
         return index, passes
 
     def _evaluate(self, data: bytes | bytearray, at: int, size: int) -> bool:
-        """Return whether a record matches by its properties that the evaluation requests."""
+        """Evaluate the filter for a record. A property is read when the evaluation needs it."""
         if claim_of(data, at)[0] != size:
             return True
         self._properties = properties_of(data, at)

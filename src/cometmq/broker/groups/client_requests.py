@@ -55,21 +55,21 @@ from cometmq.store import Clock, MessageStore
 # The maximum number of groups and subscriptions in one heartbeat. Decoding each takes 2 µs, and the limit
 # bounds that time, so groups and subscriptions are counted before they are decoded.
 MAX_OBJECTS = 50_000
-MAX_LANGUAGE_LENGTH = 32  # maximum length of a client's language, in characters
-MAX_BROKER_NAME_LENGTH = 255  # characters; the queues of brokers with longer names cannot be locked
+MAX_LANGUAGE_LENGTH = 32  # Maximum length of the text that names a client's language
+MAX_BROKER_NAME_LENGTH = 255  # In characters; queues with longer broker names cannot be locked
 
 
 log = logs.logger(__name__)
 
-MAX_KEPT = 1_000  # maximum number of stored digests, and of stored groups
-MAX_REPEATED_CHECKS = 10  # maximum number of groups that one call compares again, as each may be large
+MAX_KEPT = 1_000  # Maximum number of stored digests; also the maximum number of stored groups
+MAX_REPEATED_CHECKS = 10  # Maximum number of groups that one call of `log_pending` compares
 
 
 @dataclass(eq=False)
 class Disagreements:
     """Logs each difference between the subscriptions or settings of a group's members once.
 
-    The object stores the digests of up to MAX_KEPT logged differences, and up to MAX_KEPT groups whose
+    The object stores the digests of up to `MAX_KEPT` logged differences, and up to `MAX_KEPT` groups whose
     differences could not be logged because of the log's rate limit.
     """
 
@@ -78,7 +78,7 @@ class Disagreements:
     _log_limit: logs.LogLimiter = field(default_factory=logs.LogLimiter)
 
     def log_differences(self, group: str, members: ConsumerGroup) -> None:
-        """Log the differences between the members of a group that have not been logged before."""
+        """Log those differences between a group's members that have not been logged before."""
         found = {
             f"subscriptions of topic {topic}, so messages can be missed": said
             for topic, said in differences(members.wants()).items()
@@ -100,7 +100,7 @@ class Disagreements:
             )
 
     def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
-        """Log the differences that the log's rate limit has suppressed, if they still exist."""
+        """Log differences between members that the log's rate limit suppressed, if they still exist."""
         for group in list(islice(self._pending, MAX_REPEATED_CHECKS)):
             del self._pending[group]
             if group in groups:
@@ -184,7 +184,7 @@ class ClientProcessor:
         group = data.group_name
         settings = self.tables.groups.find(group)
         if settings is not None and has_retry_topic(group):
-            with contextlib.suppress(CommandError):  # a group can consume without a retry topic
+            with contextlib.suppress(CommandError):  # Groups can consume without a retry topic
                 self.tables.topics.ensure_retry(group, settings.retry_queue_nums, data.unit_mode)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = self.consumers.register(
@@ -282,7 +282,7 @@ class ClientProcessor:
 
 
 def refused(why: str) -> CommandError:
-    """Return the error for a request that exceeds a limit."""
+    """Return the error for a request that exceeds a limit. `why` is the error's text."""
     return CommandError(ResponseCode.SYSTEM_ERROR, why)
 
 
@@ -293,9 +293,9 @@ def check_client_id(client_id: str) -> None:
 
 
 def weight_of(data: ConsumerData) -> int:
-    """Return the number of groups as which a group counts for the limit per connection.
+    """Return how many groups a group counts as when the groups of a connection are limited.
 
-    The number depends on the length of the group's stored data, so the limit bounds the memory per
+    The number grows with the length of the group's stored data, so the limit bounds the memory per
     connection.
     """
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
@@ -330,6 +330,6 @@ def _queues(frame: Frame) -> LockBatchBody:
 def _may_be_locked(queue: MessageQueue) -> bool:
     """Return whether a queue with this topic and broker name can exist.
 
-    No locks of other queues are stored.
+    Locks are stored only for queues that can exist.
     """
     return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH

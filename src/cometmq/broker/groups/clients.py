@@ -24,11 +24,11 @@ EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and also of producer groups, of one connection. A group with long
 # subscriptions counts as several groups. Real clients have only a few.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # number of subscription characters for which a group counts once more
-MAX_TOPICS_PER_GROUP = 1_000  # maximum number of subscriptions of a group
-MAX_CLIENT_ID_LENGTH = 1_024  # maximum number of characters; real client ids have about 40
+WEIGHT_CHARACTERS = 16_384  # A group counts once more for each 16,384 characters of its subscriptions
+MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
+MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters; real client ids have about 40
 
-Client = tuple[str, str, int]  # client id, language, version
+Client = tuple[str, str, int]  # Client id, language and version of a client
 
 
 class ClientInfo(msgspec.Struct):
@@ -76,10 +76,10 @@ class ConsumerGroup(Group):
 
     def __init__(self) -> None:
         super().__init__()
-        self.consume_type = self.message_model = self.consume_from_where = ""  # set by each heartbeat
+        self.consume_type = self.message_model = self.consume_from_where = ""  # Values of the last heartbeat
         self.subscriptions: dict[str, SubscriptionData] = {}
-        self.limits_told = False  # whether a log line has reported that members have different retry limits
-        self.own_limit_told = RETRY_MAX_TIMES  # the group's limit when a log line last reported it
+        self.limits_told = False  # Whether a log line has reported different retry limits of members
+        self.own_limit_told = RETRY_MAX_TIMES  # The group's retry limit in the last log line about limits
 
     def wants(self) -> dict[str, Wants]:
         """Return the subscriptions by client id; of several connections, the newest one counts."""
@@ -119,12 +119,13 @@ class ClientTable(Generic[G]):
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self.groups_of: dict[Hashable, dict[str, int]] = {}  # groups and their weights, by channel
+        self.groups_of: dict[Hashable, dict[str, int]] = {}  # The weights of each connection's groups
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
         """Add a client to a group, or renew its membership.
 
-        `weight` is the number of groups as which this group counts for the limit of the channel.
+        `weight` is how many groups the group counts as when the groups of a channel are limited. A channel is
+        the connection of a client.
 
         Returns:
             Whether the client was not yet a member on this channel.
@@ -142,7 +143,7 @@ class ClientTable(Generic[G]):
         return not same
 
     def unregister(self, group: str, channel: Hashable) -> bool:
-        """Remove a channel's client from a group. Return whether it was a member."""
+        """Remove a connection's client from a group. Return whether the client was a member."""
         groups = self.groups_of.get(channel, {})
         if groups.pop(group, None) is None:
             return False
@@ -179,7 +180,7 @@ class ClientTable(Generic[G]):
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """Return the total weight of a channel's groups after the groups in `more` have been added."""
+        """Return the total weight of a connection's groups after the groups in `more` have been added."""
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
@@ -196,7 +197,7 @@ class ProducerTable(ClientTable[Group]):
         super().__init__(Group)
         self._may_replace = may_replace
         self._channel_of: dict[str, Any] = {}
-        self._id_of: dict[Hashable, str] = {}  # the last client id of each channel
+        self._id_of: dict[Hashable, str] = {}  # The last client id of each connection
 
     def channel(self, client_id: str) -> Any:
         """Return the connection to which replies for a client id are sent, or None."""
@@ -244,7 +245,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
     ) -> bool:
         """Add a client to a group, and apply its heartbeat's subscriptions.
 
-        `described` holds the consume type, the message model and consumeFromWhere of the heartbeat.
+        `described` holds the consume type, the message model and `consumeFromWhere` of the heartbeat.
 
         Returns:
             Whether the membership or the subscribed topics have changed.

@@ -15,7 +15,7 @@ from cometmq.protocol.codes import HANDOFF_PREFIX
 
 # Time in ms after which a lock expires unless it is renewed. Clients renew their locks every 20 s and rely on
 # them for only 30 s after a renewal (client/consumer/orderly_queue.py). So no client relies on a lock that
-# has expired here.
+# has expired at the broker.
 LOCK_LIVE_MS = 60_000
 # The maximum number of locks of a broker: enough for a hundred groups with two thousand queues each, which
 # take 70 MB. Locks for handoffs may take half of them.
@@ -75,7 +75,7 @@ class QueueLocks:
         return got
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Release a client's locks of these queues. Other clients' locks are not changed."""
+        """Release a client's locks of the given queues. Other clients' locks are not changed."""
         held = self.groups.get(group, {})
         mine = [queue for queue in dict.fromkeys(queues) if queue in held]
         self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])

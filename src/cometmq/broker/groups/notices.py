@@ -37,10 +37,10 @@ class GroupNotices:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed: dict[str, bool] = {}  # by group: whether it has changed since its last notification
+        self._changed: dict[str, bool] = {}  # By group: whether a notification is due
 
     def changed(self, group: str) -> None:
-        """Notify the members of a group that it has changed: at once, or after the minimum interval."""
+        """Notify the members of a changed group: immediately, or after the minimum interval."""
         if group not in self._changed:
             self._loop.call_soon(self._next, group)
         self._changed[group] = True

@@ -41,7 +41,7 @@ class OffsetProcessor:
         """Return a group's stored offset in a queue.
 
         If none is stored, return 0 for a young queue: one that begins at offset 0 and whose first message is
-        still in memory (see is_on_disk). For other queues, return code 22, and never another error code: a
+        still in memory (see `is_on_disk`). For other queues, return code 22, and never another error code: a
         4.9.8 consumer takes every error for "no offset stored" and starts at the end of the queue
         (docs/reference/remoting.md, Consumer offsets).
         """
@@ -52,9 +52,9 @@ class OffsetProcessor:
         return offset_answer(frame, offset)
 
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
-        """Return the first offset for a group without a stored offset in the queue.
+        """Return the offset 0 for a group without a stored offset, if the queue's first message is in memory.
 
-        Raises CommandError (22).
+        Otherwise, or if the request excludes 0, raise CommandError with code 22.
         """
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
@@ -70,9 +70,9 @@ class OffsetProcessor:
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store a group's offset in a queue. Most requests of this kind are one-way."""
+        """Store a group's offset in a queue. Most clients send this request one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
-        if not (header.topic and header.consumer_group):  # names_checked does not check blank names
+        if not (header.topic and header.consumer_group):  # `names_checked` does not check blank names
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
@@ -158,7 +158,7 @@ class OffsetProcessor:
 
 
 def offset_answer(frame: Frame, offset: int) -> Frame:
-    """Return the success response that carries an offset."""
+    """Return a success response that contains an offset."""
     return frame.response(ext={"offset": str(offset)})
 
 
@@ -166,7 +166,7 @@ def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, read
     """Return whether a message counts as being on the disk only, and no longer in memory.
 
     The result is True if the message's distance from the end of the log exceeds the share of memory that
-    accessMessageInMemoryMaxRatio sets. The result is False if the message does not exist.
+    `accessMessageInMemoryMaxRatio` sets. The result is False if the message does not exist.
     """
     queue = store.queues.find_queue(topic, queue_id)
     if queue is None or not queue.min_offset <= offset < queue.max_offset:

@@ -24,7 +24,7 @@ class ExpressionError(ValueError):
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Return whether an expressionType means tags: it is TAG, or empty, as C++ clients send it."""
+    """Return whether an `expressionType` denotes tags: TAG, or the empty type that C++ clients send."""
     return not expression_type or expression_type == TAG
 
 

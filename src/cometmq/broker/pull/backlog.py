@@ -2,11 +2,11 @@
 
 A consumer that reads from the disk pulls again as soon as it has its response, and a pull of 32 messages
 costs as much CPU time as six sends. Without a limit, draining a few queues halves the rate of sends. So the
-pulls of such a consumer wait until the responses of the tick have been sent. After a tick with sends, these
-pulls get a share of the CPU time that the event loop uses for everything else. Several pulls are served
-together, because each response makes the client send the next request, which wakes the loop. After a tick
-without sends, the CPU time of these pulls has no limit. CPU time is measured rather than elapsed time,
-because on a busy machine other programs delay sends and pulls alike.
+pulls of such a consumer wait until the responses of the event-loop tick have been sent. After a tick with
+sends, the waiting pulls get a share of the CPU time that the event loop uses for all other work. Several
+pulls are served together, because each response makes the client send the next request, which wakes the loop.
+After a tick without sends, the CPU time of the waiting pulls has no limit. CPU time is measured rather than
+elapsed time, because on a busy machine other programs delay sends and pulls alike.
 
 A consumer is limited from its first read from the disk until it has nearly caught up, even if most of its
 reads in between are served from memory because the system reads ahead.
@@ -20,15 +20,18 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
-Reader = tuple[str, str, int]  # group, topic, queue id
+Reader = tuple[str, str, int]  # A reader: consumer group, topic and queue id
 
-PART = 0.08  # CPU time of pulls as a share of all other work; their I/O costs as much again
-MIN_SAVED_S = 0.0003  # CPU time in s that must be saved before pulls are served in ticks with sends
-NEAR = 64 << 20  # a reader has nearly caught up if it is at most this many bytes before the log's end
-MISS_S = 0.0003  # extra CPU time in s of a pull that reads from the disk in a thread
+# CPU time of limited pulls as a share of the CPU time of all other work. The share is small, because the I/O
+# of these pulls costs as much CPU time again.
+PART = 0.08
+MIN_SAVED_S = 0.0003  # CPU time in s to save before serving limited pulls while producers send
+NEAR = 64 << 20  # A reader has nearly caught up if it is at most this many bytes before the log's end
+MISS_S = 0.0003  # Extra CPU time, in s, of a pull that reads from the disk in a thread
 MAX_SAVED_S = 0.001
 MAX_OWED_S = 0.002
-CALM_S = 0.005  # time in s without sends after which several pulls are served per tick
+# An event-loop tick without sends serves several pulls only if the last send was this many s ago
+CALM_S = 0.005
 AT_ONCE = 16
 MAX_READERS = MAX_WAITING_REQUESTS = 1 << 14
 
@@ -72,19 +75,19 @@ class Backlog(Generic[Request]):
         self._line: deque[Request] = deque()
         self._end = log_end()
         self._sent_at = now_s()
-        self._left_at = cpu_s()  # CPU time of this thread at the last call of serve_some
-        self._saved_s = 0.0  # CPU time in s that pulls may still use; negative if they have used too much
-        self._begun = False  # whether the saved CPU time has sufficed to begin serving pulls
+        self._left_at = cpu_s()  # CPU time of this thread when `serve_some` last returned
+        self._saved_s = 0.0  # CPU time, in s, that pulls may still use; negative if they have used too much
+        self._begun = False  # Whether pulls are served while producers send, until `_saved_s` is used up
 
     def missed(self, reader: Reader) -> None:
-        """Limit this reader from now on, because one of its pulls has to read from the disk."""
+        """Limit a reader's pulls from now on, because one of them has to read from the disk."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MAX_READERS:  # readers that still read from the disk will be added again
+        if len(self.readers) >= MAX_READERS:  # Readers that still read from the disk are soon added again
             self.readers.clear()
         self.readers.add(reader)
 
     def wait(self, request: Request) -> bool:
-        """Queue a request. If it was queued, the caller must schedule a tick.
+        """Queue a request. If the request was queued, the caller must schedule an event-loop tick.
 
         Returns:
             False if too many requests are waiting, so the caller must serve the request itself.
@@ -98,7 +101,10 @@ class Backlog(Generic[Request]):
         return len(self._line)
 
     def serve_some(self) -> bool:
-        """Serve as many requests as the limit allows after a tick. Return whether some are still waiting."""
+        """Serve waiting requests as far as the limit on CPU time allows.
+
+        Return whether some are still waiting.
+        """
         line = self._line
         if not line:
             return False

@@ -17,8 +17,8 @@ from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection
 
-SUBSCRIPTION = 4  # flag in sysFlag: the pull contains its subscription
-READ = int(Perm.READ)  # an int, because a test with an enum member takes 1 µs
+SUBSCRIPTION = 4  # Flag in `sysFlag`: the pull contains its subscription
+READ = int(Perm.READ)  # Stored as an int, because a test with an enum member takes 1 µs
 
 Wanted = frozenset[int] | SqlFilter | None
 """The messages that a pull requests: a set of tag hashes, an SQL92 filter, or None for all messages."""

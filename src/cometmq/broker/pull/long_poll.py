@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from cometmq.store import tag_matches
 
-# Deadlines are rounded up to a multiple of this (ms), so a response may be this much late. Apache's broker
-# may be 5 s late.
+# Deadlines are rounded up to a multiple of DEADLINE_GRAIN_MS, so a response may be late by this time. The
+# responses of Apache's broker may be 5 s late.
 DEADLINE_GRAIN_MS = 50
 # The interval, in ms, at which pulls whose queue has grown are woken, whatever their tags.
 RECHECK_MS = 5_000
@@ -29,7 +29,7 @@ MAX_HOLD_MS = 300_000
 # takes 25 µs for 256.
 MAX_FILTERS = 256
 
-Key = tuple[str, int]  # topic, queue id
+Key = tuple[str, int]  # Topic and queue id of the queue on which a pull is parked
 Codes = frozenset[int] | None
 K = TypeVar("K")
 
@@ -64,7 +64,7 @@ class OnQueue:
 
 
 class OfOwner:
-    """The parked pulls of one connection, and their total weight."""
+    """The parked pulls of one connection, and as how many pulls they count for the limit per connection."""
 
     __slots__ = ("pulls", "weight")
 
@@ -178,7 +178,7 @@ class LongPoll:
         return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
 
     def _unpark(self, pulls: list[ParkedPull]) -> list[ParkedPull]:
-        """Remove these pulls from the tables, and return them."""
+        """Remove the given pulls from the tables, and return them."""
         for pull in pulls:
             self._count -= 1
             here, owner = pull.on_queue, pull.of_owner
@@ -205,7 +205,10 @@ def add(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> Non
 
 
 def remove(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
-    """Remove a pull from the pulls under `key` in a table, and the key if no pull is left."""
+    """Remove a pull from the set that `table` has under `key`.
+
+    Remove the key, too, if the set becomes empty.
+    """
     pulls = table[key]
     del pulls[pull]
     if not pulls:

@@ -69,8 +69,8 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# The maximum number of woken pulls that one tick serves, and the maximum bytes of their responses, so that
-# one busy topic does not delay others.
+# The maximum number of woken pulls that are served per event-loop tick, and the maximum bytes of their
+# responses. The limits prevent one busy topic from delaying others.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
 # The maximum wait, in ms, of a pull beyond the limits of parked pulls. It is short because the broker reads
@@ -86,7 +86,7 @@ FILTER_SCAN_SHARE = 0.5
 The share is large, so that consumers with filters can keep up with the sends.
 """
 MAX_FILTER_SCANS_PER_TICK = 4
-"""The maximum number of filter scans per tick without sends."""
+"""The maximum number of filter scans per event-loop tick in which no message was sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,9 +99,9 @@ class PullRequest:
     header: PullMessageRequestHeader
     wanted: Wanted
     may_hold: bool
-    offset: int  # the offset from which to read
-    aside: bool = False  # whether the pull was put aside, which pauses the reads from its connection
-    until_ms: int = 0  # the deadline of a pull that has been parked
+    offset: int  # Offset of the first message to return
+    aside: bool = False  # Whether the pull exceeds a limit of parked pulls; its connection is then not read
+    until_ms: int = 0  # Deadline of a parked pull; 0: the pull must be answered when it is served
 
     @property
     def reader(self) -> Reader:
@@ -130,7 +130,7 @@ class PullProcessor:
         self._loop = asyncio.get_running_loop()
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
-        self._given = 0  # total bytes of messages sent to consumers
+        self._given = 0  # Total bytes of messages sent to consumers
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of parked pulls")
@@ -145,12 +145,15 @@ class PullProcessor:
             part=FILTER_SCAN_SHARE,
             at_once=MAX_FILTER_SCANS_PER_TICK,
         )
-        self._backlog_due = False  # whether a call of _serve_backlog is scheduled
+        self._backlog_due = False  # Whether a call of `_serve_backlog` is scheduled
         self._stopping = False
 
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull_message(self, connection: Connection, frame: Frame) -> None:
-        """Check a pull. Then serve the pull, park it, or make it wait for its turn."""
+        """Check a pull.
+
+        Then serve the pull, park it, or queue it for a filter scan or a read from the disk.
+        """
         header = frame.header(PullMessageRequestHeader)
         may_hold = bool(header.sys_flag & SUSPEND)
         request = PullRequest(
@@ -250,7 +253,7 @@ class PullProcessor:
             try:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
-            except NotCompiled as missing:  # the subscription now has a filter that must be compiled first
+            except NotCompiled as missing:  # The group's new filter must be compiled first
                 request.may_hold = False
                 self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
@@ -339,8 +342,8 @@ class PullProcessor:
             "offset %d of topic %s queue %d, requested by group %s, is corrected to %d", *where, group, begin
         )
         self.moved.store_event(group, topic, queue_id, offset, begin)
-        # Schedule the tick via the event loop: this method may run at the end of a tick, when it is too late
-        # for this tick and too early to schedule the next one.
+        # Schedule the event-loop tick via the loop: this method may run at the end of a tick, when it is too
+        # late for the current tick and too early to schedule the next one.
         self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
 
@@ -377,8 +380,8 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # 0 means that the pull must be answered when it is served next
-            connection.hold()  # reads no further request from the connection until some pulls are answered
+            request.until_ms = 0  # The pull must be answered when it is served next
+            connection.hold()  # Read no further request from the connection until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
@@ -405,7 +408,7 @@ class PullProcessor:
             self._arm(following, now_ms)
 
     def start(self) -> None:
-        """Start the periodic `recheck`."""
+        """Start to call `recheck` periodically."""
         self._rechecks.start()
 
     def recheck(self) -> None:
@@ -426,7 +429,7 @@ class PullProcessor:
         self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._filter_scans.serve_all()  # serves pulls whose filter one of the tasks has compiled
+        self._filter_scans.serve_all()  # Serve pulls whose filters the tasks have compiled
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pulls whose filter matches messages that have become visible."""
@@ -434,7 +437,7 @@ class PullProcessor:
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
         for topic, queue_id, next_offset, tags_code, _ in arrivals:
-            if (topic, queue_id) not in waited_for:  # an earlier message has woken all pulls of the queue
+            if (topic, queue_id) not in waited_for:  # An earlier arrival has woken all pulls of the queue
                 continue
             woken = arrived(topic, queue_id, next_offset, tags_code)
             if woken:
@@ -445,13 +448,16 @@ class PullProcessor:
         self.wake(self.long_poll.wake_topic(topic))
 
     def wake(self, pulls: Sequence[ParkedPull]) -> None:
-        """Serve these pulls: in this tick up to the limits per tick, and the others in the next ticks."""
+        """Serve `pulls`: in this event-loop tick up to its limits, and the others in the next ticks."""
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
             self.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve woken pulls, up to the limits per tick, and schedule waiting pulls for after the tick."""
+        """Serve woken pulls, up to the limits per event-loop tick.
+
+        Limited pulls and filter scans are scheduled, so that they are served after the tick.
+        """
         ready = self._ready
         most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):

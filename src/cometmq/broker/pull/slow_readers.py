@@ -13,12 +13,12 @@ from cometmq.protocol.codes import is_system_group
 log = logs.logger(__name__)
 
 CHECK_S = 180.0
-MAX_SLOW_READERS = 10_000  # maximum number of readers whose lag is recorded
+MAX_SLOW_READERS = 10_000  # Maximum number of readers whose lag is recorded
 
 
 @dataclass(eq=False)
 class SlowReaders:
-    """The readers (group, queue) that are further behind than consumerFallbehindThreshold.
+    """The readers (group, queue) that are further behind than `consumerFallbehindThreshold`.
 
     The threshold is a number of bytes between the end of a reader's last pull and the end of the log.
     """
@@ -35,7 +35,7 @@ class SlowReaders:
             self._behind[reader] = behind
 
     def check(self) -> None:
-        """If disableConsumeIfConsumerReadSlowly is set, disable the groups that are too far behind.
+        """If `disableConsumeIfConsumerReadSlowly` is set, disable the groups that are too far behind.
 
         RocketMQ's own groups are exempt, because tools use them to read old messages.
         """

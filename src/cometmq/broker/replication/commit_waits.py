@@ -24,10 +24,10 @@ class _Wait(NamedTuple):
 
 
 class CommitWaits:
-    """The writes of a raft leader that wait for a commit. It must be used in the event loop's thread only."""
+    """The writes of a raft leader that wait for a commit. Must be used only in the event loop's thread."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
-        """Create an empty queue. `timeout_s` is the maximum duration of a wait, in seconds."""
+        """Create an object without waiting writes. `timeout_s` is the longest wait of a write, in seconds."""
         self._clock = clock
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
 """A slave's connections to its master: to the HA port for the log, to the main port for requests.
 
-ha_slave.py decides what to do. Log bytes received in a tick are written and dispatched at the end of that
-tick. Then the slave reports the end of these bytes to the master. With SYNC_FLUSH, the slave reports a
-position only once the log is on the disk up to there.
+ha_slave.py decides what to do. Log bytes received in an event-loop tick are written and dispatched at the end
+of that tick. Then the slave reports the end of these bytes to the master. With SYNC_FLUSH, the slave reports
+a position only once the log is on the disk up to there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReplicationContext:
 
 
 class LogsDiverged(CometError):
-    """The log of a master cannot continue that of its slave, because their contents differ."""
+    """The contents of a master's and a slave's log differ, so the slave cannot copy the master's log."""
 
 
 class MasterLink(asyncio.BufferedProtocol):
@@ -88,7 +88,7 @@ class MasterLink(asyncio.BufferedProtocol):
 
 
 class HaClient:
-    """Copies a master's log to a slave's store. It must be used in the event loop's thread only."""
+    """Copies a master's log to a slave's store. Must be used only in the event loop's thread."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class HaClient:
         tick: Tick,
         visible: Callable[[int, Arrivals], None],
     ) -> None:
-        """Create the client. `visible` is called with the messages that have become visible."""
+        """Create the client. `visible` is called with the messages that consumers can read from now on."""
         self._config = config
         self._clock = clock
         self._store = store
@@ -118,7 +118,7 @@ class HaClient:
         self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the master")
 
     def configure(self) -> None:
-        """Apply changed settings."""
+        """Apply changes of the settings `haSendHeartbeatInterval` and `haHousekeepingInterval`."""
         self.core.beat_s = self._config.ha_send_heartbeat_interval / 1000
         self.core.silence_s = self._config.ha_housekeeping_interval / 1000
 
@@ -128,7 +128,7 @@ class HaClient:
         self._tick.schedule()
 
     async def stop(self) -> None:
-        """Write the bytes received so far, and close the connection."""
+        """Write the log bytes received so far to the store, and close the connection to the master."""
         self._turns.cancel()
         self.end_tick()
         self._drop()
@@ -136,7 +136,7 @@ class HaClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def follow(self, master: MasterAddress) -> None:
-        """Follow this master instead of the previous one."""
+        """Follow `master` instead of the previous master."""
         self.core.follow(self._clock.monotonic(), master)
         self._tick.schedule()
 
@@ -149,7 +149,10 @@ class HaClient:
     # -- events
 
     def received(self, link: MasterLink, pieces: Pieces, data: memoryview) -> None:
-        """Decode bytes received from the master. They are written at the end of the tick."""
+        """Decode bytes received from the master.
+
+        The log bytes are written at the end of the event-loop tick.
+        """
         if link is not self._link:
             return
         now = self._clock.monotonic()
@@ -175,7 +178,10 @@ class HaClient:
     # -- the end of a tick
 
     def end_tick(self) -> None:
-        """Write the bytes received in this tick. Then carry out the effects that HaSlave.turn returns."""
+        """Write the log bytes received in this event-loop tick.
+
+        Then carry out the effects of `HaSlave.turn`.
+        """
         replica = self._store.replica
         if self._link is not None:
             before = replica.end
@@ -292,7 +298,7 @@ class HaClient:
             else:
                 async with asyncio.timeout(_CONNECT_S):
                     await dial(lambda: link, host, port)
-        except (CometError, OSError) as error:  # includes TimeoutError
+        except (CometError, OSError) as error:  # OSError includes TimeoutError
             self._link = None
             reason = f"no connection to the master's port {ha_addr}: {str(error) or 'no answer'}"
             self.core.lost(self._clock.monotonic(), reason)

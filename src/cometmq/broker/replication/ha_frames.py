@@ -24,7 +24,7 @@ def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryvi
 
 
 def beat(position: int) -> bytes:
-    """Return a heartbeat frame. Its position is that of the next log byte that the slave will receive."""
+    """Return a heartbeat frame, with the position of the next log byte that the slave will receive."""
     return HEADER.pack(position, 0)
 
 
@@ -35,7 +35,7 @@ class Reports:
         self._rest = b""
 
     def feed(self, data: bytes) -> int | None:
-        """Decode received bytes. Return the last complete position in them, or None if there is none."""
+        """Decode received bytes. Return the last complete position in the bytes, or None without one."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]

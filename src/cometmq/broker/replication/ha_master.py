@@ -2,8 +2,8 @@
 
 The decisions depend only on the time and the events that are passed in; there is no I/O. The caller
 (ha_server.py, or a simulation) reports connections, slaves' positions and completed sends. It calls `turn` at
-the end of each tick with such an event, and at least every TURN_INTERVAL_S, and carries out the effects that
-`turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
+the end of each event-loop tick with such an event, and at least every TURN_INTERVAL_S, and carries out the
+effects that `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
 
 Differences from Apache's master:
 
@@ -24,7 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 TURN_INTERVAL_S = 0.5
-"""The maximum interval, in seconds, between two calls of `turn`, which also detects timeouts."""
+"""The maximum interval, in seconds, between two calls of `HaMaster.turn`, which also detects timeouts."""
 SEND_BYTES = 1 << 20
 """The maximum number of log bytes in one Send. A slave that is further behind receives several Sends."""
 NOWHERE = 1 << 62
@@ -35,8 +35,8 @@ class HaRules(msgspec.Struct, frozen=True, kw_only=True):
     """The broker settings that the decisions depend on.
 
     Attributes:
-        beat_s: The setting haSendHeartbeatInterval, in seconds.
-        silence_s: The setting haHousekeepingInterval, in seconds.
+        beat_s: The setting `haSendHeartbeatInterval`, in seconds.
+        silence_s: The setting `haHousekeepingInterval`, in seconds.
     """
 
     sync_master: bool = False
@@ -102,7 +102,7 @@ class Slave:
     first: int = -1
     acked: int = -1
     sent: int = -1
-    busy: bool = False  # whether a Send is in progress, that is, `taken` has not been called yet
+    busy: bool = False  # Whether a `Send` effect has not been completed yet
 
 
 class HaMaster:
@@ -119,7 +119,7 @@ class HaMaster:
         self.slaves[slave] = Slave(host, now, now)
 
     def closed(self, slave: int) -> None:
-        """Remove a connection."""
+        """Remove the state of a closed connection."""
         self.slaves.pop(slave, None)
 
     def reported(self, now: float, slave: int, position: int) -> None:
@@ -130,14 +130,14 @@ class HaMaster:
             known.reported = position
 
     def taken(self, now: float, slave: int) -> None:
-        """Record that a Send has been completed, so that more bytes can be sent on the connection."""
+        """Record that a `Send` effect has been completed, so that more bytes can be sent to the slave."""
         known = self.slaves.get(slave)
         if known is not None:
             known.sent_at = now
             known.busy = False
 
     def turn(self, now: float, log: LogState) -> list[Effect]:
-        """Apply the slaves' reports. Return the effects that the caller must carry out now."""
+        """Apply the slaves' reports. Return the effects, which the caller must carry out now."""
         effects: list[Effect] = []
         for number, slave in list(self.slaves.items()):
             reason = self._judge(slave, log) or self._silent(now, slave)
@@ -164,7 +164,7 @@ class HaMaster:
         return wanted if wanted <= near else None
 
     def near(self, end: int) -> int:
-        """Return the number of slaves that are less than haSlaveFallbehindMax bytes behind `end`."""
+        """Return the number of slaves that are less than `haSlaveFallbehindMax` bytes behind `end`."""
         most = self.rules.slave_fallbehind_max
         return sum(slave.acked >= 0 and end - slave.acked < most for slave in self.slaves.values())
 
@@ -192,13 +192,13 @@ class HaMaster:
 
     @property
     def first_needed_position(self) -> int:
-        """The lowest log position that a slave still needs, or NOWHERE without slaves."""
+        """The lowest log position that a slave still needs, or `NOWHERE` without slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 
     # -- deciding
 
     def _judge(self, slave: Slave, log: LogState) -> str:
-        """Apply a slave's report. Return why it is impossible or cannot be served, or "" if it is valid."""
+        """Apply a slave's report. Return "" if the report is valid, else why the slave cannot be served."""
         position, slave.reported = slave.reported, None
         if position is None:
             return ""
@@ -255,8 +255,9 @@ class Wait(NamedTuple, Generic[Token]):
 class ReplicaWaits(Generic[Token]):
     """The writes of a master that wait for slaves, grouped by the number of slaves, in log order.
 
-    All writes of one tick are one entry, whose position is the end of the log after that tick. While the
-    timeout setting does not change, the entries of a group are also in the order of their deadlines.
+    All writes of one event-loop tick are one entry, whose position is the end of the log after that tick.
+    While the timeout setting does not change, the entries of a group are also in the order of their
+    deadlines.
     """
 
     def __init__(self) -> None:

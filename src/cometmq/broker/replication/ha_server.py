@@ -1,8 +1,9 @@
-"""A master's HA port: slaves connect to it and receive the log, and writes wait for their reports.
+"""A master's HA port: slaves connect to it and receive the log, and writes wait for the slaves' reports.
 
-ha_master.py decides what to send. All work happens at the end of a tick: records that were written or flushed
-are sent to the slaves, and reports of slaves end waits. As with Apache's broker, any host that can connect to
-the port can read all messages (docs/security.md).
+ha_master.py decides what to send. All work happens at the end of an event-loop tick: records that were
+written or flushed are sent to the slaves, and slaves' reports end the waits of the writes that the slaves
+have stored. As with Apache's broker, any host that can connect to the port can read all messages
+(docs/security.md).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Waiter = Callable[[int], None]
 
 
 def rules_of(config: BrokerConfig) -> HaRules:
-    """Return the settings for HaMaster. brokerRole is the value at the start of the broker."""
+    """Return the settings that HaMaster uses. `brokerRole` is the role with which the broker was started."""
     return HaRules(
         sync_master=config.store.broker_role == SYNC_MASTER,
         in_sync_replicas=config.in_sync_replicas,
@@ -65,7 +66,7 @@ class SlaveLink(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.number = -1
         self.peer = "?"
-        self.full = False  # whether the transport has paused writing
+        self.full = False  # Whether the transport has paused writing
         self.sent = Rate()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -97,7 +98,7 @@ class SlaveLink(asyncio.BufferedProtocol):
 class HaServer:
     """Sends the log to slaves, and ends the waits of writes.
 
-    It must be used in the event loop's thread only.
+    All methods must be called in the event loop's thread.
     """
 
     decide = False
@@ -136,7 +137,7 @@ class HaServer:
         return port
 
     def stop(self) -> None:
-        """Close all connections. The waiting writes end with SLAVE_NOT_AVAILABLE."""
+        """Close all connections to slaves. Writes that wait for slaves receive SLAVE_NOT_AVAILABLE."""
         self._stopped = True
         if self._stop_listening is not None:
             self._stop_listening()
@@ -151,7 +152,7 @@ class HaServer:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
 
     def configure(self) -> None:
-        """Apply changed settings, except brokerRole, which changes only at a start."""
+        """Apply changed settings, except `brokerRole`, which changes only at a start."""
         self.core.rules = rules_of(self._config)
 
     # -- events
@@ -159,7 +160,7 @@ class HaServer:
     def opened(self, link: SlaveLink, host: str) -> None:
         """Register a new connection, from a slave or from any other client that connects to the port."""
         assert link.transport is not None
-        if self._stopped:  # this connection was accepted just before the port was closed
+        if self._stopped:  # The connection was accepted just before the port was closed
             link.transport.abort()
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
@@ -202,7 +203,7 @@ class HaServer:
         self._tick.schedule()
 
     def closed(self, link: SlaveLink) -> None:
-        """Remove a closed connection."""
+        """Remove the closed connection of a slave."""
         self.core.closed(link.number)
         if self.links.pop(link.number, None) is not None:
             log.info("slave %s disconnected", link.peer)

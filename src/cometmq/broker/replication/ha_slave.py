@@ -1,8 +1,8 @@
 """The decisions of a slave: when it connects to its master, what it reports, and when it stops.
 
 The decisions depend only on the time and the events that are passed in; there is no I/O. The caller
-(ha_client.py, or a simulation) reports events. It calls `turn` at the end of each tick with such an event,
-and at least every TURN_INTERVAL_S, and carries out the effects that `turn` returns
+(ha_client.py, or a simulation) reports events. It calls `turn` at the end of each event-loop tick with such
+an event, and at least every TURN_INTERVAL_S, and carries out the effects that `turn` returns
 (docs/reference/storage.md, HA port).
 
 Before each connection, the slave compares its last record with the master's record at the same position, and
@@ -23,7 +23,7 @@ COMPARE_INTERVAL_S = 30.0
 
 
 class Phase(Enum):
-    """The state of a slave."""
+    """The phases of a slave's replication."""
 
     NO_MASTER = "no master is known"
     PAUSING = "waiting for the next attempt"
@@ -57,7 +57,7 @@ class MasterLog(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Request the content of MasterLog from the master. The caller then calls `compared` or `lost`."""
+    """Request the values of a MasterLog from the master. The caller then calls `compared` or `lost`."""
 
     addr: str
 
@@ -69,7 +69,7 @@ class Connect(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Send this position to the master as a report."""
+    """Report to the master that the slave has the log up to `position`."""
 
     position: int
 
@@ -84,11 +84,11 @@ Effect = Compare | Connect | Report | Disconnect
 
 
 def find_divergence(own: Tail | None, master: MasterLog) -> str:
-    """Return why the master's log cannot continue the slave's log, or "" if it can.
+    """Return why the slave's log cannot be continued with the master's log, or "" if it can be.
 
     Args:
         own: The end of the slave's log, or None if that log is empty.
-        master: The master's log.
+        master: The begin, the end and one record of the master's log.
     """
     if own is None:
         return ""
@@ -118,7 +118,10 @@ class HaSlave:
     """The state of a slave's replication, and the rules for its next step."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """Create a slave. The settings haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""
+        """Create a slave.
+
+        `haSendHeartbeatInterval` is given as `beat_s`, `haHousekeepingInterval` as `silence_s`.
+        """
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.master: MasterAddress | None = None
@@ -178,7 +181,7 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # this may be another master, or its log may have been truncated
+            self.master_end = -1  # The master or its log may have changed since the last connection
 
     def lost(self, now: float, reason: str) -> None:
         """Handle a failure: a comparison, connection attempt, connection or write to the store has failed."""
@@ -193,7 +196,7 @@ class HaSlave:
         self.master_end = max(self.master_end, end)
 
     def turn(self, now: float, end: int, safe: int) -> list[Effect]:
-        """Return the effects that the caller must carry out now.
+        """Return the effects, which the caller must carry out now.
 
         Args:
             end: The end of the slave's log.

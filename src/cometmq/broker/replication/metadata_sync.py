@@ -84,7 +84,8 @@ class MasterOffsets(NamedTuple):
     """The offsets that the master has sent, and the end of the master's log after it sent them.
 
     Attributes:
-        asked: The end of the slave's log before the request, when the master's log was at least as long.
+        asked: The end of the slave's log before the offsets were requested. The master's log was at least as
+            long then.
     """
 
     offsets: ConsumerOffsetTable
@@ -94,7 +95,7 @@ class MasterOffsets(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The merged offsets, and those of them to be sent to the master: topic@group, queue id, offset."""
+    """The merged offsets, and the offsets to be sent to the master: topic@group, queue id, offset."""
 
     offsets: dict[str, dict[int, int]]
     returned: list[tuple[str, int, int]]
@@ -152,14 +153,14 @@ class MetadataSync:
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # these offsets wait until the log has grown
+        self._master_offsets: MasterOffsets | None = None  # Offsets that wait until the log is long enough
         self._before: Offsets | None = None
-        self._deleted: dict[str, int] = {}  # topic -> log position of its deletion
-        self._refuted: dict[str, int] = {}  # deletions that were refused and logged
-        self._checked_queues = False  # whether this broker's queues were compared with the master's topics
+        self._deleted: dict[str, int] = {}  # By topic: log position of the topic's deletion at the master
+        self._refuted: dict[str, int] = {}  # By topic: position of a refused deletion that was logged
+        self._checked_queues = False  # Whether this broker's queues were compared with the master's topics
         self.master_addr = ""
         self.master_log = Extent(0, 0)
-        """The extent of the master's (or leader's) log when it last sent its offsets."""
+        """The begin and end of the master's (or leader's) log when its offsets were last requested."""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
         self._timer = Periodic(
@@ -173,7 +174,7 @@ class MetadataSync:
         self._timer.cancel()
 
     def follow(self, master_addr: str) -> None:
-        """Copy the tables of the master with this address from now on."""
+        """Copy the tables of the master at `master_addr` from now on."""
         if master_addr != self.master_addr:
             self.master_addr = master_addr
             self._master_offsets = None
@@ -181,7 +182,7 @@ class MetadataSync:
             self.master_log = Extent(0, 0)
 
     async def sync(self) -> None:
-        """Copy all tables once. A table whose copy fails is copied in the next cycle."""
+        """Copy all tables of the master once. A table whose copy fails is copied again in the next cycle."""
         if not self.master_addr:
             return
         try:
@@ -213,7 +214,7 @@ class MetadataSync:
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
-        if asked != self.master_addr:  # in a raft group, this member may lead by now
+        if asked != self.master_addr:  # In a raft group, the leader may have changed
             raise NotTheMaster(f"{asked} is no longer the master")
         return table
 
@@ -257,7 +258,10 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """Apply the deletions in another member's table, on a new leader, whose own log is complete."""
+        """Apply the topic deletions in another member's table.
+
+        Only a new leader calls this method, because it requires a complete log.
+        """
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
         self.delete()
@@ -284,7 +288,7 @@ class MetadataSync:
         return answer.header(OffsetResponseHeader).offset < longest.max_offset
 
     def delete(self) -> None:
-        """Apply those known deletions whose position this broker's log has reached."""
+        """Apply the known topic deletions whose log position this broker's log has reached."""
         store, waiting = self._store, self._store.dispatcher
         if waiting.own_wait:
             return
@@ -335,7 +339,7 @@ class MetadataSync:
             await self._apply(master)
 
     async def _extent(self) -> Extent:
-        """Return the current extent of the master's log."""
+        """Return the positions at which the master's log currently begins and ends."""
         table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         return Extent(int(table.get("commitLogMinOffset", 0)), int(table.get("commitLogMaxOffset", 0)))
 
@@ -347,8 +351,8 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
-        # These minimum offsets may be those of a topic that was deleted and recreated meanwhile. In that
-        # case, the next copy corrects them.
+        # The master's minimum offsets may be those of a topic that was deleted and recreated since the
+        # request. In that case, the next copy corrects them.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._return_offsets(outcome)
@@ -373,7 +377,7 @@ class MetadataSync:
                     )
 
     def merge(self, given: ConsumerOffsetTable) -> Merged:
-        """Merge the master's consumer offsets with those that consumers have stored here meanwhile."""
+        """Merge the master's consumer offsets with offsets that consumers have stored at this slave."""
         offsets = self._tables.offsets
         outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
         self._before = given.offset_table

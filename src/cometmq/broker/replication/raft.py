@@ -1,4 +1,4 @@
-"""Replication of a broker that is a member of a raft group (enableDLegerCommitLog).
+"""Replication of a broker that is a member of a raft group (`enableDLegerCommitLog`).
 
 RaftMember writes the log. The tables (topics, groups, offsets) are not in the log: a follower copies them
 from the leader, as a slave does from its master. RaftTables ensures that no acknowledged change of the tables
@@ -61,7 +61,7 @@ class LeaderControl(Protocol):
 class RaftReplication:
     """Replication in a raft group. It has the same interface as Replication.
 
-    It must be created in a running event loop.
+    Must be created in a running event loop.
     """
 
     decide = True
@@ -69,7 +69,10 @@ class RaftReplication:
     def __init__(
         self, context: ReplicationContext, end_tick: Callable[[], None], leader_services: LeaderControl
     ) -> None:
-        """Create the replication. `end_tick` commits what the broker has appended in the current tick."""
+        """Create the replication.
+
+        `end_tick` commits what the broker has appended in the current event-loop tick.
+        """
         config, store, tables, client = context.config, context.store, context.tables, context.client
         self._config = config
         self._clock = context.clock
@@ -91,7 +94,7 @@ class RaftReplication:
     async def start(self) -> None:
         """Join the raft group. The broker's port must be known. Raises OSError or StoreError."""
         config, settings = self._config, self._config.store
-        # Name servers require an HA address, although no socket listens on this port in a raft group.
+        # Name servers require an HA address, although no socket listens on the HA port in a raft group.
         self._address.ha_port = self._address.port + HA_OFFSET
         member_config = MemberConfig(
             me=settings.d_leger_self_id,
@@ -117,12 +120,12 @@ class RaftReplication:
         self.sync.start()
 
     def end_tick(self) -> None:
-        """Handle the events of this tick: messages from other members, and writes of the store."""
+        """Handle the events of this event-loop tick: messages from other members, and writes of the store."""
         if self._member is not None:
             self._member.end_tick()
 
     async def retire(self) -> None:
-        """Prepare for the broker's stop while it still serves requests (see RaftMember.retire)."""
+        """Prepare for the broker's stop while the broker still serves requests (see `RaftMember.retire`)."""
         if self._member is not None:
             await self._member.retire()
 
@@ -196,7 +199,7 @@ class RaftReplication:
         member = self._member
         if member is not None and member.suspect:
             term = member.node.term
-            with contextlib.suppress(OSError):  # the error is logged, and the write retried, elsewhere
+            with contextlib.suppress(OSError):  # `TableFile` logs the error and retries the write
                 if await self._tables.has_settings_of(term):
                     member.settled(term)
 
@@ -204,7 +207,7 @@ class RaftReplication:
 
     @property
     def me(self) -> str:
-        """The name of this member, as in dLegerPeers."""
+        """The name of this member, as in `dLegerPeers`."""
         return self._config.store.d_leger_self_id
 
     @property
@@ -235,7 +238,7 @@ class RaftReplication:
         }
 
     def leader_log(self) -> Extent:
-        """Return the extent of the leader's log, as of the last copy of its tables."""
+        """Return the begin and end of the leader's log when the leader's offsets were last copied."""
         return self.sync.master_log
 
     @property
@@ -301,13 +304,13 @@ class RaftReplication:
 
     @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the state of replication, which the tool haStatus shows."""
+        """Return the state of replication, which the tool `haStatus` shows."""
         return frame.response(body=self.ha_status().encode())
 
     def ha_status(self) -> HaRuntimeInfo:
-        """Return the state of the group in the format that describes a master and its slaves.
+        """Return the state of the raft group in the format in which `haStatus` shows a master and its slaves.
 
-        Members are written as in dLegerPeers, for example n0-host:port.
+        Members are written as in `dLegerPeers`, for example `n0-host:port`.
         """
         member, end, now = self._member, self._store.log.end, self._clock.monotonic()
         if member is None:

@@ -1,11 +1,11 @@
 """A running member of a raft group. It connects the raft node with the log, other members and the broker.
 
 The node (cometmq.raft) makes the decisions. `turn` carries out their effects: changes of the log, writing
-term and vote to the disk, messages to members, committed entries. `turn` runs at the end of each tick with an
-event, and when a timer of the node expires. Sends become log entries in the store's commit, which calls
-`propose` to get the indexes of the entries. While a slow effect is in progress (term and vote are written, or
-the log is truncated), messages from other members are dropped, just as an unreliable network may drop
-messages.
+term and vote to the disk, messages to members, committed entries. `turn` runs at the end of each event-loop
+tick with an event, and when a timer of the node expires. Sends become log entries in the store's commit,
+which calls `propose` to get the indexes of the entries. While a slow effect is in progress (term and vote are
+written, or the log is truncated), messages from other members are dropped, just as an unreliable network may
+drop messages.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ DISK_TEST_INTERVAL_S = 5.0
 PREFER_INTERVAL_S = 10.0
 """Interval, in seconds, at which a leader that is not preferred, or whose disk is full, seeks a successor."""
 MAX_PREFER_INTERVAL_S = 640.0
-"""Maximum of PREFER_INTERVAL_S after refused transfers, in seconds.
+"""Maximum interval, in seconds, between two attempts to transfer the leadership automatically.
 
-Each refusal doubles the interval, because sends are held during each attempt to transfer.
+The interval begins with PREFER_INTERVAL_S. Each refused attempt doubles it, because sends are held during an
+attempt.
 """
 
 
@@ -98,7 +99,7 @@ class MemberConfig:
     Attributes:
         addresses: The addresses of all members, including this one, by name.
         joins: Whether the member does not begin a group, but waits until an existing group adds it.
-        preferred: The members that should be the leader if possible (preferredLeaderId).
+        preferred: The members that should be the leader if possible (`preferredLeaderId`).
     """
 
     me: str
@@ -150,7 +151,8 @@ class RaftMember:
         self._addresses = config.addresses
         self._preferred = config.preferred
         self._prefer_at = 0.0
-        self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)  # refused automatic transfers
+        # Interval from a refused automatic transfer to the next attempt.
+        self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)
         self._options = options
         self.received = Received()
         self._store = store
@@ -171,7 +173,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._succeeded = asyncio.Event()  # cleared from the loss of leadership until another leader is known
+        self._succeeded = asyncio.Event()  # Cleared while a lost leadership has no known successor
         self._succeeded.set()
         self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None
@@ -182,7 +184,7 @@ class RaftMember:
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self.stopped = False
-        """Whether this member no longer takes part, and is no longer notified of new leaders."""
+        """Whether this member has stopped, so that it is no longer notified of new leaders."""
         self.failed = False
         """Whether this member has stopped because of an error, until the broker is started again."""
         self._due = False
@@ -196,7 +198,7 @@ class RaftMember:
     def suspect(self) -> bool:
         """Whether the log was lost or damaged and is still incomplete.
 
-        While this is so, this member has no vote.
+        Until the log is complete, this member has no vote.
         """
         return self._state.suspect
 
@@ -225,7 +227,7 @@ class RaftMember:
             log.warning("raft: %s stops before another member has taken over the leadership", self.me)
 
     async def stop(self) -> None:
-        """Stop taking part in the group, and close all connections."""
+        """Stop this member of the raft group, and close all its connections."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -246,7 +248,7 @@ class RaftMember:
         to = max(sorted(self.node.members.voters & set(peers)), key=fitness, default="")
         try:
             async with asyncio.timeout(COPY_TIMEOUT_S):
-                if self._slow is not None:  # While a change is written to the disk, transfers are refused.
+                if self._slow is not None:  # Transfers are refused during a write to the disk
                     await asyncio.wait({self._slow})
                 await self.transfer(to)
         except (RaftRefused, TimeoutError):
@@ -274,7 +276,7 @@ class RaftMember:
                 self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
-        """Report to the node that the log is on the disk up to this entry."""
+        """Report to the node that the log is on the disk up to the entry with this index."""
         if self._store.config.sync_flush:
             self.node.persisted(index, self._raft_log.term_of(index))
             self._schedule()
@@ -285,7 +287,7 @@ class RaftMember:
             self._tick.schedule()
 
     def end_tick(self) -> None:
-        """Run `turn` if members or the store have reported an event in this tick."""
+        """Run `turn` if other members or the store have reported an event in this event-loop tick."""
         if self._due:
             self._due = False
             self.turn()
@@ -307,13 +309,13 @@ class RaftMember:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # the node counts whole ms
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # The node counts whole ms
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
-        """Carry out the effects of the node. Return whether all of them are done.
+        """Carry out the effects of the node. Return whether all effects are done.
 
-        If some are not done, a task carries them out and then calls `turn`.
+        If not, a task carries the remaining effects out and then calls `turn`.
         """
         self._commit_tick()
         self._watch_disk()
@@ -335,7 +337,7 @@ class RaftMember:
         return True
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
-        """Carry out effects that must be on the disk before the node can continue."""
+        """Carry out effects, such as a truncation, that must be on the disk before the node can continue."""
         cuts, state = any(map(_cuts, effects.log)), effects.state
         try:
             if state is not None:
@@ -355,7 +357,9 @@ class RaftMember:
                 await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
-            if cuts:  # the node relies on durable truncation
+            # The node must not continue, because the log may still contain entries that the node regards as
+            # removed.
+            if cuts:
                 self._fail(error)
             else:
                 self._failed(error)
@@ -372,10 +376,14 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Apply the commit index first, and then the changes of the log, because these changes may fail."""
+        """Commit entries, and then apply the changes of the log.
+
+        The commit comes first, because a change may fail.
+        """
         raft_log = self._raft_log
         try:
-            if effects.committed is not None and effects.committed > raft_log.committed:  # not after a reset
+            # After a reset, the log may already be committed further.
+            if effects.committed is not None and effects.committed > raft_log.committed:
                 raft_log.commit_to(effects.committed)
                 self.waits.committed(raft_log.location_of(effects.committed).end)
             self._write(effects.log)
@@ -396,7 +404,7 @@ class RaftMember:
         """
         if not changes:
             return
-        self._commit_tick()  # answers the senders of this tick's messages
+        self._commit_tick()  # Answer the senders of messages that were appended before these changes
         problem: CometError | OSError | None = None
         written = False
         try:
@@ -411,8 +419,8 @@ class RaftMember:
                     written = True
                     if last != change.first + change.count - 1:
                         raise StoreError(f"{last} is the last of the entries that came, not as was said")
-                else:
-                    assert isinstance(change, Proposed)  # the store's commit has written these entries
+                else:  # The store's commit has written these entries
+                    assert isinstance(change, Proposed)
         except (CometError, OSError) as error:
             problem = error
         if written:
@@ -447,7 +455,7 @@ class RaftMember:
             self._schedule()
 
     def _fail(self, error: Exception) -> None:
-        """Stop taking part because of an error that leaves the state of the disk unknown."""
+        """Stop this member because of an error that leaves the state of the disk unknown."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
         self.stopped = self.failed = True
         self._stop_leading("it has failed")
@@ -514,8 +522,8 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
-            self._raft_log.flushed(self._store.flusher.flushed)  # writes missing index entries
-            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # a full disk is no failure
+            self._raft_log.flushed(self._store.flusher.flushed)  # Write missing index entries
+            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # A full disk has not failed
                 self._failed_at = None
                 self.node.disk_recovered()
 
@@ -549,7 +557,7 @@ class RaftMember:
         return self.leading and not self._handoff.locked() and not self.node.transferring
 
     def prefer(self, now: float) -> None:
-        """Transfer the leadership to a preferred member or, if this disk is full, to any member.
+        """Transfer the leadership to a preferred member or, if the leader's disk is full, to any member.
 
         The successor must answer, have space on its disk, and lack only the newest entries. If several
         members qualify, the one with the most entries is chosen.
@@ -575,7 +583,8 @@ class RaftMember:
         try:
             await self.transfer(to)
             self._refusals.reset()
-        except RaftRefused as refusal:  # An operator's transfer, or a change of members, may be in progress.
+        except RaftRefused as refusal:
+            # An operator's transfer of leadership, or a change of members, may be in progress.
             log.warning("raft: %s does not transfer the leadership: %s", self.me, refusal)
             self._prefer_at = self._clock.boottime() + self._refusals.next_s()
 
@@ -602,7 +611,7 @@ class RaftMember:
         self._asked(self.node.promote, member)
 
     async def remove(self, member: str) -> None:
-        if member == self.me and self.leading:  # the next leader will need the tables
+        if member == self.me and self.leading:  # The next leader will need the newest tables
             await self._leader_role.copy_tables()
         self._asked(self.node.remove, member)
 
@@ -617,7 +626,7 @@ class RaftMember:
         self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the sorted members of the group that this member may begin, or () if it may not."""
+        """Return the sorted members of the group that this member may create, or () if it may not."""
         blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
@@ -628,7 +637,7 @@ class RaftMember:
             self._schedule()
 
     def _use_members(self) -> None:
-        """Connect to all members of the group, and to those in dLegerPeers, which may begin it."""
+        """Connect to all members of the group, and to those in `dLegerPeers`, which may create it."""
         everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})

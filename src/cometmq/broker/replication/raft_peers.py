@@ -51,7 +51,7 @@ Without it, after a repair of the network, a connection would wait for TCP's ret
 grow.
 """
 
-_SHOWN = 200  # maximum characters of a list of members in an error text
+_SHOWN = 200  # Maximum number of characters of a list of members in an error text
 Receive = Callable[[AnyMessage], None]
 """A function that handles a received message. Raises CometError if no correct member would send it."""
 
@@ -93,10 +93,7 @@ class _Incoming(asyncio.Protocol):
         self._peers.heard()
 
     def _know(self) -> None:
-        """Once the handshake has arrived, register the connection.
-
-        This precedes the handling of its messages.
-        """
+        """Register the connection once its handshake has arrived, before its messages are handled."""
         handshake = self.frames.handshake
         if not self.sender and handshake is not None:
             self._peers.register(self, handshake)
@@ -128,14 +125,14 @@ class _Link(asyncio.Protocol):
     async def run(self) -> None:
         """Keep the connection open until this task is cancelled."""
         address = parse_address(self.addr)
-        assert address is not None  # use() passes only valid addresses
+        assert address is not None  # The method `use` passes only valid addresses
         loop = asyncio.get_running_loop()
         while True:
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await dial(lambda: self, *address)
-            except OSError as error:  # includes TimeoutError
+            except OSError as error:  # OSError includes TimeoutError
                 if self._log_limit.allows():
                     log.warning("raft member %s unreachable: %s", self.addr, str(error) or "no answer")
             else:
@@ -177,7 +174,7 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
     sock: socket.socket = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_USER_TIMEOUT", USER_TIMEOUT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
-        option = getattr(socket, name, None)  # not every platform has these options
+        option = getattr(socket, name, None)  # Some platforms lack some of the three options
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -200,7 +197,7 @@ class Peers:
         """Create an object without connections.
 
         Args:
-            addr: The address at which other members reach this one.
+            addr: The address at which other members reach this member.
             broker_addr: The address of this member's broker, for clients.
             receive: Is called with each message of a member.
             heard: Is called after all messages of one read have been received.
@@ -220,7 +217,8 @@ class Peers:
         self.stopped = False
         self._hello = lambda: raft_wire.handshake(group, me, addr, broker_addr, begins())
         self._begins = begins
-        # the name of a member whose dLegerPeers differ, and a description of the difference
+        # The name of a member whose `dLegerPeers` differ from this member's, and a description of the
+        # difference.
         self._differs: tuple[str, str] = ("", "")
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
@@ -240,8 +238,8 @@ class Peers:
         """Register a connection from a member, and close an older connection from the same member.
 
         Raises:
-            ProtocolError: Another member has the same name, or the sender would begin a group of other
-                members than this one.
+            ProtocolError: Another member has the same name, or the sender would create a group with other
+                members than this member would.
         """
         sender = handshake.sender
         self._compare(handshake)
@@ -284,7 +282,7 @@ class Peers:
 
     @property
     def problem(self) -> str:
-        """Why the group cannot begin, as far as this member knows, or ""."""
+        """Why the members cannot create their group, as far as this member knows, or ""."""
         return self._differs[1] if self._begins() else ""
 
     def has_room(self) -> bool:
@@ -324,7 +322,10 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send the messages of a tick, in as few frames per member as possible. Any message may be lost."""
+        """Send messages to other members, in as few frames per member as possible.
+
+        Any message may be lost.
+        """
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)

@@ -34,7 +34,7 @@ from cometmq.store import (
 )
 
 _FILE = "members.json"
-_LIMIT = 1 << 20  # maximum size of members.json, in bytes
+_LIMIT = 1 << 20  # Maximum size of `members.json`, in bytes
 
 
 class _Kept(msgspec.Struct):
@@ -57,8 +57,8 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
-    # Write the file now, without the omitted entries. Otherwise they would count again once the log has been
-    # trimmed.
+    # Write the file without the entries that are not in the log. Otherwise, once the log begins after their
+    # index, they would count as entries of the log.
     if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
     suspect, forgot = is_suspect(disk, raft_log.directory), has_forgotten(disk, raft_log.directory)
@@ -66,7 +66,7 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
 
 
 def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
-    """Return whether the log contains an entry, or once contained it: the log now begins after the entry."""
+    """Return whether the log contains an entry, or contained it before the oldest entries were deleted."""
     if entry.index < raft_log.first:
         return True
     return entry.index <= raft_log.last and raft_log.term_of(entry.index) == entry.term
@@ -75,8 +75,8 @@ def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
 def before_cut(state: HardState, before: HardState) -> HardState:
     """Return the state to be saved before the log is truncated.
 
-    This state still includes the members entries that the truncation will remove. Until the truncation is
-    complete, these entries are in the log, and apply again if the broker crashes.
+    The saved state still includes the entries about members that the truncation will remove. If the broker
+    crashes before the truncation is complete, these entries are still in the log, and valid.
     """
     if set(before.members) <= set(state.members):
         return state
@@ -85,7 +85,10 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
-    """Write the parts of `state` that differ from `before`. It must run in a thread. Raises OSError."""
+    """Write the parts of `state` that differ from `before` to the disk. Must run in a thread.
+
+    Raises OSError.
+    """
     whole = before.suspect and not state.suspect
     if whole or state.members != before.members:
         replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))
@@ -100,7 +103,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 
 
 class NodeLog:
-    """The log in the form that the raft node needs."""
+    """The log, with the methods and properties that the raft node requires."""
 
     def __init__(self, raft_log: RaftLog) -> None:
         self._raft_log = raft_log
@@ -115,10 +118,10 @@ class NodeLog:
         return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the end of the range of entries, from `first` and up to `stop`, that fits into a message."""
+        """Return the end of the longest range from `first`, before `stop`, that fits into a message."""
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
-        except (StoreError, OSError):  # reading the entry for sending will fail again
+        except (StoreError, OSError):  # Reading the entry for sending will raise the error again
             return first + 1
 
 

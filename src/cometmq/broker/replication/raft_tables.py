@@ -52,7 +52,7 @@ MAJORITY_TIMEOUT_S = 3.0
 
 
 class RaftGroupView(Protocol):
-    """The raft group in the form that this module needs."""
+    """The properties of a raft group that RaftTables requires."""
 
     @property
     def me(self) -> str: ...
@@ -82,11 +82,11 @@ class GroupSync(MetadataSync):
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
         self.copied: Callable[[], Awaitable[None]] | None = (
-            None  # called after each cycle in which all tables were copied
+            None  # Called after each cycle in which all tables were copied
         )
-        self._one_copy = asyncio.Lock()  # so that no older response is applied after a newer one
-        self._wanted = 0  # calls of `settings` so far
-        self._copied = 0  # calls of `settings` that a finished copy has served
+        self._one_copy = asyncio.Lock()  # Prevents an older response from being applied after a newer one
+        self._wanted = 0  # Number of calls of `settings` so far
+        self._copied = 0  # Number of calls of `settings` that finished copies have served
 
     async def sync(self) -> None:
         """Copy all tables once. A table whose copy fails is copied in the next cycle."""
@@ -140,7 +140,7 @@ class Copies(NamedTuple):
 class RaftTables:
     """Keeps the tables of a raft group's members consistent.
 
-    It must be used in the event loop's thread only.
+    All methods must be called in the event loop's thread.
     """
 
     def __init__(
@@ -151,21 +151,21 @@ class RaftTables:
         self._client = client
         self._sync = sync
         self._one_round = asyncio.Lock()
-        self._asked = 0  # calls of `_copy_to_majority` so far
-        self._done = 0  # calls of `_copy_to_majority` that a finished cycle has served
-        self._failure = ""  # why the last cycle failed, or ""
+        self._asked = 0  # Number of calls of `_copy_to_majority` so far
+        self._done = 0  # Number of calls of `_copy_to_majority` that finished cycles have served
+        self._failure = ""  # Why the last cycle failed, or ""
 
     @property
     def member(self) -> str:
-        """The name of this member, as in dLegerPeers."""
+        """The name of this member, as in `dLegerPeers`."""
         return self._group.me
 
     # -- the leader
 
     def lead(self) -> None:
-        """Use this leader's term in all further versions of the tables, and give each table such a version.
+        """Use this leader's term in the versions of the tables, and give each table a new version.
 
-        So these tables count as newer than those of earlier leaders, even before their first change.
+        So the tables count as newer than those of earlier leaders, even before their first change.
         """
         versions = self._tables.versions
         versions.counts, versions.term = True, self._group.term
@@ -274,7 +274,8 @@ class RaftTables:
             async with asyncio.timeout(MAJORITY_TIMEOUT_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    # The order of `asked` makes the order of the answers deterministic.
+                    # Iterate over `asked` instead of the set `done`, so that the order of the results is
+                    # deterministic.
                     found += [task.result() for task in asked if task in done]
         except TimeoutError:
             raise RaftRefused(
@@ -292,7 +293,7 @@ class RaftTables:
         )
 
     async def read(self, addr: str) -> Copies:
-        """Read the tables of the member with this broker address. Raises CometError."""
+        """Read the tables of the member with the broker address `addr`. Raises CometError."""
 
         async def table(code: int, kind: type[Table]) -> Table | None:
             try:
@@ -342,7 +343,8 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        if self._sync.deletions_wait:  # otherwise queues of deleted topics could return with the next leader
+        # Report an incomplete copy: queues of deleted topics could return with the next leader.
+        if self._sync.deletions_wait:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"the log of {group.me} has not reached that position yet"
             )

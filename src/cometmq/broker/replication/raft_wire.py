@@ -2,8 +2,8 @@
 
 The format is CometMQ's own and has its own version. A frame is a 4-byte length, then that many bytes of
 MessagePack. The first frame of a connection is the handshake; each later frame is an array of messages
-(cometmq.raft) of one tick. The receiver sends its responses over its own connection. The `payload` of a
-message holds log entries in the same encoding as the log.
+(cometmq.raft) of one event-loop tick. The receiver sends its responses over its own connection. The `payload`
+of a message holds log entries in the same encoding as the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_FRAME_BYTES = 64 << 20
 It leaves room for the entries that `LogView.fit` permits; a single record may have 32 MiB.
 """
 MAX_MESSAGES_PER_FRAME = 1024
-"""The maximum number of messages in a frame. A tick has only a few messages for each member."""
+"""The maximum number of messages in a frame. An event-loop tick has only a few for each member."""
 
 _LENGTH = struct.Struct(">I")
 _MAX_HANDSHAKE_BYTES = 4096
@@ -38,7 +38,7 @@ class Handshake(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         addr: The address at which other members reach the sender.
         broker_addr: The address of the sender's broker.
-        begins: If the sender has no state yet: the members of the group that it would begin, sorted.
+        begins: The sorted members of the group that the sender would create, if the sender has no state yet.
             Otherwise empty.
     """
 
@@ -79,7 +79,7 @@ def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
 
 
 def frame(messages: Sequence[AnyMessage]) -> bytes:
-    """Return one frame that contains all of these messages."""
+    """Return one frame that contains all `messages`."""
     data = _encode(messages)
     return _LENGTH.pack(len(data)) + data
 

@@ -1,6 +1,7 @@
 """Replication without a raft group: a master's HA port, or a slave's connection to its master.
 
-The setting brokerRole determines whether a broker is a master or a slave. It is read only at the start.
+The setting `brokerRole` determines whether a broker is a master or a slave. A change takes effect only at the
+next start.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ log = logs.logger(__name__)
 
 
 class Replication:
-    """The master's or the slave's part of replication, and the requests about it.
+    """A broker's part of replication as a master or a slave, and the handlers of requests about replication.
 
-    It must be created in a running event loop.
+    An object of this class must be created in a running event loop.
     """
 
     def __init__(self, context: ReplicationContext, visible: Callable[[int, Arrivals], None]) -> None:
@@ -49,14 +50,14 @@ class Replication:
         else:
             ha = self.master = HaServer(config, clock, store, tick)
             store.retention.first_needed_position = lambda: ha.core.first_needed_position
-        # With SYNC_FLUSH, slaves receive and report only bytes that are on the disk, so each flush needs a
-        # tick.
+        # With SYNC_FLUSH, slaves receive and report only bytes that are on the disk, so replication has work
+        # to do after each flush.
         store.flusher.on_flushed.append(lambda _end: tick.schedule())
 
     def end_tick(self) -> None:
         """On a master, send written records to slaves. On a slave, write records received from the master.
 
-        It must run after the writer's `end_tick` and before that of the pulls.
+        This method must run after the writer's `end_tick`, and before the `end_tick` of the pulls.
         """
         if self.master is not None:
             self.master.end_tick()
@@ -64,7 +65,10 @@ class Replication:
             self.slave.end_tick()
 
     async def start(self) -> None:
-        """Master: open the HA port. Slave: follow the master once it is known. Raises ConfigError."""
+        """On a master, open the HA port. On a slave, connect to the master once its address is known.
+
+        Raises ConfigError for a port or an address that cannot be used.
+        """
         config, address = self._config, self._address
         if self.slave is not None and self.sync is not None:
             if config.ha_master_address:
@@ -89,11 +93,11 @@ class Replication:
 
     @property
     def lacks_master(self) -> bool:
-        """Whether this is a slave that does not know its master."""
+        """Whether this broker is a slave that does not know its master."""
         return self.slave is not None and self.slave.core.master is None
 
     def configure(self) -> None:
-        """Apply changed settings."""
+        """Apply changed settings of replication."""
         for part in (self.master, self.slave):
             if part is not None:
                 part.configure()
@@ -132,7 +136,7 @@ class Replication:
 
     @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the state of replication, which the tool haStatus shows."""
+        """Return the state of replication, which the tool `haStatus` shows."""
         return frame.response(body=self.status().encode())
 
     def status(self) -> HaRuntimeInfo:
@@ -196,7 +200,7 @@ class Replication:
 
     @handles(RequestCode.RESET_MASTER_FLUSH_OFFSET)
     def reset_master_flush_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store the master's flushed position that a request contains, so that haStatus can show it.
+        """Store the master's flushed position that a request contains, so that `haStatus` can show it.
 
         The position has no other use, because this slave never has more than its master has sent.
         """

@@ -43,7 +43,7 @@ _FRAME_BYTES = 1024
 
 
 class Successor(Protocol):
-    """The raft group in the form that the relay needs."""
+    """The properties of a raft group that Relay requires."""
 
     @property
     def accepts(self) -> bool:
@@ -69,7 +69,7 @@ class _Held(NamedTuple):
 class Relay:
     """Holds and forwards requests during and after a transfer of the leadership.
 
-    At all other times, it costs one comparison per send.
+    At all other times, the relay costs one comparison per send.
     """
 
     def __init__(self, client: RemotingClient, group: Successor) -> None:
@@ -78,14 +78,14 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._active = False
         self._until = 0.0
-        self._held_bytes = 0  # total size of requests that are held, or forwarded and not answered yet
-        self._held: list[_Held] = []  # held requests in the order of their arrival
+        self._held_bytes = 0  # Total size of requests that are held, or forwarded and not answered yet
+        self._held: list[_Held] = []  # Held requests in the order of their arrival
         self._numbers = count()
-        self._passed = 0  # number of requests that are forwarded and not answered yet
+        self._passed = 0  # Number of requests that are forwarded and not answered yet
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._leader = ""
-        self._open = False  # whether the new leader has accepted a request
+        self._open = False  # Whether the new leader has accepted a request
         self._retry_at = 0.0
         self._retry_s = RETRY_INTERVAL_S
 
@@ -100,11 +100,11 @@ class Relay:
         self._until = 0.0
 
     def handlers(self, handlers: Mapping[int, Handler], codes: Collection[int]) -> dict[int, Handler]:
-        """Return all handlers; those for `codes` are replaced with handlers that can relay requests."""
+        """Return all handlers. The handlers for `codes` can now also relay requests."""
         return {code: self._handler(each) if code in codes else each for code, each in handlers.items()}
 
     def shortcuts(self, shortcuts: Mapping[bytes, Shortcut]) -> dict[bytes, Shortcut]:
-        """Return shortcuts that handle sends only while the relay is not active."""
+        """Return the shortcuts for sends in a form that is not used while the relay is active."""
         return {start: self._shortcut(each) for start, each in shortcuts.items()}
 
     def _shortcut(self, shortcut: Shortcut) -> Shortcut:
@@ -116,7 +116,8 @@ class Relay:
     def _handler(self, handler: Handler) -> Handler:
         def send(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
             if frame.flag & RELAYED_FLAG:
-                if not self._group.accepts:  # a check against this member's old tables could be wrong
+                # This member's tables may be old, so checks against them could be wrong.
+                if not self._group.accepts:
                     return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader")
             elif self._active and self._takes():
                 if self._held_bytes >= MAX_HELD_BYTES:
@@ -156,7 +157,8 @@ class Relay:
                 self._wake.clear()
                 await self._step()
                 if self._group.accepts and not self._passed:
-                    await asyncio.sleep(0)  # lets the handlers run before later requests arrive
+                    # Let the handlers of released requests run before later requests arrive
+                    await asyncio.sleep(0)
                     continue
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_INTERVAL_S):
@@ -166,7 +168,7 @@ class Relay:
             self._answer_here(all_of_them=True)
 
     async def _step(self) -> None:
-        """Forward as many requests as possible at present."""
+        """Forward held requests: one until the new leader has accepted it, and then all others."""
         addr = None if self._group.accepts else self._group.leader_addr
         self._answer_here(all_of_them=addr is None)
         if not addr or not self._held:
@@ -180,7 +182,7 @@ class Relay:
             for held in self._held[: None if self._open else 1]:
                 self._pass(connection, held)
                 del self._held[0]
-        except RemotingError:  # the requests are still held, because nothing was sent
+        except RemotingError:  # Nothing was sent, so the requests are still held
             self._back_off()
 
     def _answer_here(self, all_of_them: bool) -> None:
@@ -206,7 +208,7 @@ class Relay:
             answer = connection.request(request, held.since + ANSWER_S - self._loop.time())
         except RemotingError:
             raise
-        except CometError as error:  # for instance, the signature made the frame too long
+        except CometError as error:  # For instance, the signature made the frame too long
             held.answer.set_exception(error)
             return
         self._passed += 1
