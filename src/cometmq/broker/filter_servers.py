@@ -81,10 +81,7 @@ class FilterServers:
 
     @handles(RequestCode.REGISTER_FILTER_SERVER)
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
-        """Register a filter server's address for consumers.
-
-        A filter server repeats its registration every 10 s.
-        """
+        """Register a filter server's address for consumers. Filter servers register every 10 s."""
         header = frame.header(RegisterFilterServerRequestHeader)
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(

@@ -369,10 +369,7 @@ class BrokerParts:
     # -- start and stop
 
     def load(self) -> None:
-        """Fill the tables from their files. Must run in a thread, not in the event loop.
-
-        Raises StoreCorrupt or OSError.
-        """
+        """Fill the tables from their files. Must run in a thread. Raises StoreCorrupt or OSError."""
         self.tables.load()
         if not self.store.slave:
             self.transactions.load()

@@ -108,7 +108,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
     default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
     max_topic_queue_nums: Annotated[int, _QUEUES] = (
-        1024  # This setting exists only in CometMQ. Apache's BenchmarkTest needs 1024 queues.
+        1024  # This setting exists only in CometMQ; Apache's BenchmarkTest uses 1024 queues
     )
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
@@ -157,7 +157,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         40 * 86_400  # Apache's default for this setting is 3 days
     )
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
-        4_000_000  # This setting exists only in CometMQ. Each waiting message takes 30 bytes of memory
+        4_000_000  # This setting exists only in CometMQ; each waiting message takes 30 bytes of memory
     )
     recall_message_enable: bool = True  # Whether messages can be recalled; Apache's default is false
     reject_transaction_message: bool = False

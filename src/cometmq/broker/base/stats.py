@@ -115,10 +115,7 @@ class Stats:
         self.get_this_morning = self.get_yesterday_morning = 0
 
     def sample(self, now_ms: int, mono_ms: int) -> None:
-        """Take a sample of the counters.
-
-        Begin a new interval after GROUP_SPAN_MS, and a new day at midnight (UTC).
-        """
+        """Take a sample of the counters. Begin a new interval every GROUP_SPAN_MS, and a new day if due."""
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_counts.add(self.group_get, mono_ms)

@@ -101,7 +101,7 @@ class Writer:
             self._outcomes.append((outcome, wait))
 
     def end_tick(self) -> None:
-        """Commit the messages appended in this event-loop tick. Send the responses that need not wait."""
+        """Commit the messages of this event-loop tick. Respond to senders that do not wait for durability."""
         if not (self._outcomes or self._appender.waiting()):
             return
         replicas = self.replicas

@@ -137,8 +137,8 @@ class SqlFilters:
             found: SqlFilter | SqlError
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
-            except SqlError as error:  # A copied error does not keep its traceback
-                found = SqlError(error.column, error.problem)
+            except SqlError as error:
+                found = SqlError(error.column, error.problem)  # A copied error does not keep its traceback
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -261,8 +261,7 @@ class FilterScan:
                     passes = self._evaluate(data, at, size)
                 else:
                     values = read(data, at, size)
-                    # Evaluate long values without a verdict, because the hash of a long value would take more
-                    # time.
+                    # Store no verdicts for long values: hashing such a value takes longer than evaluating it.
                     passes = (
                         verdicts[values] if len(values) <= MAX_VALUES_BYTES else verdicts.evaluate(values)
                     )

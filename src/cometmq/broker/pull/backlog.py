@@ -101,10 +101,7 @@ class Backlog(Generic[Request]):
         return len(self._line)
 
     def serve_some(self) -> bool:
-        """Serve waiting requests as far as the limit on CPU time allows.
-
-        Return whether some are still waiting.
-        """
+        """Serve waiting requests as far as the limit allows. Return whether some are still waiting."""
         line = self._line
         if not line:
             return False

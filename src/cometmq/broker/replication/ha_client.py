@@ -149,10 +149,7 @@ class HaClient:
     # -- events
 
     def received(self, link: MasterLink, pieces: Pieces, data: memoryview) -> None:
-        """Decode bytes received from the master.
-
-        The log bytes are written at the end of the event-loop tick.
-        """
+        """Decode bytes from the master. Log bytes are written at the end of the event-loop tick."""
         if link is not self._link:
             return
         now = self._clock.monotonic()
@@ -178,10 +175,7 @@ class HaClient:
     # -- the end of a tick
 
     def end_tick(self) -> None:
-        """Write the log bytes received in this event-loop tick.
-
-        Then carry out the effects of `HaSlave.turn`.
-        """
+        """Write the log bytes of this event-loop tick. Then carry out the effects of `HaSlave.turn`."""
         replica = self._store.replica
         if self._link is not None:
             before = replica.end

@@ -258,10 +258,7 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """Apply the topic deletions in another member's table.
-
-        Only a new leader calls this method, because it requires a complete log.
-        """
+        """Apply the topic deletions in another member's table. This broker's log must be complete."""
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
         self.delete()

@@ -69,10 +69,7 @@ class RaftReplication:
     def __init__(
         self, context: ReplicationContext, end_tick: Callable[[], None], leader_services: LeaderControl
     ) -> None:
-        """Create the replication.
-
-        `end_tick` commits what the broker has appended in the current event-loop tick.
-        """
+        """Create the replication. `end_tick` commits the messages of the current event-loop tick."""
         config, store, tables, client = context.config, context.store, context.tables, context.client
         self._config = config
         self._clock = context.clock

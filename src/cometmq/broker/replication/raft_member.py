@@ -376,10 +376,7 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Commit entries, and then apply the changes of the log.
-
-        The commit comes first, because a change may fail.
-        """
+        """Commit entries before the changes of the log are applied, because a change may fail."""
         raft_log = self._raft_log
         try:
             # After a reset, the log may already be committed further.
