@@ -190,7 +190,7 @@ class _Tail:
             self._end = begin
 
     async def _pull(self, at: int, count: int) -> tuple[list[MessageExt], int]:
-        """Return messages from the offset `at` on, and the offset of the next pull (`at` at the end)."""
+        """Return messages from offset `at` on, and the next offset to pull (`at` at the queue's end)."""
         request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
         result = await self.client.brokers.pull(self.addr, self.queue, request)
         if result.status is PullStatus.NO_NEW_MSG:

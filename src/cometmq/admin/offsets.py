@@ -366,7 +366,7 @@ class BrokerReset:
         return ""
 
     async def _restarted_queues(self) -> Collection[MessageQueue]:
-        """Return the queues from which a member has consumed, or begun to consume, since the notification."""
+        """Return the queues that members have begun, or continued, to consume since they were notified."""
         consume_times = await self._consume_times()
         same = {
             queue for (client, queue), at in consume_times.items()

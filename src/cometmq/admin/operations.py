@@ -205,7 +205,7 @@ CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
 
 
 def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:
-    """Return an operation that deletes files of brokers. `name` is a key of CLEANUPS."""
+    """Return an operation that deletes files of brokers. `name` is a key of `CLEANUPS`."""
     deed, method = CLEANUPS[name]
     return Operation(name, ", ".join(addrs), [Step(deed, addrs, partial(method, admin))], danger=True)
 

@@ -379,7 +379,7 @@ class BrokerParts:
 
         This method must run after `load` and before requests are served.
         """
-        if self.store.raft_log is None:  # In a raft group, the leader determines the topics instead
+        if self.store.raft_log is None:  # In a raft group, the leader determines the topics
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()
@@ -465,7 +465,7 @@ class BrokerParts:
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
         self.registrar.register()
-        if not self._limits_due:  # Examine all topics once per event-loop tick, not per change
+        if not self._limits_due:  # Set the topics' limits once per event-loop tick, not per change
             self._limits_due = True
             self._loop.call_soon(self._use_topic_limits)
 

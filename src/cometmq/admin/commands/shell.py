@@ -90,7 +90,7 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 """Other names that RocketMQ has for a command."""
 
 
-MAX_LIST_LINE_CHARS = 500  # Longest line of the list of commands; no description is cut at this length
+MAX_LIST_LINE_CHARS = 500  # Maximum characters of a line of help, so that no description is cut
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
     "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",

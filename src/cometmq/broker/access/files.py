@@ -227,7 +227,7 @@ def _below(directory: str, depth: int) -> Iterator[str]:
 
 
 def _joined(contents: dict[str, AclFile]) -> Policy:
-    """Combine the contents of ACL files into one policy. Raises ConfigError if two files have an account."""
+    """Combine ACL files into one policy. Raises ConfigError if an account is in two files."""
     homes: dict[str, str] = {}
     for path, content in contents.items():
         for account in content.accounts:

@@ -279,7 +279,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # As `consumer_offset`: 5.x's tools show no messages in flight
+                    pull_offset=consumed,  # Equal to `consumer_offset`, so that no messages are in flight
                 )
             rated.add(topic)
         now_ms = mono_ms(self.clock)

@@ -41,7 +41,7 @@ def invalid_parameter(version: int) -> int:
 
 
 def spreads_batch_properties(version: int) -> bool:
-    """Return whether a batch's own properties are added to each of its messages, as in 4.9's broker."""
+    """Return whether a batch's own properties are added to each message, as in Apache's 4.9 broker."""
     return not is_5x(version)
 
 

@@ -107,7 +107,7 @@ class Stats:
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
-        self._counted = {"put": 0, "transferred": 0}  # Values at the last update of `broker_counts`
+        self._counted = {"put": 0, "transferred": 0}  # Counter values at the last update of `broker_counts`
         self.group_totals: dict[tuple[str, str], int] = {}  # Totals before the current interval
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS

@@ -79,7 +79,7 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        self._outcomes: list[tuple[Outcome, bool]] = []  # Outcomes to report; True: wait until durable
+        self._outcomes: list[tuple[Outcome, bool]] = []  # Each outcome, and whether it waits for durability
         self._ticks = 0  # Number of commits whose senders still wait for a flush or for slaves
         self.waiting = 0  # Number of senders that wait for a flush or for slaves
         self._idle = asyncio.Event()
@@ -133,7 +133,7 @@ class Writer:
         self.visible(commit.visible, commit.arrivals)
 
     def visible(self, count: int, arrivals: Arrivals) -> None:
-        """Count messages that a commit or flush has made visible, and wake pulls by `arrivals`."""
+        """Count messages that a commit or flush has made visible, and wake the pulls that wait for them."""
         self._stats.put += count
         if arrivals:
             self._on_arrivals(arrivals)

@@ -164,7 +164,7 @@ class Verdicts(dict[Values, bool]):
     def __init__(self, sql: SqlFilter) -> None:
         self._sql = sql
         self._evaluated = 0
-        self._paused = 0  # Number of scans that will not use the stored verdicts
+        self._paused = 0  # Number of next scans that do not use the stored verdicts
         self.checked = 0
 
     def begin_scan(self) -> bool:
@@ -188,7 +188,7 @@ class Verdicts(dict[Values, bool]):
         return passes
 
     def evaluate(self, values: Values) -> bool:
-        """Evaluate the filter for a message with these property values, without using a stored verdict."""
+        """Evaluate the filter for the given property values, without using a stored verdict."""
         each = (values,) if isinstance(values, bytes) else values
         texts = [value.decode("utf-8", "replace") or None for value in each]
         return self._sql.matches(dict(zip(self._sql.names, texts, strict=True)).get)

@@ -56,7 +56,7 @@ from cometmq.store import Clock, MessageStore
 # bounds that time, so groups and subscriptions are counted before they are decoded.
 MAX_OBJECTS = 50_000
 MAX_LANGUAGE_LENGTH = 32  # Maximum length of the text that names a client's language
-MAX_BROKER_NAME_LENGTH = 255  # In characters; queues with longer broker names cannot be locked
+MAX_BROKER_NAME_LENGTH = 255  # Maximum number of characters of a locked queue's broker name
 
 
 log = logs.logger(__name__)

@@ -64,7 +64,7 @@ class OnQueue:
 
 
 class OfOwner:
-    """The parked pulls of one connection, and as how many pulls they count for the limit per connection."""
+    """The parked pulls of one connection, and the sum of their weights for the limit per connection."""
 
     __slots__ = ("pulls", "weight")
 

@@ -32,7 +32,7 @@ NOWHERE = 1 << 62
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker settings that the decisions depend on.
+    """The broker settings on which the decisions of HaMaster depend.
 
     Attributes:
         beat_s: The setting `haSendHeartbeatInterval`, in seconds.

@@ -118,7 +118,7 @@ class HaSlave:
     """The state of a slave's replication, and the rules for its next step."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """Create a slave with the settings haSendHeartbeatInterval and haHousekeepingInterval in seconds."""
+        """Create a slave from `haSendHeartbeatInterval` and `haHousekeepingInterval`, both in seconds."""
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.master: MasterAddress | None = None

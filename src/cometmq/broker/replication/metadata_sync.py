@@ -214,7 +214,7 @@ class MetadataSync:
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
-        if asked != self.master_addr:  # In a raft group, the leader may have changed
+        if asked != self.master_addr:  # In a raft group, the leader may have changed during the request
             raise NotTheMaster(f"{asked} is no longer the master")
         return table
 

@@ -401,7 +401,7 @@ class RaftMember:
         """
         if not changes:
             return
-        self._commit_tick()  # Answer the senders of messages that were appended before these changes
+        self._commit_tick()  # Answer the senders of messages appended before the changes of the log
         problem: CometError | OSError | None = None
         written = False
         try:

@@ -100,7 +100,7 @@ class Relay:
         self._until = 0.0
 
     def handlers(self, handlers: Mapping[int, Handler], codes: Collection[int]) -> dict[int, Handler]:
-        """Return all handlers. The handlers for `codes` can now also relay requests."""
+        """Return all handlers. The handlers for `codes` can also relay requests."""
         return {code: self._handler(each) if code in codes else each for code, each in handlers.items()}
 
     def shortcuts(self, shortcuts: Mapping[bytes, Shortcut]) -> dict[bytes, Shortcut]:
@@ -208,7 +208,7 @@ class Relay:
             answer = connection.request(request, held.since + ANSWER_S - self._loop.time())
         except RemotingError:
             raise
-        except CometError as error:  # For instance, the signature made the frame too long
+        except CometError as error:  # The request is invalid, for instance because its frame is too long
             held.answer.set_exception(error)
             return
         self._passed += 1
