@@ -46,6 +46,8 @@ async def test_a_group_is_shown_and_changed(group):
     assert "members n0, n1, n2" in text
 
     other = group.followers()[0]
+    planned = await run(group, "remove", other, "--dry-run")
+    assert planned.stdout.startswith(f"would remove {other} from the raft group at 127.0.0.1:")
     done = await run(group, "transfer", other)
     assert done.stdout == f"transfer {other}: started; `cometmq raft status` shows the progress\n"
     await group.hand_over(other)

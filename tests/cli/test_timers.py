@@ -31,6 +31,11 @@ def test_what_waits_is_listed_shown_and_taken_back(run: Run) -> None:
     assert "keys=key-later" in shown.stdout
     assert shown.stderr == "1 message\n"
 
+    planned = run("cometmq", "timers", "cancel", handle, "--dry-run")
+    assert planned.stdout.startswith(
+        f"would cancel message {RecallHandle.decode(handle).unique_key} for topic timed at "
+    )
+    assert "soon" in run("cometmq", "timers", "list", "-t", "timed").stdout
     assert run("cometmq", "timers", "cancel", handle).returncode == 0
     assert "soon" not in run("cometmq", "timers", "list", "-t", "timed").stdout
     gone = run("cometmq", "timers", "show", "key-soon")

@@ -249,9 +249,21 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
             NoLeaderError: No member is the leader.
             UnknownNameError: There is no such broker name.
         """
+        await self.client.brokers.change_raft_group(await self.raft_leader(broker_name), action, member)
+
+    async def raft_leader(self, broker_name: str | None = None) -> str:
+        """Return the address of the leader of a raft group.
+
+        Args:
+            broker_name: Name of the group. None: the only broker name of the cluster.
+
+        Raises:
+            NoLeaderError: No member is the leader.
+            UnknownNameError: There is no such broker name.
+        """
         for addr, status in (await self.raft_group(broker_name)).items():
             if isinstance(status, RaftStatus) and status.role == "leader":
-                return await self.client.brokers.change_raft_group(addr, action, member)
+                return addr
         raise NoLeaderError(broker_name or "")
 
     async def _raft_addrs(self, broker_name: str | None) -> list[str]:

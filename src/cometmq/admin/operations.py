@@ -20,6 +20,7 @@ from cometmq.errors import CometError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
+from cometmq.protocol.timers import RecallHandle
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,51 @@ async def change_write_perm(admin: Admin, broker_name: str, *, allow: bool) -> O
         partial(admin.change_write_perm, broker_name=broker_name, allow=allow),
     )  # fmt: skip
     return Operation("broker.allow" if allow else "broker.wipe", broker_name, [step], danger=not allow)
+
+
+RAFT_CHANGES = {
+    "transfer": "make {member} the leader",
+    "addLearner": "replicate the log to {member}, without a vote",
+    "promote": "give {member} a vote",
+    "remove": "remove {member} from the raft group",
+}
+"""The description of each change of a raft group, by its name in the request."""
+
+
+async def change_raft_group(
+    admin: Admin, action: str, member: str, broker_name: str | None = None
+) -> Operation:
+    """Return the change of the leader or the members of a raft group. `action` is a key of RAFT_CHANGES.
+
+    Raises:
+        NoLeaderError: No member is the leader, which executes the change.
+        UnknownNameError: There is no such broker name.
+    """
+    send = partial(admin.client.brokers.change_raft_group, action=action, member=member)
+    step = Step(RAFT_CHANGES[action].format(member=member), [await admin.raft_leader(broker_name)], send)
+    return Operation(f"raft.{action}", member, [step], danger=action == "remove")
+
+
+# -- messages
+
+
+async def cancel_timers(admin: Admin, handles: Sequence[str]) -> Operation:
+    """Return the cancellation of scheduled messages. Its results are the ids of the messages.
+
+    Raises:
+        BadHandle: A text is not a recall handle.
+        UnknownNameError: The broker of a message does not exist.
+    """
+    steps, decoded = [], [RecallHandle.decode(text) for text in handles]
+    for handle in decoded:
+        masters = await admin.masters([handle.broker_name])
+        deed = f"cancel message {handle.unique_key} for topic {handle.topic}"
+        steps.append(Step(deed, list(masters.values()), partial(_recall, admin, handle)))
+    return Operation("timer.cancel", ", ".join(handle.unique_key for handle in decoded), steps)
+
+
+async def _recall(admin: Admin, handle: RecallHandle, _addr: str) -> str:
+    return await admin.recall(handle.encode())
 
 
 # -- accounts

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.admin import operations
+from cometmq.admin.commands.shell import changes, execute
 from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import HELP, namesrv_option, with_admin
 from cometmq.text import printable, printable_json
 
 if TYPE_CHECKING:
+    from cometmq.admin import Admin
     from cometmq.protocol.bodies.admin import RaftStatus
 
 ACTIONS = {
@@ -69,9 +72,13 @@ def _change(name: str, action: str, text: str) -> None:
     @raft.command(name, help=text)
     @namesrv_option
     @broker_option
+    @changes
     @click.argument("member")
     def change(namesrv: str, broker: str | None, member: str) -> None:
-        with_admin(namesrv, lambda admin: admin.change_raft_group(action, member, broker))
+        async def run(admin: Admin) -> None:
+            await execute(await operations.change_raft_group(admin, action, member, broker))
+
+        with_admin(namesrv, run)
         click.echo(f"{name} {printable(member)}: started; `cometmq raft status` shows the progress")
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cometmq.admin import operations
+from cometmq.admin.commands.shell import changes, execute
 from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import HELP, check_utf8, namesrv_option, with_admin
 from cometmq.text import counted, printable, printable_json
@@ -80,6 +82,7 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
 @timers.command("cancel")
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
+@changes
 def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
     """Cancel the delivery of scheduled messages, by the handles that `send` and `list` print.
 
@@ -87,8 +90,8 @@ def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
     """
 
     async def run(admin: Admin) -> None:
-        for handle in handles:
-            click.echo(f"cancelled: {printable(await admin.recall(handle), None)}")
+        operation = await operations.cancel_timers(admin, handles)
+        await execute(operation, lambda msg_id: click.echo(f"cancelled: {printable(msg_id, None)}"))
 
     with_admin(namesrv, run)
 

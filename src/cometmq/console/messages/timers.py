@@ -11,9 +11,9 @@ import msgspec
 from nicegui import ui
 from nicegui.element import Element
 
-from cometmq.admin import Admin
+from cometmq.admin import Admin, operations
 from cometmq.admin.waiting import Place, TimerPage, timer_page
-from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.actions import Action
 from cometmq.console.widgets.forms import SearchFields
 from cometmq.console.widgets.listing import Listing, RowAction
 from cometmq.console.widgets.page import View
@@ -114,13 +114,13 @@ async def cancel(view: View, row: WaitingMessage, feed_key: Hashable) -> None:
         view.notify_error(view.t("timers.no_handle"))
         return
 
-    async def work(_progress: ActionProgress) -> str:
-        msg_id = await view.admin.recall(handle)
-        await asyncio.sleep(REMOVAL_S)
-        return view.t("timers.cancelled", id=msg_id)
-
     msg_id, at = row.message.msg_id, view.format("time", row.deliver_at_ms)
-    await Action(
-        "timer.cancel", msg_id, [view.t("timers.will", id=msg_id, topic=row.topic, at=at)], work,
-        {"topic": row.topic, "at": str(row.deliver_at_ms)}, refresh=[feed_key],
-    ).run(view)  # fmt: skip
+    cancelled = await Action.of(
+        await operations.cancel_timers(view.admin, [handle]),
+        [view.t("timers.will", id=msg_id, topic=row.topic, at=at)],
+        {"topic": row.topic, "at": str(row.deliver_at_ms)},
+        result=lambda ids: view.t("timers.cancelled", id=ids[0]),
+    ).run(view)
+    if cancelled:
+        await asyncio.sleep(REMOVAL_S)
+        view.feeds.refresh(feed_key)

@@ -8,7 +8,7 @@ from cometmq.admin import operations
 from cometmq.admin.operations import Operation
 from cometmq.client.cluster.options import environment_credentials
 from cometmq.console.pages.targets import cluster_choice
-from cometmq.console.widgets.actions import Action, show_secret
+from cometmq.console.widgets.actions import run_operation, show_secret
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.page import View
 from cometmq.protocol.acl import MAX_KEY_LENGTH, MIN_KEY_LENGTH
@@ -74,8 +74,8 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         return operations.put_account(view.admin, await view.admin.addrs_in(str(cluster.value)), header)
 
     accepted: list[str] = []
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("access.will_put", name=key, cluster=str(cluster.value))],
         {
             "cluster": str(cluster.value),
@@ -85,8 +85,8 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
             "default": f"{header.default_topic_perm} {header.default_group_perm}",
             "white": header.white_remote_address or "", "secret": "new" if header.secret_key else "kept",
         },
-        again=operation, accepted=accepted, refresh=[FEED],
-    ).run(view)  # fmt: skip
+        accepted=accepted, refresh=[FEED],
+    )  # fmt: skip
     if accepted and generated:  # also if other brokers failed, because the secret cannot be shown later
         await show_secret(view, view.t("access.secret_of", name=key), generated)
 
@@ -106,7 +106,7 @@ async def ask_deletion(view: View, key: str) -> None:
         return operations.delete_account(view.admin, await view.admin.addrs_in(str(cluster.value)), key)
 
     details = {"cluster": str(cluster.value)}
-    await Action.of(await operation(), effects, details, again=operation, refresh=[FEED]).run(view)
+    await run_operation(view, operation, effects, details, refresh=[FEED])
 
 
 async def ask_white_list(view: View) -> None:
@@ -122,11 +122,11 @@ async def ask_white_list(view: View) -> None:
     async def operation() -> Operation:
         return operations.set_white_list(view.admin, name, await view.admin.addrs_in(name), addresses)
 
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("access.will_white", cluster=name, patterns=shown)],
-        {"cluster": name, "patterns": ",".join(addresses)}, again=operation, danger=True, refresh=[FEED],
-    ).run(view)  # fmt: skip
+        {"cluster": name, "patterns": ",".join(addresses)}, danger=True, refresh=[FEED],
+    )  # fmt: skip
 
 
 def _joined(text: object) -> str:

@@ -23,7 +23,7 @@ from cometmq.console.base.fanout import Fanout
 from cometmq.console.pages.groups import MAX_RETRIES
 from cometmq.console.pages.reset import reset_offsets
 from cometmq.console.pages.targets import broker_choice, chosen_brokers
-from cometmq.console.widgets.actions import Action
+from cometmq.console.widgets.actions import run_operation
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing
 from cometmq.console.widgets.page import View
@@ -244,12 +244,12 @@ async def change(view: View, group: str) -> None:
 
     values = ", ".join([*(f"{flag}={field.value}" for flag, field in flags.items()),
                         f"retry_max_times={retries.value}", f"retry_queue_nums={queues.value}"])  # fmt: skip
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("group.will_change", name=group, where=", ".join(brokers)), values],
         {"brokers": ",".join(brokers), "values": values},
-        again=operation, refresh=["groups", ("group", group)],
-    ).run(view)  # fmt: skip
+        refresh=["groups", ("group", group)],
+    )  # fmt: skip
 
 
 async def delete(view: View, group: str) -> None:
@@ -260,9 +260,9 @@ async def delete(view: View, group: str) -> None:
         topics = await operations.group_topics(view.admin, group)
         return await operations.delete_group(view.admin, group, addrs, topics, with_offsets=True)
 
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("group.will_delete", name=group), view.t("group.members_come_back")],
         {"brokers": ",".join(await view.admin.masters())},
-        again=operation, refresh=["groups", "lags"], then="/groups",
-    ).run(view)  # fmt: skip
+        refresh=["groups", "lags"], then="/groups",
+    )  # fmt: skip

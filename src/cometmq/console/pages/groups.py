@@ -11,7 +11,7 @@ from cometmq.admin.operations import Operation
 from cometmq.console.base.cluster_feeds import ClusterLags, GroupRow, Lag, ProducerRow
 from cometmq.console.base.feeds import Reading
 from cometmq.console.pages.targets import cluster_choice, name_field
-from cometmq.console.widgets.actions import Action
+from cometmq.console.widgets.actions import run_operation
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing, kind_choice
 from cometmq.console.widgets.page import View
@@ -104,12 +104,12 @@ async def create(view: View) -> None:
         at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), config)
         return operations.update_group(view.admin, group, at, name="group.create")
 
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("groups.will_create", name=group, cluster=cluster.value)],
         {"cluster": str(cluster.value), "retryMaxTimes": str(config.retry_max_times)},
-        again=operation, refresh=["groups"], then=path_of("groups", group),
-    ).run(view)  # fmt: skip
+        refresh=["groups"], then=path_of("groups", group),
+    )  # fmt: skip
 
 
 @page("/producers", "producers.title", menu=60, icon="outbox")

@@ -19,7 +19,7 @@ from cometmq.console.messages.search import messages_of
 from cometmq.console.pages.reset import reset_offsets
 from cometmq.console.pages.targets import broker_choice, chosen_brokers
 from cometmq.console.pages.topics import MAX_QUEUES, PERMS
-from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.actions import Action, ActionProgress, run_operation
 from cometmq.console.widgets.forms import TIME_FORMAT, Form, millis
 from cometmq.console.widgets.listing import Listing
 from cometmq.console.widgets.page import View
@@ -241,12 +241,12 @@ async def change(view: View, topic: str) -> None:
         return operations.update_topic(view.admin, topic, settings)
 
     values = f"read={read.value} write={write.value} perm={perm.value} attributes={attributes or ''}"
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("topic.will_change", name=topic, where=", ".join(brokers)), values],
         {"brokers": ",".join(brokers), "values": values},
-        again=operation, refresh=["topics", ("topic", topic)],
-    ).run(view)  # fmt: skip
+        refresh=["topics", ("topic", topic)],
+    )  # fmt: skip
 
 
 async def purge(view: View, topic: str) -> None:
@@ -284,7 +284,7 @@ async def delete(view: View, topic: str) -> None:
     async def operation() -> Operation:
         return await operations.delete_topic(view.admin, topic, await view.admin.clusters_of(topic))
 
-    await Action.of(
-        await operation(), effects, {"clusters": ",".join(clusters)},
-        again=operation, refresh=["topics", "lags"], then="/topics",
-    ).run(view)  # fmt: skip
+    await run_operation(
+        view, operation, effects, {"clusters": ",".join(clusters)},
+        refresh=["topics", "lags"], then="/topics",
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from cometmq.admin import TopicSettings, operations
 from cometmq.admin.operations import Operation
 from cometmq.console.base.cluster_feeds import TopicRow
 from cometmq.console.pages.targets import cluster_choice, name_field
-from cometmq.console.widgets.actions import Action
+from cometmq.console.widgets.actions import run_operation
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing, kind_choice
 from cometmq.console.widgets.page import View
@@ -71,9 +71,9 @@ async def create(view: View) -> None:
         at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), settings)
         return operations.update_topic(view.admin, topic, at, name="topic.create")
 
-    await Action.of(
-        await operation(),
+    await run_operation(
+        view, operation,
         [view.t("topics.will_create", name=topic, cluster=cluster.value, n=count)],
         {"cluster": str(cluster.value), "settings": str(settings)},
-        again=operation, refresh=["topics"], then=path_of("topics", topic),
-    ).run(view)  # fmt: skip
+        refresh=["topics"], then=path_of("topics", topic),
+    )  # fmt: skip

@@ -291,6 +291,22 @@ class Action:
             raise NotAllowed(view.t("clusters.ended", name=view.connection.name))
 
 
+async def run_operation(
+    view: View,
+    create: Callable[[], Awaitable[Operation]],
+    effects: Sequence[str],
+    details: Mapping[str, str],
+    **how: Any,
+) -> bool:
+    """Run the operation that `create` returns for the servers of this moment. Return whether it succeeded.
+
+    Because servers may join and leave while the dialog is open, the operation is created once more after the
+    confirmation. It is refused if its servers then differ from those that the dialog named. The other
+    arguments are those of `Action.of`.
+    """
+    return await Action.of(await create(), effects, details, again=create, **how).run(view)
+
+
 def check_permission(view: View, action: str, target: str) -> None:
     """Raise NotAllowed if the user may only view, or if the session has ended.
 
