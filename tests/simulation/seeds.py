@@ -86,7 +86,6 @@ def many() -> Iterator[None]:
                 gc.collect()
     finally:
         gc.enable()
-        gc.unfreeze()
         asyncio.set_event_loop_policy(policy)
         sys.unraisablehook = hook
         logging.disable(level)

@@ -264,7 +264,7 @@ class TestContradictions:
         kept = group.end("master")
         problem = await self.stopped(group)
         assert f"ends at {end}, ahead of the master's, which ends at {kept}" in problem
-        assert problem in caplog.text
+        await until(lambda: problem in caplog.text)  # the state is logged after it has changed
         assert await send(group) == [NO_SLAVE]
         facts = replication(group, "slave").facts()
         assert (facts["haState"], facts["haProblem"]) == ("stopped", problem)
