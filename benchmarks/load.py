@@ -25,7 +25,13 @@ from benchmarks.processes import cpu_seconds, wait_quiet
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame, encode_frame
-from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
+from cometmq.protocol.headers import (
+    EndTransactionRequestHeader,
+    PullMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
+from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.record.layout import COMMITTED, PREPARED
 
 FRAMES = 10_000  # different requests of a send load
 CHUNK = 16  # requests per write
@@ -39,9 +45,9 @@ class Load:
     """The parameters of a load. Sends go to the queues of `topics` in turn; `group` is the consumer's.
 
     Attributes:
-        mode: "send" (until `seconds` have passed or `count` messages were sent) or "pull" (each queue to its
-            end,
-        or until `seconds` have passed).
+        mode: "send" (until `seconds` have passed or `count` messages were sent), "transaction" (the same with
+            half messages, each followed by its commit, which has no response) or "pull" (each queue to its
+            end, or until `seconds` have passed).
         size: Bytes per body.
         batch: Messages per request.
         window: Requests in flight on each of `connections`.
@@ -81,6 +87,8 @@ def send_frames(load: Load) -> list[bytes]:
     for number in range(FRAMES if load.batch == 1 else max(len(queues), FRAMES // load.batch)):
         topic, queue_id = queues[number % len(queues)]
         properties = f"UNIQ_KEY\x017F000001{born_ms:08X}18B4AAC2{number:08X}\x02WAIT\x01true\x02TAGS\x01a"
+        if load.mode == "transaction":
+            properties += "\x02TRAN_MSG\x01true\x02PGROUP\x01scale"
         if load.timed:
             properties += f"\x02TIMER_DELAY_SEC\x01{delays.randrange(3_600, 86_400)}"
         content = body
@@ -94,7 +102,7 @@ def send_frames(load: Load) -> list[bytes]:
             default_topic="TBW102",
             default_topic_queue_nums=4,
             queue_id=queue_id,
-            sys_flag=0,
+            sys_flag=PREPARED if load.mode == "transaction" else 0,
             born_timestamp=born_ms,
             flag=0,
             properties=properties,
@@ -105,6 +113,32 @@ def send_frames(load: Load) -> list[bytes]:
         code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
         made.append(encode_frame(Frame.request(code, header, content, opaque=number, language="JAVA")))
     return made
+
+
+class Commits:
+    """Creates the commits of half messages from the responses to them."""
+
+    def __init__(self, frames: Sequence[bytes]) -> None:
+        header = EndTransactionRequestHeader(
+            producer_group="scale",
+            tran_state_table_offset=77_777_777_777,
+            commit_log_offset=88_888_888_888,
+            commit_or_rollback=COMMITTED,
+            from_transaction_check=False,
+            msg_id="KEY",
+            transaction_id="KEY",
+        )
+        request = Frame.request(RequestCode.END_TRANSACTION, header, oneway=True, language="JAVA")
+        text = encode_frame(request)[8:].replace(b"88888888888", b"%d").replace(b"77777777777", b"%d")
+        self._text = text.replace(b"KEY", b"%b")
+        self._keys = [frame.partition(b"UNIQ_KEY\\u0001")[2].partition(b"\\")[0] for frame in frames]
+
+    def of(self, reply: bytes) -> bytes:
+        at = reply.index(b'"msgId":"') + 9
+        position = decode_offset_id(reply[at : reply.index(b'"', at)].decode()).physical_offset
+        key = self._keys[_field(reply, b'"opaque"')]
+        text = self._text % (position, key, _field(reply, b'"queueOffset"'), key)
+        return struct.pack(">II", 4 + len(text), len(text)) + text
 
 
 class Peer:
@@ -146,6 +180,7 @@ def send(load: Load) -> dict[str, Any]:
     step = min(CHUNK, load.window)
     chunks = [b"".join(frames[at : at + step]) for at in range(0, len(frames) - step + 1, step)]
     most = load.count // load.batch
+    commits = Commits(frames) if load.mode == "transaction" else None
     begun = acknowledged = turn = 0
     peers = [Peer(load.port) for _ in range(load.connections)]
     began = time.perf_counter()
@@ -168,9 +203,11 @@ def send(load: Load) -> dict[str, Any]:
                     open_peers -= 1
             waiting = []
             for key, _ in selector.select(1) if open_peers else ():
-                count = sum(1 for reply in key.data.replies() if _checked(reply))
-                key.data.in_flight -= count
-                acknowledged += count
+                replies = [_checked(reply) for reply in key.data.replies()]
+                if commits is not None and replies:
+                    key.data.socket.sendall(b"".join(map(commits.of, replies)))
+                key.data.in_flight -= len(replies)
+                acknowledged += len(replies)
                 waiting.append(key.data)
     return _result(acknowledged * load.batch, time.perf_counter() - began)
 
@@ -306,7 +343,7 @@ def run_load(load: Load, pid: int) -> dict[str, Any]:
 
 def main() -> None:
     load = Load(**json.loads(sys.argv[1]))
-    sys.stdout.write(json.dumps(send(load) if load.mode == "send" else pull(load)) + "\n")
+    sys.stdout.write(json.dumps(pull(load) if load.mode == "pull" else send(load)) + "\n")
 
 
 if __name__ == "__main__":
