@@ -93,8 +93,10 @@ def forget_what_no_op_says(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_ops_without_their_twins(patch: pytest.MonkeyPatch) -> None:
-    right = TransactionRecords.op
-    patch.setattr(TransactionRecords, "op", lambda self, offset, twin=0: right(self, offset, 0))
+    right = TransactionRecords.ops
+    patch.setattr(
+        TransactionRecords, "ops", lambda self, closed: right(self, [(offset, 0) for offset, _ in closed])
+    )
 
 
 def use_offsets_of_lost_messages_again(patch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from cometmq.errors import FrameError, HeaderError
 from cometmq.protocol.codes import LANGUAGES, VERSION_4_9_7
 from cometmq.protocol.frame import BINARY, JSON, Frame, decode_frame, encode_frame
 from cometmq.protocol.headers import (
+    EndTransactionRequestHeader,
     GetRouteInfoRequestHeader,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
@@ -159,6 +160,16 @@ class TestTypedReading:
         pull = frame.header(PullMessageRequestHeader)
         assert (pull.queue_offset, pull.max_msg_nums, pull.suspend_timeout_millis) == (5, 32, 15000)
         assert pull.expression_type is None
+
+    def test_an_end_of_a_transaction(self) -> None:
+        ext = {
+            "commitLogOffset": "700", "commitOrRollback": "8", "fromTransactionCheck": "false", "msgId": "K",
+            "producerGroup": "PG", "tranStateTableOffset": "5", "transactionId": "K", "AccessKey": "ak",
+        }  # fmt: skip
+        frame = decode_frame(payload(b'{"code":37,"extFields":%b}' % json.dumps(ext).encode()))
+
+        assert frame.typed == EndTransactionRequestHeader("PG", 5, 700, 8, False, "K", "K")
+        assert frame.ext == ext
 
     def test_a_sender_cannot_fill_what_is_no_part_of_a_header(self) -> None:
         extra = b'"#b":"eA==","#s":7,"#e":{"x":"y"},"#r":"eA==","body":"eA=="'

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.kit.brokers import records, refused
 
 from cometmq.broker.send import send_templates
-from cometmq.errors import CometError
-from cometmq.protocol.codes import ResponseCode
+from cometmq.errors import CometError, CommandError
+from cometmq.protocol.codes import TRANS_HALF_TOPIC, ResponseCode
 from cometmq.protocol.frame import decode_frame
 from cometmq.store import MessageStore
 from cometmq.store.base.flags import Flag
@@ -41,6 +41,7 @@ class Ways:
         self.keys: Any = None
         for queue_id in range(4):  # the queues that earlier sends would have created
             store.queues.get_or_make("Orders", queue_id)
+        store.queues.get_or_make(TRANS_HALF_TOPIC, 0)
 
     def _recorded(self) -> Stored:
         recorded: list[Any] = []
@@ -80,10 +81,18 @@ async def ways(cluster, peer) -> Ways:
     return Ways(cluster.broker.parts.sends, cluster.broker.parts.store)
 
 
+HALF = HEADER.replace('"f":"0"', '"f":"4"').replace(
+    "TAGS", "TRAN_MSG\\u0001true\\u0002PGROUP\\u0001PG\\u0002TAGS"
+)
+
+
 @pytest.mark.parametrize(
     "template",
     [
         HEADER,
+        HALF,
+        HALF.replace("TAGS", "TRANSACTION_CHECK_TIMES\\u00013\\u0002REAL_TOPIC\\u0001Other\\u0002TAGS"),
+        HALF.replace("TAGS\\u0001A", "KEYS\\u0001k1 k2"),
         HEADER.replace('"f":"0"', '"f":"9"'),
         HEADER.replace("TAGS\\u0001A\\u0002", ""),
         HEADER.replace("WAIT\\u0001true", "WAIT\\u0001false"),
@@ -114,6 +123,10 @@ async def test_a_header_that_has_come_twice_goes_the_short_way_to_the_same_end(w
         HEADER.replace('"m":"false"', '"m":"true"'),
         HEADER.replace('"e":"2"', '"e":"-1"'),
         HEADER.replace("TAGS\\u0001A", "DELAY\\u00013"),
+        HALF.replace("TAGS\\u0001A", "DELAY\\u00013"),
+        HALF.replace("PGROUP", "GROUP"),
+        HALF.replace('"b":"Orders"', '"b":"%%RETRY%%PG"'),
+        HALF.replace('"version":409', '"version":513'),
         HEADER.replace("UNIQ_KEY", "UNIQUE_KEY"),
         HEADER.replace("%s\\u0002WAIT\\u0001true", "%s\\u0001\\u0002WAIT\\u0001true"),
         HEADER.replace('"h":"7"', '"g":"17","h":"7"'),
@@ -238,6 +251,16 @@ def test_a_header_is_cut_in_time_that_grows_with_its_length(piece):
     begun = time.process_time()
     assert send_templates.PARTS.fullmatch(header) is None
     assert time.process_time() - begun < 1.0
+
+
+async def test_known_half_messages_follow_the_setting_that_refuses_them(ways):
+    ways.learn(HALF)
+    assert ways.short(filled(HALF)) is not None
+    ways.sends.config.reject_transaction_message = True
+    ways.sends.configure()
+    assert ways.short(filled(HALF)) is None
+    with pytest.raises(CommandError, match="sending transaction message is forbidden"):
+        ways.long(filled(HALF))
 
 
 async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):

@@ -21,9 +21,12 @@ from tests.broker.transactions.conftest import (
     prepare,
     stored,
 )
+from tests.broker.transactions.world import World
 from tests.kit.brokers import create, records, refused, running, store_raw, take
+from tests.kit.recording_disk import RecordingDisk
 from tests.kit.waiting import until
 
+from cometmq.broker.transactions import ending
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
 from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import offset_id_of
@@ -181,6 +184,11 @@ class TestEnd:
         assert words in caplog.text
         assert await bodies(peer, OP) == []
 
+    async def test_names_are_checked(self, peer):
+        place = await prepare(peer)
+        refused(await end(peer, place, group="a b"), 1, "illegal characters")
+        refused(await end(peer, place, group="a b", version=513), 29, "illegal characters")
+
     async def test_an_end_of_a_lost_message_does_not_end_the_one_in_its_place(self, peer):
         place = await prepare(peer, key="mine")
         refused(await end(peer, place, key="lost"), 1, "The message id wrong")
@@ -227,6 +235,25 @@ class TestEnd:
         assert (await end(cluster.peer(), place)).code == 0
 
 
+async def test_ends_of_one_tick_are_stored_in_groups_messages_before_ops(monkeypatch):
+    monkeypatch.setattr(ending, "MAX_WAITING_BYTES", 2_500)
+    world = World(RecordingDisk())
+    await world.open()
+    places = [world.prepare(COMMIT if number else ROLLBACK, b"%d" % number * 1_000) for number in range(6)]
+    await world.turn()
+    for place in places:
+        assert await world.end(place)
+    await world.turn()
+    committed, ops = world.messages(), world.messages(OP)
+    twins = {op.body: op.prepared_transaction_offset for op in ops}
+    assert twins == {b"0": 0} | {message.body[:1]: message.physical_offset for message in committed}
+    records = sorted((*committed, *ops), key=lambda record: record.physical_offset)
+    assert [record.body[:1] for record in records] == [
+        b"%d" % number for number in (1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5)
+    ]
+    await world.kill()
+
+
 class TestRequestsOf5x:
     @pytest.mark.parametrize(("version", "found"), [(407, None), (513, 'K"1')])
     async def test_the_answer_and_the_message_name_the_transaction(self, peer, version, found):
@@ -260,14 +287,14 @@ class TestRefusingStore:
 
     def refuse(self, monkeypatch, cluster, topics):
         appender = type(cluster.broker.parts.store.appender)
-        real = appender.append
+        real = appender.append_all
 
-        def append(self, topic, *given, **named):
-            if topic in topics:
-                raise StoreRefused(14, "no room")
-            return real(self, topic, *given, **named)
+        def append_all(self, messages, limits, **named):
+            if messages and messages[0].queue.topic in topics:
+                return dict.fromkeys(range(len(messages)), StoreRefused(14, "no room"))
+            return real(self, messages, limits, **named)
 
-        monkeypatch.setattr(appender, "append", append)
+        monkeypatch.setattr(appender, "append_all", append_all)
 
     async def test_a_commit_that_is_not_stored_can_be_tried_again(self, cluster, peer, monkeypatch):
         place = await prepare(peer)

@@ -100,11 +100,11 @@ class TestClocksOfProducers:
 
 def test_a_copy_counts_the_checks_and_says_where_it_began():
     once = half_of(copied(half()))
-    assert (once.checks, once.prepared, once.first) == (1, 5, 5)
+    assert (once.checks, once.form.prepared, once.first) == (1, 5, 5)
     twice = half_of(copied(once, offset=9))
     assert (twice.checks, twice.first) == (2, 5)
     put_back = half_of(copied(half(), checked=False))
-    assert (put_back.checks, put_back.prepared) == (None, 5)
+    assert (put_back.checks, put_back.form.prepared) == (0, 5)
 
 
 def copied(message, offset=8, checked=True):

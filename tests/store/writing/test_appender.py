@@ -19,7 +19,7 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import Commit, ManualClock, MessageStore, StoreRefused, TickMessage
 from cometmq.store.base.flags import Flag
 from cometmq.store.writing import appender
-from cometmq.store.writing.appender import COPIED, MAX_PENDING_MESSAGES, Body, Traits
+from cometmq.store.writing.appender import COPIED, MAX_PENDING_MESSAGES, Body, SizeLimits, Traits
 
 PLAIN = Traits()
 HOST_V6 = bytes(15) + b"\1\0\0\xc3\x50"
@@ -42,7 +42,7 @@ def senders(commit: Commit) -> list[Any]:
 
 
 def refused_senders(commit: Commit) -> list[Any]:
-    return [refused.sender for refused in commit.refused]
+    return [refused.message.sender for refused in commit.refused]
 
 
 # Kinds of messages: plain, prepared, committed, rolled back, delayed, with other flags and hosts.
@@ -50,8 +50,8 @@ TRAITS: list[Traits] = [
     PLAIN,
     Traits(flag=9, reconsume_times=3, tags_code=77),
     Traits(sys_flag=0x4),
-    Traits(sys_flag=0x8, prepared_position=4711, tags_code=5),
-    Traits(sys_flag=0xC, prepared_position=4711),
+    Traits(sys_flag=0x8, tags_code=5),
+    Traits(sys_flag=0xC),
     Traits(delay_ms=10_000),
     Traits(sys_flag=0x10, store_host=HOST_V6),
 ]
@@ -82,15 +82,19 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
             text = b"KEYS\x01k%d\x02" % chance.randrange(9)
             host = chance.choice((HOST, HOST, HOST_V6))
             traits = chance.choice([PLAIN] * 9 + TRAITS)
+            prepared = chance.choice((0, 0, 4711))
             view = bytearray(body)
-            enqueue(together, sender, view, topic, queue_id, properties=text, born_host=host, traits=traits)
+            enqueue(
+                together, sender, view, topic, queue_id, properties=text, born_host=host, traits=traits,
+                prepared_position=prepared,
+            )  # fmt: skip
             if len(body) > COPIED:
                 view[:] = bytes(len(view))  # the receiver may reuse its buffer
             try:
                 appended = put(
                     alone, body, topic, queue_id, text, born_host=host, flag=traits.flag,
                     sys_flag=traits.sys_flag, reconsume_times=traits.reconsume_times,
-                    prepared_transaction_offset=traits.prepared_position, tags_code=traits.tags_code,
+                    prepared_transaction_offset=prepared, tags_code=traits.tags_code,
                     store_host=traits.store_host, delay_ms=traits.delay_ms,
                 )  # fmt: skip
                 expected.append((sender, appended.physical_offset, appended.queue_offset))
@@ -98,9 +102,9 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
                 expected.append(sender)
         committed(alone.commit())
         commit = committed(together.commit())
-        refused = dict(commit.refused)
+        refused = refused_senders(commit)
         assert placed(commit) == [each for each in expected if each not in refused]
-        assert list(refused) == [each for each in expected if isinstance(each, int)]
+        assert refused == [each for each in expected if isinstance(each, int)]
         refusals += len(refused)
         for clock in clocks:
             clock.advance(0.0015)
@@ -191,6 +195,30 @@ def test_what_makes_room_passes_a_full_disk_and_nothing_else(store, flags, makes
             append(makes_room=makes_room)
     with pytest.raises(StoreRefused):
         append()
+
+
+def test_of_a_group_each_message_is_stored_or_refused_by_itself(store):
+    queue = store.appender.queue_of("T", 0)
+    bodies = [b"first", b"x" * 2_000, b"last"]
+    group = [TickMessage(None, queue, body, b"", START_MS, HOST, None, PLAIN) for body in bodies]
+    enqueue(store, "before", b"before")
+    refused = store.appender.append_all(group, SizeLimits(1_000, 2_000))
+    assert list(refused) == [1]
+    assert "length limit 1000B" in refused[1].remark
+    assert committed(store.commit()).refused == []
+    assert everything(store) == [b"before", b"first", b"last"]
+    assert [message.queue_offset for message in group] == [1, 0, 2]
+
+
+async def test_keys_are_found_beside_messages_without_keys(store):
+    for number in range(3):
+        key = b"KEY%d" % number
+        enqueue(store, number, b"%d" % number, properties=b"UNIQ_KEY\x01" + key, keys=key)
+        enqueue(store, None, b"no key", properties=b"UNIQ_KEY\x01" + key, keys=())
+    committed(store.commit())
+    for number in range(3):
+        (found,) = await store.lookups.by_key("T", f"KEY{number}", 9, 0, 1 << 62, 1 << 20)
+        assert decode_record(found).body == b"%d" % number
 
 
 def test_what_waits_at_a_stop_is_stored(tmp_path, store):

@@ -1,8 +1,9 @@
 """Checks of topic and group names in requests, with Apache's error texts (docs/reference/storage.md, Names).
 
 `names_checked` checks the names in the header of every request, except for the frequent requests in
-CHECK_BY_THEMSELVES: the handlers of sends and pulls check a name only when they first see it. Names in a
-request's body are checked by the body's decoder.
+CHECK_BY_THEMSELVES: the handlers of sends and pulls check a name only when they first see it, and that of
+transaction ends compares the group with a stored one. Names in a request's body are checked by the body's
+decoder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ CHECK_BY_THEMSELVES = frozenset(
         RequestCode.SEND_BATCH_MESSAGE,
         RequestCode.PULL_MESSAGE,
         RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.END_TRANSACTION,
     }
 )
 """The most frequent requests. Their handlers check the names themselves."""

@@ -79,6 +79,7 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
+        self._last_appends: list[Callable[[], None]] = []  # The functions of `before_commit`
         self._outcomes: list[tuple[Outcome, bool]] = []  # Each outcome, and whether it waits for durability
         self._ticks = 0  # Number of commits whose senders still wait for a flush or for slaves
         self.waiting = 0  # Number of senders that wait for a flush or for slaves
@@ -100,8 +101,16 @@ class Writer:
         if outcome is not None:
             self._outcomes.append((outcome, wait))
 
+    def before_commit(self, append: Callable[[], None]) -> None:
+        """Call `append` once before the current tick, or a new one, is committed. It may append messages."""
+        self._tick.schedule()
+        self._last_appends.append(append)
+
     def end_tick(self) -> None:
         """Commit the messages of this event-loop tick. Respond to senders that do not wait for durability."""
+        last_appends, self._last_appends = self._last_appends, []
+        for append in last_appends:
+            append()
         if not (self._outcomes or self._appender.waiting()):
             return
         replicas = self.replicas
@@ -111,8 +120,8 @@ class Writer:
         waiting_outcomes = [outcome for outcome, wait in self._outcomes if (wait and waits) or all_wait]
         self._outcomes = []
         commit = self.store.commit()
-        for sender, refusal in commit.refused:
-            self._refuse([sender], [], refusal.response_code, refusal.remark)
+        for message, refusal in commit.refused:
+            self._refuse([message.sender], [], refusal.response_code, refusal.remark)
         sends = commit.placed
         error = commit.error
         if error is not None:

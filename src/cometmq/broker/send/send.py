@@ -114,7 +114,9 @@ class SendProcessor:
         self._rules: dict[str, SendRules] = {}
         config = self.config
         self._forms = StoredForms(config.broker_cluster_name, config.region_id, config.trace_on)
-        self.templates = SendTemplates(self.store.appender, self.store.queues, self._forms)
+        self.templates = SendTemplates(
+            self.store.appender, self.store.queues, self._forms, self._half_properties
+        )
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
         """Return functions that may handle a request before it is decoded, by the header's first bytes."""
@@ -160,8 +162,10 @@ class SendProcessor:
             if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
                 self._send_named(connection, frame, header, place, sys_flag, queue_id, form)
                 return None
+            if place.topic == TRANS_HALF_TOPIC and topic[0] != "%":
+                self.templates.look(frame, header, sys_flag)
             topic, queue_id, properties, delay_ms, _ = place
-        elif frame.raw_header:
+        else:
             self.templates.look(frame, header, sys_flag)
         appender = self._appender
         try:
@@ -369,19 +373,31 @@ class SendProcessor:
                 self.tables.topics.ensure(DLQ_PREFIX + group, DLQ_QUEUES)
                 level = compat.level_of_dead_letter(version)
                 return Place(DLQ_PREFIX + group, 0, put(properties, b"DELAY", level))
-        if is_transactional(properties, header.reconsume_times or 0):
-            if self.config.reject_transaction_message:
-                raise CommandError(
-                    ResponseCode.NO_PERMISSION,
-                    f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
-                )
-            self.tables.topics.ensure(TRANS_HALF_TOPIC, 1)
-            half = half_properties(topic, queue_id, properties)
-            return Place(TRANS_HALF_TOPIC, 0, compat.half_properties(frame.version, half))
+        half = self._half_properties(frame, header, queue_id, properties)
+        if half is not None:
+            return Place(TRANS_HALF_TOPIC, 0, half)
         place = delayed(self.delays, topic, queue_id, properties)
         if place.delay_ms is not None:
             return place._replace(properties=without_times(place.properties))
         return place._replace(timed=self.timers.timed(topic, queue_id, drop(properties, RECALL_FOUND)))
+
+    def _half_properties(
+        self, frame: Frame, header: SendMessageRequestHeader, queue_id: int, properties: bytes
+    ) -> bytes | None:
+        """Return the stored properties of a half message, or None for any other message.
+
+        Raises CommandError.
+        """
+        if not is_transactional(properties, header.reconsume_times or 0):
+            return None
+        if self.config.reject_transaction_message:
+            raise CommandError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
+            )
+        self.tables.topics.ensure(TRANS_HALF_TOPIC, 1)
+        half = half_properties(header.topic, queue_id, properties)
+        return compat.half_properties(frame.version, half)
 
 
 def topic_of_send(
@@ -422,6 +438,14 @@ def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
     """
     topic = value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
     queue_text = value_of(properties, b"REAL_QID").decode("utf-8", "replace")
+    return checked_destination(topics, topic, queue_text)
+
+
+def checked_destination(topics: TopicTable, topic: str, queue_text: str) -> tuple[str, int]:
+    """Return the destination of a message, given its properties REAL_TOPIC and REAL_QID ("" if absent).
+
+    See `destination`. Raises CommandError.
+    """
     if not topic or not queue_text.isdecimal() or len(queue_text) > 10:
         why = f"it has no destination: topic {topic or None}, queue {queue_text or None}"
         raise CommandError(ResponseCode.SYSTEM_ERROR, why)

@@ -50,7 +50,6 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.ids import encode_offset_id
-from cometmq.protocol.properties.values import REAL_QID
 from cometmq.protocol.record.one import queue_offset_of, record_starts
 from cometmq.remoting import Connection
 from cometmq.store import Clock, GetStatus, MessageStore, Reads, StoreRefused
@@ -207,10 +206,10 @@ class TransactionChecks:
         This is necessary if the message is so far back in the log that retention may delete it soon. Each
         round copies a limited number of bytes, because each copy moves the other messages further back.
         """
-        since = self.store.log.end - half.message.physical_offset
+        since = self.store.log.end - half.position
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
             return False
-        self._room -= len(half.message.body) + len(half.properties)
+        self._room -= len(half.body) + len(half.properties)
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
@@ -262,7 +261,7 @@ class TransactionChecks:
         if verdict is None:
             self.records.op(half.offset)
             return lambda: None
-        why = f"it was asked about {half.checks or 0} times, or is too old"
+        why = f"it was asked about {half.checks} times, or is too old"
         try:
             try:
                 if verdict is not Verdict.DISCARD:
@@ -328,6 +327,6 @@ class TransactionChecks:
             transaction_id=half.key,
             offset_msg_id=encode_offset_id(self.address.packed, position),
         )
-        queue_id = number_of(half.message.properties.get(REAL_QID)) or 0
+        queue_id = number_of(half.form.real_queue_id) or 0
         body = check_body(half, properties, position, offset, queue_id)
         send_oneway(client.channel, Frame.request(RequestCode.CHECK_TRANSACTION_STATE, header, body))

@@ -6,11 +6,16 @@
 
 Apache's broker commits a half message as often as a producer requests it. Here, a transaction can end only
 once: a second end is refused, even if it names another copy of the half message.
+
+Budget: a commit takes 27 µs of CPU time if it soon follows its half message; a 1 KiB send takes 9 µs on the
+same machine. Most half messages are found in the newest bytes of the log, which are in memory, and their
+properties are parsed once for each producer and queue (half.py). The records of all transactions that end in
+a tick are encoded together when the tick is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +24,12 @@ from cometmq import logs
 from cometmq.broker.access.guard import CheckTopic
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.names import check_group
 from cometmq.broker.base.writer import SUCCESS, Writer
-from cometmq.broker.transactions.half import Half, half_of, is_half
+from cometmq.broker.transactions.half import Half, half_of
 from cometmq.broker.transactions.inherited import BYTES_OF_KEY, SAME_KEY, Inherited
 from cometmq.broker.transactions.ledger import Ledger
-from cometmq.broker.transactions.records import TransactionRecords
+from cometmq.broker.transactions.records import Ending, TransactionRecords
 from cometmq.errors import CommandError, StoreError
 from cometmq.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -39,13 +45,18 @@ from cometmq.protocol.properties.values import drop, put
 from cometmq.protocol.record.layout import COMMITTED, ROLLBACK
 from cometmq.remoting import Connection
 from cometmq.settings import LONG_MAX
-from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads, StoreRefused
+from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads
 from cometmq.text import printable
 
 log = logs.logger(__name__)
 
 UNKNOWN = 0
+MAX_WAITING_BYTES = 1 << 20
+"""The maximum size of the half messages, in bytes, whose ends are stored together."""
 ENDED = "the transaction has ended, or was given up"
+
+
+def _no_answer(_code: int, **_remark: str | None) -> None: ...
 
 
 def refused(remark: str) -> CommandError:
@@ -67,6 +78,8 @@ class TransactionEnds:
 
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
+        self._endings: list[Ending] = []  # the transactions that end in this tick
+        self._waiting_bytes = 0
         self._resuming: set[int] = set()  # positions of half messages that are being resumed
 
     @handles(RequestCode.END_TRANSACTION)
@@ -88,14 +101,15 @@ class TransactionEnds:
                 "rolls back, 0 leaves the transaction open"
             )
         try:
-            half = self._named(self._half_at(header.commit_log_offset, CACHED), header, connection, frame)
+            half = self._recent_half(header) or self._half_at(header.commit_log_offset, CACHED)
+            half = self._named(half, header, connection, frame)
             if half.offset >= self.inherited.end:
                 self._end(connection, frame, header, half)
                 return None
         except NotInMemory:
             pass
         except CommandError as error:
-            raise self._log_refusal(error, header) from None
+            raise self._log_refusal(error, header.transaction_id, header.producer_group) from None
         return self._end_later(connection, frame, header)
 
     async def _end_later(
@@ -106,10 +120,25 @@ class TransactionEnds:
         try:
             half = self._named(await self.store.executor.query(question), header, connection, frame)
             if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
-                self._write_missing_op(half)
+                self._add(Ending(half, half.offset, commits=False, answer=_no_answer))
             self._end(connection, frame, header, half)
         except CommandError as error:
-            raise self._log_refusal(error, header) from None
+            raise self._log_refusal(error, header.transaction_id, header.producer_group) from None
+
+    def _recent_half(self, header: EndTransactionRequestHeader) -> Half | None:
+        """Return the half message that a request names, if the log still holds it in memory, or None.
+
+        Most transactions end soon after they begin, so most half messages are found here. The queue unit
+        proves that the record is a half message, and bytes from memory cannot be damaged.
+        """
+        queue, offset = self.store.queues.find_queue(TRANS_HALF_TOPIC, 0), header.tran_state_table_offset
+        if queue is None or not queue.window_start <= offset < queue.max_offset:
+            return None
+        unit = queue.unit(offset)
+        if unit is None or unit[0] != header.commit_log_offset:
+            return None
+        record = self.store.log.recent(unit[0], unit[1])
+        return None if record is None else half_of(record)
 
     def _half_at(self, position: int, reads: Reads) -> Half | None:
         """Return the half message at a log position, or None.
@@ -119,7 +148,7 @@ class TransactionEnds:
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
-        if half is None or not is_half(half.message):
+        if half is None or not half.is_half:
             return None
         queue = self.store.queues.find_queue(TRANS_HALF_TOPIC, 0)
         if queue is None or not queue.min_offset <= half.offset < queue.max_offset:
@@ -143,33 +172,27 @@ class TransactionEnds:
         if self.check_write is not None:
             self.check_write(connection, frame, half.real_topic)
         if compat.is_5x(frame.version) and not header.from_transaction_check:
-            immunity_ms = half.immunity_ms
+            immunity_ms = half.form.immunity_ms
             if immunity_ms is not None and self.clock.time_ms() - half.since_ms > immunity_ms:
                 why = "CHECK_IMMUNITY_TIME_IN_SECONDS has passed: the producer will be asked"
                 raise CommandError(ResponseCode.ILLEGAL_OPERATION, why)
         if half.group != header.producer_group:
+            check_group(header.producer_group, frame.version)
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
             raise refused("The transaction state table offset wrong")
         # This check is CometMQ's own. After a power failure, another half message may have been stored at the
         # position of a lost one, and a request for the lost one must not end it.
-        given = {header.msg_id, header.transaction_id} - {None, ""}
-        if given and half.key and not given & {half.key, half.message.offset_msg_id}:
+        given, key = (header.msg_id, header.transaction_id), half.key
+        if key and any(given) and key not in given and half.offset_msg_id not in given:
             raise refused("The message id wrong")
         return half
 
-    def _log_refusal(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
+    def _log_refusal(self, error: CommandError, transaction_id: str | None, group: str) -> CommandError:
         """Log that an end is refused, because most producers ignore the response. Return the error."""
         if self._log_limit.allows():
-            log.warning(
-                "end of transaction %s of group %s refused: %s",
-                header.transaction_id, header.producer_group, error.remark,
-            )  # fmt: skip
+            log.warning("end of transaction %s of group %s refused: %s", transaction_id, group, error.remark)
         return error
-
-    def _write_missing_op(self, half: Half) -> None:
-        """Write the missing op, which closes a half message whose transaction has ended."""
-        self._write(half.offset, half.first, partial(self.records.op, half.offset))
 
     def _end(
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader, half: Half
@@ -177,35 +200,42 @@ class TransactionEnds:
         offset = self.ledger.standing_for(half.first, half.offset)
         if offset is None:
             raise refused(ENDED)
-        work = partial(self.records.op, offset)
-        if header.commit_or_rollback == COMMITTED:
-            work = partial(self.records.commit, half, offset)
-        self._write(offset, half.first, work, partial(connection.respond, frame))
+        commits = header.commit_or_rollback == COMMITTED
+        answer = _no_answer if frame.is_oneway else partial(connection.respond, frame)
+        self._add(Ending(half, offset, commits, answer))
 
-    def _write(
-        self,
-        offset: int,
-        first: int,
-        work: Callable[[], None],
-        answer: Callable[..., None] = lambda _code, **_: None,
-    ) -> None:
-        """Append records with `work` that close a half message. Call `answer` once they are committed."""
-        try:
-            work()
-        except StoreRefused as refusal:
-            raise CommandError(refusal.response_code, refusal.remark) from None
-        self.ledger.take(offset)
+    def _add(self, ending: Ending) -> None:
+        """Store the records of an end when this tick is committed, in one group with all others."""
+        self.ledger.take(ending.offset)
+        if not self._endings:
+            self.writer.before_commit(self._store_endings)
+        self._endings.append(ending)
+        self._waiting_bytes += len(ending.half.body) + len(ending.half.properties)
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            self._store_endings()
+
+    def _store_endings(self) -> None:
+        endings, self._endings, self._waiting_bytes = self._endings, [], 0
+        failed = self.records.end(endings)
+        for number, error in failed.items():
+            half, offset, _, answer = endings[number]
+            self.ledger.give_back(offset)
+            self._log_refusal(error, half.key, half.group)
+            answer(error.code, remark=error.remark)
+        stored = [ending for number, ending in enumerate(endings) if number not in failed]
 
         def outcome(code: int, remark: str | None) -> None:
-            if code == SUCCESS:
-                self.ledger.close(offset)
-                self.ledger.ended(first, offset)
-            else:
-                self.ledger.give_back(offset)
-                self.records.taken_back(offset)
-            answer(code, remark=remark)
+            for half, offset, _, answer in stored:
+                if code == SUCCESS:
+                    self.ledger.close(offset)
+                    self.ledger.ended(half.first, offset)
+                else:
+                    self.ledger.give_back(offset)
+                    self.records.taken_back(offset)
+                answer(code, remark=remark)
 
-        self.writer.appended(outcome)
+        if stored:
+            self.writer.appended(outcome)
 
     # -- half messages that were given up, and resumed checks
 
@@ -219,7 +249,7 @@ class TransactionEnds:
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
         half = await self._given_up(header.msg_id)
-        position = half.message.physical_offset
+        position = half.position
         if position in self._resuming:
             raise refused("msgId: this message is being resumed by another request")
         self._resuming.add(position)
@@ -253,11 +283,11 @@ class TransactionEnds:
         with suppress(IdError):
             position = decode_offset_id(msg_id).physical_offset
             record = await self.store.executor.query(partial(self.store.lookups.record_at, position))
-            if record is not None and (there := half_of(record)).message.topic == topic:
+            if record is not None and (there := half_of(record)).topic == topic:
                 return there
         same_hash = await self.store.lookups.by_key(topic, msg_id, SAME_KEY, 0, LONG_MAX, BYTES_OF_KEY)
         for half in map(half_of, reversed(same_hash)):
-            if half.message.topic == topic and half.key == msg_id:
+            if half.topic == topic and half.key == msg_id:
                 return half
         name = printable(msg_id, 64)
         raise refused(f"msgId: topic {topic} has no message with this offset id or unique key: {name}")

@@ -114,13 +114,13 @@ class Inherited:
             return True  # a half message without a group is one of our fillers (see `fill`)
         if not half.key:
             return False
-        positions = {half.message.physical_offset}
+        positions = {half.position}
         for record in await self._with_key(TRANS_HALF_TOPIC, half):
             copy = half_of(record)
             if copy.key == half.key and same_transaction(half, copy):
                 if copy.offset > half.offset:
                     return True
-                positions.add(copy.message.physical_offset)
+                positions.add(copy.position)
         found = await self._with_key(half.real_topic, half)
         return any(ends(decode_record(record), half, positions) for record in found)
 
@@ -129,8 +129,8 @@ class Inherited:
         if not given_up.key:
             return False
         found = [half_of(record) for record in await self._with_key(TRANS_HALF_TOPIC, given_up)]
-        position = given_up.message.physical_offset
-        return any(half.key == given_up.key and half.message.physical_offset > position for half in found)
+        position = given_up.position
+        return any(half.key == given_up.key and half.position > position for half in found)
 
     async def _with_key(self, topic: str, half: Half) -> list[bytes]:
         return await self._store.lookups.by_key(topic, half.key, SAME_KEY, 0, 2**63 - 1, BYTES_OF_KEY)

@@ -38,11 +38,8 @@ class Ledger:
 
     def is_open(self, offset: int) -> bool:
         """Return whether a half message is open, and neither its end nor a copy is being written."""
-        return offset >= self.head and not self._bit(offset) and offset not in self._taken
-
-    def _bit(self, offset: int) -> int:
         chunk, bit = divmod(offset, CHUNK)
-        return self._closed.get(chunk, 0) >> bit & 1
+        return offset >= self.head and not self._closed.get(chunk, 0) >> bit & 1 and offset not in self._taken
 
     def next_open(self, offset: int) -> int:
         """Return the offset of the first half message, from `offset` on, that is not closed."""
@@ -79,7 +76,9 @@ class Ledger:
     def close(self, offset: int) -> None:
         """Record that the end or copy of a half message was written, so the half message is closed."""
         self._taken.discard(offset)
-        self.close_range(offset, offset + 1)
+        if offset >= self.head:
+            chunk, bit = divmod(offset, CHUNK)
+            self._closed[chunk] = self._closed.get(chunk, 0) | 1 << bit
 
     def close_range(self, start: int, stop: int) -> None:
         """Close all half messages from `start` to before `stop`. Some of them may not exist."""

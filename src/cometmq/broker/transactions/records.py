@@ -3,19 +3,20 @@
 An op closes a half message. Its twin is the record because of which the half message is closed; both are in
 one write, the twin first. If the write is incomplete and the op is lost, the half message seems open, but its
 twin is found (see inherited.py). The op contains the position of its twin, so an op whose twin was lost
-closes nothing.
+closes nothing. Therefore, and because Apache's 4.9 broker can read no other op, an op closes only one half
+message. Of the transactions that end in one tick, all twins are stored before the first op.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from msgspec.structs import replace
+from typing import NamedTuple
 
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.writer import SUCCESS, Writer
-from cometmq.broker.send.send import Place, destination, move
+from cometmq.broker.send.send import checked_destination
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.transactions.half import REMOVED, Half, with_beginning
 from cometmq.errors import CommandError, StoreError
@@ -24,16 +25,35 @@ from cometmq.protocol.codes import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
     ResponseCode,
-    SysFlag,
 )
 from cometmq.protocol.properties.values import stored_tags_code
-from cometmq.protocol.record.one import body_crc
-from cometmq.store import Clock, MessageStore, TickMessage
+from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
+from cometmq.store import Clock, ConsumeQueue, MessageStore, StoreRefused, TickMessage, Traits
 
 log = logs.logger(__name__)
 
 OP_PROPERTIES = b"TAGS\x01" + REMOVED
-OP_TAGS_CODE = stored_tags_code(OP_PROPERTIES)
+OP_TRAITS = Traits(tags_code=stored_tags_code(OP_PROPERTIES))
+
+
+Target = tuple[ConsumeQueue, Traits]
+"""The queue of committed messages, and the values that they have in common."""
+
+
+class Ending(NamedTuple):
+    """The end of a transaction.
+
+    Attributes:
+        half: The half message that the request names.
+        offset: The queue offset of the half message or copy to close.
+        commits: Whether the message is stored for consumers.
+        answer: Receives the response code, and the remark as keyword argument.
+    """
+
+    half: Half
+    offset: int
+    commits: bool
+    answer: Callable[..., None]
 
 
 class Damaged(CommandError):
@@ -59,18 +79,23 @@ class TransactionRecords:
 
         `twin` is the log position of the record because of which the half message is closed, or 0.
         """
+        for refusal in self.ops([(offset, twin)]).values():
+            raise refusal
+
+    def ops(self, closed: Sequence[tuple[int, int]]) -> dict[int, StoreRefused]:
+        """Append an op for each pair of arguments of `op`, all in one group.
+
+        Return why some are refused, by their index in `closed`.
+        """
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
-        self.store.appender.append(
-            TRANS_OP_HALF_TOPIC,
-            0,
-            b"%d" % offset,
-            OP_PROPERTIES,
-            born_timestamp_ms=self.clock.time_ms(),
-            born_host=self.address.packed,
-            prepared_transaction_offset=twin,
-            tags_code=OP_TAGS_CODE,
-            stored_before=True,
-        )
+        appender = self.store.appender
+        queue = appender.queue_of(TRANS_OP_HALF_TOPIC, 0)
+        now_ms, host = self.clock.time_ms(), self.address.packed
+        ops = [
+            TickMessage(None, queue, b"%d" % offset, OP_PROPERTIES, now_ms, host, (), OP_TRAITS, twin)
+            for offset, twin in closed
+        ]
+        return appender.append_all(ops, appender.limits_within_store)
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
         """Append the op that belongs to the record `twin`, which has just been appended.
@@ -80,8 +105,11 @@ class TransactionRecords:
         try:
             self.op(offset, twin.physical_offset)
         except (StoreError, CommandError) as error:
-            log.warning("could not store the op of half message %d, trying again later: %s", offset, error)
-            self._owed.append((offset, twin.physical_offset))
+            self._owe(offset, twin.physical_offset, error)
+
+    def _owe(self, offset: int, twin: int, error: Exception) -> None:
+        log.warning("could not store the op of half message %d, trying again later: %s", offset, error)
+        self._owed.append((offset, twin))
 
     def pay(self) -> None:
         """Append the ops for which there was no space earlier."""
@@ -105,28 +133,72 @@ class TransactionRecords:
         """Forget an op that `pay` would append, because the record to which it belongs was not written."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
-    def commit(self, half: Half, offset: int) -> None:
-        """Store a committed message in its real topic.
+    def end(self, endings: Sequence[Ending]) -> dict[int, CommandError]:
+        """Append the records of transactions that end in this tick: first all messages, then all ops.
 
-        Close the half message, or its copy, at `offset`.
+        Returns:
+            Why some transactions do not end, by their index in `endings`.
         """
-        topic, queue_id = destination(self.topics, half.properties)
+        failed: dict[int, CommandError] = {}
+        twins: dict[int, TickMessage] = {}
+        targets: dict[tuple[Hashable, ...], Target] = {}
+        for number, ending in enumerate(endings):
+            if ending.commits:
+                try:
+                    twins[number] = self._committed(ending.half, ending.offset, targets)
+                except (StoreRefused, CommandError) as error:
+                    failed[number] = _command_error(error)
+        numbers, appender = list(twins), self.store.appender
+        refused = appender.append_all(list(twins.values()), appender.limits_within_store)
+        failed |= {numbers[index]: _command_error(refusal) for index, refusal in refused.items()}
+        numbers = [number for number in range(len(endings)) if number not in failed]
+        closed = [
+            (endings[number].offset, twins[number].physical_offset if number in twins else 0)
+            for number in numbers
+        ]
+        without_op: Mapping[int, StoreRefused | CommandError] = {}
+        try:
+            if closed:
+                without_op = self.ops(closed)
+        except (StoreRefused, CommandError) as error:
+            without_op = dict.fromkeys(range(len(closed)), error)
+        for index, refusal in without_op.items():
+            if numbers[index] in twins:
+                self._owe(*closed[index], refusal)
+            else:
+                failed[numbers[index]] = _command_error(refusal)
+        return failed
+
+    def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
+        """Return the message that the commit of a half message, or of its copy at `offset`, stores.
+
+        `targets` has the targets of this tick. Finding one takes 2 µs.
+        """
+        form, flag, sys_flag, times = half.form, half.flag, half.sys_flag, half.reconsume_times
+        key = form.real_topic, form.real_queue_id, form.tags_code, flag, sys_flag, times
+        target = targets.get(key)
+        if target is None:
+            topic, queue_id = checked_destination(self.topics, form.real_topic, form.real_queue_id)
+            queue = self.store.appender.queue_of(topic, queue_id)
+            traits = Traits(flag, sys_flag & ~TRANSACTION_MASK | COMMITTED, times, form.tags_code)
+            target = targets[key] = queue, traits
+        queue, traits = target
         properties = half.properties if offset == half.offset else with_beginning(half)
-        sys_flag = half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT)
-        position = half.message.physical_offset
-        twin = self._append(topic, queue_id, half, properties, position, sys_flag=sys_flag)
-        self._op_behind(twin, offset)
+        return TickMessage(
+            None, queue, half.body, properties, half.born_timestamp_ms, half.born_host,
+            half.unique if form.only_key else None, traits, half.position,
+        )  # fmt: skip
 
     def copy(self, half: Half, properties: bytes) -> TickMessage:
         """Store a copy of a half message at the end of its queue, and close the half message."""
-        twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_timestamp_ms=half.born_ms)
+        twin = self._append(TRANS_HALF_TOPIC, half, properties, half.born_ms)
         self._op_behind(twin, half.offset)
         return twin
 
     def give_up(self, half: Half) -> None:
         """Store a half message in the topic for half messages that are no longer checked, and close it."""
         self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
-        twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, 0, half, half.properties)
+        twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, half, half.properties)
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
@@ -143,25 +215,26 @@ class TransactionRecords:
 
     def resume(self, half: Half, properties: bytes) -> None:
         """Store a given-up half message as a new half message, so that its checks resume."""
-        self._append(TRANS_HALF_TOPIC, 0, half, properties)
+        self._append(TRANS_HALF_TOPIC, half, properties)
 
     def _append(
-        self,
-        topic: str,
-        queue_id: int,
-        half: Half,
-        properties: bytes,
-        prepared_position: int = 0,
-        **changed: int,
+        self, topic: str, half: Half, properties: bytes, born_timestamp_ms: int | None = None
     ) -> TickMessage:
-        """Append a copy of a half message.
+        """Append a copy of a half message to queue 0 of a topic.
 
-        `changed` has the fields in which the copy differs from the half message.
+        `born_timestamp_ms` is given if it differs from that of the half message.
         """
-        message = half.message
-        if message.body and body_crc(message.body) != message.body_crc:
-            why = f"the half message is damaged at log position {message.physical_offset}"
+        if half.damaged:
+            why = f"the half message is damaged at log position {half.position}"
             raise Damaged(ResponseCode.SYSTEM_ERROR, why)
-        place = Place(topic, queue_id, properties)
-        message = replace(message, **changed) if changed else message
-        return move(self.store.appender, message, place, message.reconsume_times, prepared_position)
+        return self.store.appender.append(
+            topic, 0, half.body, properties,
+            flag=half.flag, sys_flag=half.sys_flag,
+            born_timestamp_ms=half.born_timestamp_ms if born_timestamp_ms is None else born_timestamp_ms,
+            born_host=half.born_host, reconsume_times=half.reconsume_times,
+            tags_code=half.form.tags_code, stored_before=True,
+        )  # fmt: skip
+
+
+def _command_error(error: StoreRefused | CommandError) -> CommandError:
+    return error if isinstance(error, CommandError) else CommandError(error.response_code, error.remark)

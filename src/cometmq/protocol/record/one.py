@@ -138,7 +138,7 @@ def encode_blank(remaining: int) -> bytes:
 # -- from bytes
 
 
-def _parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]:
+def record_parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]:
     """Return the fixed fields of the record at `pos`, and the start and end of its body and of its topic.
 
     The properties begin two bytes after the topic.
@@ -208,7 +208,7 @@ def decode_record(
     Raises:
         RecordError: The record is invalid. The error names the field.
     """
-    head, body_at, body_end, topic_at, topic_end = _parts(data, pos)
+    head, body_at, body_end, topic_at, topic_end = record_parts(data, pos)
     (
         size, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp_ms, born_host,
         store_timestamp_ms, store_host, reconsume_times, prepared_transaction_offset, _,
@@ -239,7 +239,7 @@ def decode_record(
 
 def properties_of(data: Buffer, pos: int = 0) -> bytes:
     """Return the property string of the record at `pos` as stored. Raises RecordError."""
-    head, _, _, _, topic_end = _parts(data, pos)
+    head, _, _, _, topic_end = record_parts(data, pos)
     return bytes(data[topic_end + 2 : pos + head[0]])
 
 
@@ -294,7 +294,7 @@ def values_reader(names: tuple[bytes, ...]) -> Callable[[bytes | bytearray, int,
 
 def topic_of(data: Buffer, pos: int = 0) -> str:
     """Return the topic of the record at `pos`. Raises RecordError."""
-    _, _, _, topic_at, topic_end = _parts(data, pos)
+    _, _, _, topic_at, topic_end = record_parts(data, pos)
     return _topic_text(bytes(data[topic_at:topic_end]))
 
 
@@ -420,7 +420,7 @@ def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True
         check_crc: Whether to check the CRC of the body.
     """
     try:
-        head, body_at, body_end, topic_at, topic_end = _parts(data, at)
+        head, body_at, body_end, topic_at, topic_end = record_parts(data, at)
     except RecordError:
         return None
     size, _, crc, queue_id, _, queue_offset, own, sys_flag, _, _, store_ms, _, _, _, _ = head

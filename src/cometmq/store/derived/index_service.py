@@ -363,10 +363,12 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     prefixes = np.frombuffer(struct.pack(f"={len(given)}I", *found_prefixes), np.uint32)
     positions = np.frombuffer(struct.pack(f"={len(given)}q", *found_positions), np.int64)
     times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
-    try:
-        hashes = hash_equal(given)
-    except TypeError:  # `hash_equal` accepts only bytes, but some keys are strings
-        hashes = None
+    hashes = _hash_equal(given)
+    if hashes is None and any(given) and () in given:  # ops of transactions have no keys
+        rows = [row for row, keys in enumerate(given) if keys != ()]
+        given, properties = [given[row] for row in rows], [properties[row] for row in rows]
+        prefixes, positions, times = prefixes[rows], positions[rows], times[rows]
+        hashes = _hash_equal(given)
     if hashes is None:
         # `hash_keys` accepts only properties, so the keys are converted to properties.
         texts = map(_as_properties, properties, given)
@@ -375,6 +377,14 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     else:
         lengths = np.full(len(given), len(given[0]), np.int64)
     return absolute_hashes(prefixes, hashes, lengths), positions, times
+
+
+def _hash_equal(keys: list[Any]) -> NDArray[np.uint32] | None:
+    """Return the hashes of single keys of equal length, or None for other keys."""
+    try:
+        return hash_equal(keys)
+    except TypeError:  # some keys are strings, not bytes
+        return None
 
 
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:

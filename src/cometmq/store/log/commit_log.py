@@ -317,12 +317,17 @@ class CommitLog:
 
     # -- reading ----------------------------------------------------------------------------------
 
+    def recent(self, position: int, length: int) -> bytearray | None:
+        """Return bytes that this process has encoded or received, if they are still in memory, or None."""
+        if position >= self._recent.start and position + length <= self.end:
+            return self._recent.get(position, length)
+        return None
+
     def read(self, position: int, length: int, reads: Reads = WAITING) -> Buffer | None:
         """Return bytes of one segment, or None if the log does not hold them. Raises NotInMemory, OSError."""
-        if position >= self._recent.start and position + length <= self.end:
-            found = self._recent.get(position, length)
-            if found is not None:
-                return found
+        found = self.recent(position, length)
+        if found is not None:
+            return found
         base = position - position % self.segment_size
         if position < 0 or position + length > self.end or position + length > base + self.segment_size:
             return None

@@ -57,7 +57,6 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
     flag: int = 0
     sys_flag: int = 0
     reconsume_times: int = 0
-    prepared_position: int = 0
     tags_code: int = 0
     store_host: bytes | None = None
     delay_ms: int | None = None
@@ -81,6 +80,8 @@ class TickMessage(msgspec.Struct, gc=False):
     born_host: bytes
     keys: Keys
     traits: Traits
+    prepared_position: int = 0
+    """See `prepared_transaction_offset` of `Appender.append`."""
     size: int = 0
     """The size of the record in bytes; 0 before it is encoded, REFUSED if it was refused."""
     physical_offset: int = 0
@@ -92,9 +93,9 @@ class TickMessage(msgspec.Struct, gc=False):
 
 
 class Refused(NamedTuple):
-    """A message that was not encoded: its sender, and the reason."""
+    """A message that was not encoded, and the reason."""
 
-    sender: Any
+    message: TickMessage
     refusal: StoreRefused
 
 
@@ -195,6 +196,11 @@ class Appender:
         self.limits = SizeLimits(size, min(size + 65_536, self._max_record_bytes))
 
     @property
+    def limits_within_store(self) -> SizeLimits:
+        """The maximum sizes of messages that move within the store, whatever maxMessageSize is now."""
+        return SizeLimits(self._max_record_bytes, self._max_record_bytes)
+
+    @property
     def _max_record_bytes(self) -> int:
         """The size of the largest record that fits into a segment."""
         return self._log.segment_size - BLANK_SIZE - self._gap
@@ -258,6 +264,8 @@ class Appender:
 
         Args:
             topic, queue_id, body, properties: The message.
+            prepared_transaction_offset: The log position that the record refers to: for a message that a
+                commit stores, that of the half message.
             index_keys: The keys to index; None for those in the properties.
             delay_ms: For a delayed message, the delay. Its unit contains the store time plus this delay as
                 tags code.
@@ -270,17 +278,41 @@ class Appender:
             StoreRefused: The message is refused. Nothing has changed.
         """
         queue = self.queue_of(topic, queue_id)
-        self.encode_pending()
-        refused = len(self._refused)
-        traits = Traits(
-            flag, sys_flag, reconsume_times, prepared_transaction_offset, tags_code, store_host, delay_ms
-        )
-        message = TickMessage(None, queue, body, properties, born_timestamp_ms, born_host, index_keys, traits)
-        limits = SizeLimits(self._max_record_bytes, self._max_record_bytes) if stored_before else self.limits
-        self._encode_or_refuse([message], limits, makes_room=makes_room)
-        if len(self._refused) > refused:
-            raise self._refused.pop().refusal
+        traits = Traits(flag, sys_flag, reconsume_times, tags_code, store_host, delay_ms)
+        message = TickMessage(
+            None, queue, body, properties, born_timestamp_ms, born_host, index_keys, traits,
+            prepared_transaction_offset,
+        )  # fmt: skip
+        limits = self.limits_within_store if stored_before else self.limits
+        for refusal in self.append_all([message], limits, makes_room=makes_room).values():
+            raise refusal
         return message
+
+    def append_all(
+        self, messages: list[TickMessage], limits: SizeLimits, *, makes_room: bool = False
+    ) -> dict[int, StoreRefused]:
+        """Add messages without a sender to this tick. Each is stored or refused by itself.
+
+        Args:
+            messages: The messages. Their queues must not be `deleted`.
+            limits: The maximum sizes: `limits` or `limits_within_store`.
+            makes_room: See `append`.
+
+        Returns:
+            Why messages are refused, by their index in `messages`.
+        """
+        self.encode_pending()
+        known = len(self._refused)
+        self._encode_or_refuse(messages, limits, makes_room=makes_room)
+        refusals = {id(message): refusal for message, refusal in self._refused[known:]}
+        del self._refused[known:]
+        if not refusals:
+            return {}
+        return {
+            number: refusals[id(message)]
+            for number, message in enumerate(messages)
+            if id(message) in refusals
+        }
 
     def append_batch(
         self,
@@ -420,7 +452,7 @@ class Appender:
         for message in lost:
             message.size = 0
         del self._encoded[self._first_unput :]
-        self._refused += [Refused(message.sender, refusal) for message in messages if message.size == 0]
+        self._refused += [Refused(message, refusal) for message in messages if message.size == 0]
 
     def _encode(self, messages: list[TickMessage], limits: SizeLimits) -> None:
         log, gap = self._log, self._gap
@@ -436,9 +468,7 @@ class Appender:
             born_host, traits = message.born_host, message.traits
             if traits is not last or len(born_host) != host_length:
                 last, host_length = traits, len(born_host)
-                flag, reconsume_times, prepared_position = (
-                    traits.flag, traits.reconsume_times, traits.prepared_position
-                )  # fmt: skip
+                flag, reconsume_times = traits.flag, traits.reconsume_times
                 store_host = traits.store_host or self.store_host
                 tags_code = traits.tags_code if traits.delay_ms is None else now + traits.delay_ms
                 head, sys_flag = head_of(born_host, store_host, traits.sys_flag)
@@ -461,7 +491,7 @@ class Appender:
                     pack_head(
                         size, queue.magic, crc32(body) & 0x7FFFFFFF, queue.queue_id, flag, queue_offset,
                         position, sys_flag, message.born_timestamp_ms, born_host, now, store_host,
-                        reconsume_times, prepared_position, body_length,
+                        reconsume_times, message.prepared_position, body_length,
                     ),
                     body, topic, _length(properties_length), properties,
                 )  # fmt: skip
@@ -489,7 +519,7 @@ class Appender:
 
     def _refuse(self, message: TickMessage, refusal: StoreRefused) -> None:
         message.size = REFUSED
-        self._refused.append(Refused(message.sender, refusal))
+        self._refused.append(Refused(message, refusal))
 
     def _claim(self, size: int) -> None:
         try:
