@@ -28,8 +28,8 @@ class Node:
 
     Attributes:
         line: Line of the value's key, or of the value itself in a list.
-        text_line: For a text of several lines, the line of the file at which it begins. None if the file does
-            not hold the text line by line.
+        text_line: Line of the file at which the text of the value begins. None if the lines of the text are
+            not the lines of the file, as in a folded or a quoted text of several lines.
     """
 
     value: str | list[Node] | dict[str, Node]

@@ -88,13 +88,15 @@ _STEP_BACK_MS = 1000
 class Commit(msgspec.Struct, gc=False):
     """The outcome of one `commit`, for all messages since the previous one.
 
+    A message becomes visible when consumers can read it: at once, or after its flush or its raft commit.
+
     Attributes:
         placed: The messages that were encoded. They are stored unless `error` is set.
         refused: The messages that were refused.
         error: Why none of the `placed` messages is stored, or None.
         end_offset: The end of the log.
-        visible: The number of messages that became visible.
-        arrivals: The visible messages in `watched` queues.
+        visible: The number of messages that became visible during this `commit`.
+        arrivals: Those of them whose queues are in `Dispatcher.watched`.
     """
 
     placed: list[TickMessage]
@@ -112,7 +114,7 @@ class MessageStore:
 
     An operation of a single part is a method of that part: `appender`, `replica`, `queues`, `lookups`,
     `index`, `log`, `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and
-    `executor` for queries that may wait for the device. The methods of the store involve several parts.
+    `executor` for queries that may wait for the disk. The methods of the store involve several parts.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class MessageStore:
         self._make_background(clock)
 
     def _load_files(self, clock: Clock) -> None:
-        """Open the parts of the store that own its files."""
+        """Create the objects for log, queues, index, checkpoint and tables. Some of them load their files."""
         disk, config = self.disk, self.config
         self.log = CommitLog(self.files, LogDirectories(disk, config), config)
         self.queues = QueueTable(self.files, config)
@@ -144,7 +146,10 @@ class MessageStore:
         self._clean_ends = CleanEnds(disk, config.root)
 
     def _recover_log(self) -> LogEnds | None:
-        """Recover log, queues and index. Return the ends of the log in raft mode."""
+        """Recover log, queues and index.
+
+        In raft mode, return the LogEnds that recovery used, otherwise None.
+        """
         try:
             ends = self._find_raft_log_ends() if self.config.enable_d_leger_commit_log else None
             self.recovered = self._recover(ends)
@@ -159,7 +164,8 @@ class MessageStore:
         saved = self.checkpoint.saved
         shown = 0 if saved is None else saved.position
         ends = find_log_ends(self.files, self.config, self.log.directories, shown)
-        # Queues and tables may refer to entries that a suspect log lacks, so recovery must not trust them.
+        # If the raft log has lost entries, queues and tables may refer to the lost entries. So recovery must
+        # not trust queues and tables.
         if ends.suspect:
             self._abort.set()
             self.checkpoint.reset()
@@ -373,7 +379,8 @@ class MessageStore:
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
         """Process written records. The records become visible immediately or after their flush.
 
-        Return the number of records that have become visible, and the arrivals in watched queues.
+        Return the number of records that have become visible, and the visible messages whose queues are in
+        `Dispatcher.watched`.
         """
         if groups:
             _, _, now_ms = last_of(groups)

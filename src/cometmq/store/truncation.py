@@ -92,8 +92,9 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # A later record has the latest store time, so segments before the last segment that remains whole
-        # need no scan.
+        # The scan looks for records around `position`, and for the latest store time of the records that
+        # remain. One of the newest of these records has that time, so it is enough to scan from the last
+        # segment that remains whole.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)
@@ -131,7 +132,10 @@ def _count(
     queues: dict[tuple[str, int], QueueCut],
     report: TruncateReport,
 ) -> None:
-    """Add the records of a group that the truncation removes (`goes`) to the report."""
+    """Count the records that the truncation removes, in the report and by queue.
+
+    `goes` is True for each of them.
+    """
     rows = np.flatnonzero(goes)
     report.records += len(rows)
     for facts in group.facts(rows):

@@ -245,8 +245,8 @@ def one_message_per_offset(index: _Index) -> Iterator[str]:
         if topic not in topics:
             continue  # Retry topics are skipped, because the history does not contain the sends to them
         low = min(min(by_offset), lows.get((topic, queue), min(by_offset)))
-        # The number of missing offsets is not counted in a loop, because one damaged offset may be 2**62
-        # after the others.
+        # The missing offsets are counted by subtraction and not in a loop, because a damaged offset may be as
+        # large as 2**62.
         missing = max(by_offset) + 1 - low - len(by_offset)
         if missing:
             gap = next(offset for offset in itertools.count(low) if offset not in by_offset)

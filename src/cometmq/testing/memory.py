@@ -91,7 +91,7 @@ class MemoryTransport(asyncio.Transport):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            pass  # A closed loop has no open connections, so the callback has nothing to do
+            pass  # The event loop is closed, and so are its connections, which no longer need the callback
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
         """Attach the protocol and report the connection to it."""

@@ -26,7 +26,7 @@ from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-WHOLE = 1 << 30  # maximum size in bytes of a piece if there is no SPLIT
+WHOLE = 1 << 30  # Maximum size, in bytes, of a piece without a SPLIT fault; no piece is larger
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff = 1, l_linger = 0 s: closing the socket sends a reset
 
 
@@ -141,7 +141,8 @@ class FaultProxy(Proxy):
             return
         stop_accepting(self._server)
         self._server = None
-        await asyncio.sleep(0)  # Lets connections that were just accepted register in `_open`
+        # Let the loop run once, so that connections that were just accepted are added to `_open`
+        await asyncio.sleep(0)
         tasks = list(self._open.values())
         for task in tasks:
             task.cancel()
@@ -242,8 +243,8 @@ class _End(asyncio.Protocol):
     def __init__(self, connection: ProxiedConnection) -> None:
         self.connection = connection
         self.transport: asyncio.Transport | None = None
-        self.out: _Flow  # The direction of the bytes that come from the peer of this end
-        self.into: _Flow  # The direction of the bytes that go to the peer of this end
+        self.out: _Flow  # The flow of bytes that this side's peer (client or server) sends
+        self.into: _Flow  # The flow of bytes that this side's peer (client or server) receives
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -299,7 +300,7 @@ class _Flow:
         self._timer: asyncio.TimerHandle | None = None  # timer of a stall, a delay, or a pause between pieces
         self._stalled = False
         self._delay_s = 0.0
-        self._delayed = False  # Whether the bytes in `_waiting` have already been delayed
+        self._delayed = False  # Whether a DELAY fault has already held back the bytes in `_waiting`
         self._piece = WHOLE
         self._deaf = False  # Whether the direction is half closed, so that received bytes are dropped
 

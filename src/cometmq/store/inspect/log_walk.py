@@ -1,8 +1,9 @@
-"""A scan of a commit log from outside: its records, oldest first, and the damage between them.
+"""A read-only scan of a commit log that a broker may be using: its records, oldest first, and its damage.
 
-Of a raft member's log, the scan only returns entries that are known to be committed. Three sources show which
-entries are committed: the member's checkpoint, by the index of an entry; the checkpoint of the store; and
-each queue, by its last unit, because a queue never has units of uncommitted entries.
+Of a raft member's log, the scan only returns entries that are known to be committed. There are three sources
+for the end of the committed entries: the member's checkpoint, which holds the index of the last committed
+entry; the checkpoint of the store; and the last unit of each consume queue, because a queue never has units
+of uncommitted entries.
 
 A broker may be writing the log. Its end may then contain incomplete records. So apparent damage is read a
 second time before it is reported, and the end is never reported as torn.
@@ -36,7 +37,7 @@ from cometmq.store.raft_log.member_files import read_checkpoint
 from cometmq.store.recovery.store_layout import QueueFiles, StoreFile, StoreLayout, log_files, read_layout
 
 RECHECK_DELAY_S = 0.05  # Time, in seconds, after which data that a broker may be writing is read again
-_UNITS = 4096  # Number of units read at the end of a queue; if all are fillers, the queue counts as empty
+_UNITS = 4096  # Number of units read at a queue's end; if all are filler units, the queue counts as empty
 _MAX_EXAMINED_BYTES = 64 << 20  # Maximum length of an invalid record in which the defect is searched for
 
 
@@ -269,7 +270,10 @@ def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
 
 
 def _queue_end(layout: StoreLayout, files: ReadOnlyFiles, queue: QueueFiles) -> int:
-    """Return the log position after the record of a queue's last unit; 0 if there is no such record."""
+    """Return the log position after the record to which the last unit of a queue points.
+
+    Filler units, which point to no record, are skipped. The result is 0 if there is no such record.
+    """
     units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
     last = np.frombuffer(units.read(max(units.first, units.end - _UNITS), units.end), UNIT_DTYPE)
     last = last[last["size"] != FILLER_SIZE][-1:]

@@ -75,7 +75,7 @@ class Evidence:
 
     @property
     def superseded(self) -> NDArray[np.int64]:
-        """The log positions of superseded records, in ascending order."""
+        """The log positions, ascending, of records whose queue offset now belongs to a later record."""
         return np.unique(np.array(self._superseded, np.int64))
 
 
@@ -88,7 +88,8 @@ class QueueProgress:
     units: UnitFiles
     next: int
     behind: int = 0  # Number of records whose offsets lie after the queue's last unit
-    behind_at: array[int] = field(default_factory=lambda: array("q"))  # Log positions of `behind` records
+    # Log positions of the records that `behind` counts
+    behind_at: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def name(self) -> str:
@@ -112,7 +113,7 @@ class QueueCheck:
     deleted: DeletedTopics | None
 
     def __post_init__(self) -> None:
-        # Beginning of the log; raised by the caller when retention moves it.
+        # The beginning of the log. The caller increases it when retention deletes the first segment.
         self.log_min = self.layout.log_min
         self._ext = ExtUnits(self.files, self.layout.root)
         self._delays = self.layout.config.delay_levels_ms
@@ -126,12 +127,13 @@ class QueueCheck:
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
         self.orphans = 0  # number of records whose topic was deleted and created again
-        self._other_delays = 0  # Number of delayed messages whose delays are not in the configuration
+        self._other_delays = 0  # Number of delayed messages whose delay is no configured delay level
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
         self._to_correct: list[int] = []  # Positions of the group's records with damaged queue offsets
-        self._gone: dict[str, int] = {}  # Number of records of each topic without queues and table entry
+        # Number of records of each topic without queues and topic table entry
+        self._gone: dict[str, int] = {}
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
@@ -156,9 +158,9 @@ class QueueCheck:
     # -- records ----------------------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup) -> None:
-        """Compare the next records of the log with their units.
+        """Compare the records in `group`, which come next in the log, with their units in the consume queues.
 
-        Damaged queue offsets are corrected in `group`.
+        If a queue offset in a record turns out to be damaged, it is corrected in `group`.
         """
         queued = group.queued
         if self.deleted:
@@ -171,8 +173,8 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        # The cumulative sum counts the records whose offset follows the offset of the previous record. Its
-        # differences show in which queues all records have consecutive offsets.
+        # The cumulative sum counts, for all queues at once, the offsets that are the previous record's offset
+        # plus 1. A queue with n records in this group has no gap if n - 1 of its offsets are counted.
         steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
@@ -219,10 +221,14 @@ class QueueCheck:
         return QueueProgress(queue.topic, queue.queue_id, units, units.first)
 
     def _account_for(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Check the units before `start`. Register that the units [start, stop) belong to records."""
+        """Mark the units [start, stop) of a queue as checked, because they match their records.
+
+        The unchecked units before `start` have no record, so they are examined first.
+        """
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        # Later records have the offsets of the records in `behind`, which are thus superseded.
+        # The later records were given the queue offsets of the records that `behind` counts. So those older
+        # records are superseded: their topic was deleted and created again.
         if state.behind:
             self.orphans += state.behind
             self.evidence.supersede(state.behind_at)
@@ -255,7 +261,7 @@ class QueueCheck:
             self.evidence.supersede(array("q", [facts.position]))
             return
         if self.layout.live and offset < units.first_now():
-            return  # Retention has deleted the file, so a missing unit is no error
+            return  # Retention has deleted the queue file, so it is no error that the record has no unit
         if offset >= state.next:
             self._check_unmatched(state, state.next, offset)
             state.next = offset + 1
@@ -275,7 +281,7 @@ class QueueCheck:
         return UNIT_STRUCT.unpack(self._unit(state, offset))[:2] == (position, size)
 
     def _report_difference(self, state: QueueProgress, facts: Facts, unit: bytes, expected: bytes) -> None:
-        """Report a unit that differs from the expected unit of its record."""
+        """Report that a record's unit differs from `expected`, the unit computed from the record."""
         is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
         where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
         if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
@@ -334,7 +340,10 @@ class QueueCheck:
         return False
 
     def _report_misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
-        """Report a record that names another topic, queue id or offset than the `place` of its unit."""
+        """Report a record as damaged because its unit was found in another place than the record names.
+
+        `place` is the topic, queue id and queue offset of that unit.
+        """
         self.evidence.queue_offsets[facts.position] = place
         self._to_correct.append(facts.position)
         names = ("topic", "queue id", "queue offset")
@@ -356,9 +365,9 @@ class QueueCheck:
     def _belongs_to_another(
         self, state: QueueProgress, offset: int, position: int, unit_position: int
     ) -> bool:
-        """Return whether a unit at `offset` points at another record with the same queue and offset.
+        """Return whether the unit at `offset` points to another record that names the same queue and offset.
 
-        Two records can have the same offset: the topic was created again, or one record is a duplicate.
+        The record at `position` names them, too: its topic was created again, or one record is a duplicate.
         """
         other = self._log.facts(unit_position) if unit_position != position else None
         place = state.topic, state.queue_id, offset
@@ -367,7 +376,7 @@ class QueueCheck:
     # -- units without records ---------------------------------------------------------------------
 
     def _check_unmatched(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Check the units [start, stop), to which no record in the order of the log belongs."""
+        """Check the units [start, stop) of a queue, for which the scan of the log found no record."""
         if start < stop and self.layout.live:
             start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
@@ -393,7 +402,9 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            return  # The unit is right: its record exists, but is out of order, or deleted with its topic
+            # The unit is correct and its record exists. The scan did not match them because the record is not
+            # in the order of its queue, or is deleted with its topic.
+            return
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
         if found is not None and found.size == size:

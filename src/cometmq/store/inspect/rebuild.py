@@ -4,8 +4,8 @@ The log is scanned twice. The first scan compares it with the old queues, to fin
 units are more reliable than the records themselves (see Evidence). The second scan creates the new queues and
 the index.
 
-The new directories are created beside the old ones and replace them once they are complete and on the device.
-The old directories are removed last. After an interruption, the next start finds the old or the new
+The new directories are created beside the old ones and replace them once they are complete and synced to
+disk. The old directories are removed last. After an interruption, the next start finds the old or the new
 directories, or computes their content again. The log is not changed.
 """
 
@@ -37,7 +37,7 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
-_WRITE_EVERY = 4096  # Minimum number of computed units or keys that are written together
+_WRITE_EVERY = 4096  # Minimum number of computed queue units or index keys that are written together
 PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
 """For each directory that is rebuilt: its usual name, and the setting that can move it."""
 _MAX_MISPLACED = 64
@@ -123,7 +123,10 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
 
 
 def check_queues(layout: StoreLayout) -> None:
-    """Raise StoreError for a store with light queues, which cannot be computed from the log."""
+    """Raise StoreError if the store has queues of light messages (LMQ).
+
+    Their units cannot be computed from the log, so a rebuild would lose these queues.
+    """
     if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
         raise StoreError(f"{LIGHT} queues cannot be rebuilt from the log and would be lost", layout.root)
 
@@ -131,7 +134,10 @@ def check_queues(layout: StoreLayout) -> None:
 def _make(
     layout: StoreLayout, files: StoreFiles, scratch: dict[str, str], clock: Clock, progress: Progress
 ) -> RebuildReport:
-    """Scan the log twice, create queues and index in their `scratch` directories, and sync them."""
+    """Create queues and index in their `scratch` directories, and sync them.
+
+    The log is scanned twice: first to compare it with the old queues, then to create the new files.
+    """
     disk, root = files.disk, layout.root
     made = {part: os.path.join(scratch[part], part) for part in PARTS}
     for path in made.values():
@@ -179,13 +185,14 @@ def _make(
 def collect_evidence(
     disk: Disk, layout: StoreLayout, deleted: DeletedTopics, progress: Callable[[int], None]
 ) -> Evidence:
-    """Compare the old queues with the log. Return the facts about which the queues are more reliable.
+    """Compare the old queues with the log. Return what they show about damaged and superseded records.
 
-    `progress` receives the number of bytes of the log processed so far.
+    The result is empty if there are no queues. `progress` receives the number of bytes of the log processed
+    so far.
     """
     if not layout.queues:
         return Evidence()
-    findings = Findings()  # A rebuild does not report the findings of the comparison; `verify` does
+    findings = Findings()  # The findings of QueueCheck are dropped: `verify` reports them, a rebuild does not
     with ReadOnlyFiles(disk) as files:
         check = QueueCheck(layout, files, findings, no_pause, None, deleted)
         walk = LogWalk(disk, layout, findings)

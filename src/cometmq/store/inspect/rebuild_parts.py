@@ -1,9 +1,9 @@
 """A rebuild in parts, which several processes execute for the log of one store at the same time.
 
-    collect_evidence  the evidence of the old queues, if there are any
-    read_segment      the units and keys of the records of one segment
-    make_queues       some of the queues, from the units of all segments
-    make_index        the index, from the keys of all segments
+    collect_evidence  compares the old queues, if there are any, with the log
+    read_segment      computes the queue units and index keys of the records of one segment
+    make_queues       creates some of the queues, from the units of all segments
+    make_index        creates the index, from the keys of all segments
 
 Each part reads the results of earlier parts from a scratch directory. A part that is repeated gives the same
 result. The queues and the index equal those of `rebuild`, byte for byte.
@@ -47,16 +47,18 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import SPARE
 
-_CHUNK = 1 << 20  # Maximum number of units or keys per file in the scratch directory
+_CHUNK = 1 << 20  # Maximum number of queue units or index keys per file in the scratch directory
 
 
 class SegmentData(msgspec.Struct):
     """The result of `read_segment` for one segment of the log.
 
     Attributes:
-        queues: Topic and queue id of each queue. A unit contains the index in this list.
-        chunks: For each file of units, the index of the first unit of each group of queues, and the number of
-            units.
+        queues: Topic and queue id of each queue. A unit in the scratch files names its queue by the index in
+            this list.
+        chunks: One list for each scratch file of units. The units in a file are sorted by group of queues.
+            The list holds, for each group, the index of its first unit in the file, and at the end the number
+            of units.
     """
 
     base: int
@@ -72,7 +74,7 @@ class SegmentData(msgspec.Struct):
 class QueuesMade(msgspec.Struct):
     """The result of `make_queues` for one group of queues.
 
-    `spare` is the number of fillers that QueueOrder has accepted without space for lost records in the log.
+    `spare` is the number of filler units that count against the limit SPARE (see queue_order.py).
     """
 
     queues: int
@@ -127,9 +129,10 @@ class RebuildParts:
         replace_file(disk, self._at("evidence.json"), msgspec.json.encode(known))
 
     def read_segment(self, base: int) -> SegmentData:
-        """Write the units and keys of the segment at `base`. Return a summary. Raises OSError.
+        """Write the queue units and index keys of the records of one segment to the scratch directory.
 
-        `collect_evidence` must have finished.
+        `base` is the first position of the segment. Returns a summary. `collect_evidence` must have finished.
+        Raises OSError.
         """
         disk, layout = OsDisk(), self._layout()
         data = DerivedData(self.config, self._evidence(disk), DeletedTopics(disk, self.root))
@@ -137,7 +140,8 @@ class RebuildParts:
 
         def write() -> None:
             units, keys = data.take()
-            # The units are sorted by the group of their queue; within a group they keep the order of the log.
+            # The queues are divided into groups (see `part_of`). The units are sorted by group; within a
+            # group they keep the order of the log.
             own = np.array([self.part_of(*each) for each in data.queues], np.int64)
             part = own[units["queue"]] if len(own) else np.empty(0, np.int64)
             order = np.argsort(part, kind="stable")
@@ -232,7 +236,6 @@ class RebuildParts:
         return zlib.crc32(f"{topic}/{queue_id}".encode("utf-8", "replace")) % self.parts
 
     def _chunk(self, kind: str, base: int, number: int) -> str:
-        """Return the path of a file in the scratch directory with units or keys (`kind`) of a segment."""
         return self._at(f"{kind}-{base:020d}-{number:06d}")
 
     def _evidence(self, disk: Disk) -> Evidence:
@@ -293,15 +296,18 @@ class RebuildParts:
 def plan_rebuild(
     root: str, output: str, parts: int, *, config: StoreConfig | None = None, commit_log_dir: str = ""
 ) -> RebuildParts:
-    """Return the parts of a rebuild of the store in `root` into the directory `output`. Write nothing.
+    """Plan a rebuild of the store in `root` into the directory `output`. Nothing is written yet.
 
     Args:
         output: The directory of the result.
         parts: The number of groups into which the queues are divided.
         config, commit_log_dir: See `read_layout`.
 
+    Returns:
+        The object whose methods execute the parts of the rebuild.
+
     Raises:
-        StoreError: The store is in use, it has light queues, or the output is inside it.
+        StoreError: The store is in use, it has queues of light messages (LMQ), or the output is inside it.
         OSError: A directory cannot be read.
     """
     disk = OsDisk()

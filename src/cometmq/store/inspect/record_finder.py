@@ -159,7 +159,12 @@ class RecordFinder:
         }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
-        """Return the positions that `hashes` have in the index, and the log position where the index ends."""
+        """Search the index for the key hashes `hashes`.
+
+        Returns:
+            The log positions of the records found, ascending, and the log position up to which the index is
+                complete. If files of the index are damaged or missing, this is the beginning of the log.
+        """
         positions: set[int] = set()
         known = self.layout.log_min
         wanted = np.array(sorted(hashes), np.int64)

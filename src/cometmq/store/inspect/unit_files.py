@@ -14,14 +14,17 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 
-_CHUNK_UNITS = 4096  # Number of units that are read at a time
+_CHUNK_UNITS = 4096  # Number of consume-queue units that are read at a time
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # Maximum width, in units, of a hole before a file; the same as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # Maximum number of missing units between two queue files, as in recovery
 
 
 class UnitFiles:
-    """The units of one queue from offset `first` to before `end`, as they were at this object's creation."""
+    """Reads the units of one consume queue from its files.
+
+    Offsets range from `first` to before `end`, as they were when this object was created.
+    """
 
     __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
 
@@ -66,7 +69,7 @@ class UnitFiles:
         return f"{self.path}/{file_name(base)}", position - base
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the units [start, stop). Missing units are zeros."""
+        """Return the units of the queue offsets from `start` to before `stop`. Missing units are zeros."""
         parts = []
         while start < stop:
             path, at = self.location(start)
@@ -76,7 +79,10 @@ class UnitFiles:
         return b"".join(parts)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Yield the units of [start, stop) in chunks, each with the offset of its first unit."""
+        """Yield the units of the queue offsets from `start` to before `stop`.
+
+        Each result is the offset of its first unit, and an array of consecutive units.
+        """
         while start < stop:
             start = self._after_hole(start)
             count = min(_CHUNK_UNITS, stop - start)
@@ -86,9 +92,9 @@ class UnitFiles:
             start += count
 
     def _after_hole(self, offset: int) -> int:
-        """Return `offset`, or the start of the next file if the hole before that file is too wide.
+        """Return `offset`, or the first offset of the next file if too many units are missing before it.
 
-        Such a hole means that the name of the next file is damaged.
+        So many missing units mean that the name of the next file is damaged.
         """
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
@@ -97,9 +103,9 @@ class UnitFiles:
 
 
 def _used_length(data: bytes) -> int:
-    """Return the length up to the last nonzero byte.
+    """Return the length of `data` without the zeros at its end.
 
-    Pages of zeros, which fill most of a last file, are skipped fast.
+    Whole pages of zeros, which make up most of a queue's last file, are skipped fast.
     """
     stop = len(data)
     while stop and is_zero(data[max(0, stop - _PAGE) : stop]):

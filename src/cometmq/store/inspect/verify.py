@@ -39,7 +39,7 @@ _FUTURE_MS = 1 << 53
 _CHECKPOINT_USED = 24
 
 Progress = Callable[[int, int], None]
-"""A function that receives the bytes of the log processed so far, and their total."""
+"""A function that receives two numbers of bytes of the log: those processed so far, and all."""
 
 
 class VerifyReport(msgspec.Struct):

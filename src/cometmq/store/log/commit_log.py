@@ -63,7 +63,7 @@ class CommitLog:
         self.segments: list[int] = []  # positions of the first bytes of the segments, ascending
         self.end = 0
         self.next = 0
-        self.segment_base = -1  # First position of the segment that contains `next`; -1 without segments
+        self.segment_base = -1  # First position of the segment in which `next` lies; -1 without segments
         self.limit = 0  # Position at which the segment `segment_base` ends
         self._fd = -1
         self._recent = RecentBytes()
@@ -71,7 +71,8 @@ class CommitLog:
         # The bytes to write are slices of this view, because a slice of the bytearray itself would be a copy.
         self._view = memoryview(self.buffer)
         self.used = 0
-        self._extents: list[Extent] = []  # Parts of the unwritten data, each within one segment and one chunk
+        # Parts of the unwritten data. Each part lies within one segment and one memory chunk.
+        self._extents: list[Extent] = []
         self._read_fds: dict[int, int] = {}
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
@@ -108,7 +109,7 @@ class CommitLog:
         try:
             fd = self._disk.open(path, create=True, exclusive=True)
         except FileExistsError:
-            # The file remains from a failed reservation, after which it could not be removed.
+            # An earlier call created the file but could neither reserve its space nor remove it.
             self._disk.unlink(path)
             fd = self._disk.open(path, create=True, exclusive=True)
         try:
@@ -125,7 +126,7 @@ class CommitLog:
         return fd
 
     def _room(self, path: str) -> int:
-        """Return how many bytes the disk has for a segment at `path`, or -1 if that is unknown."""
+        """Return the free bytes on the disk for a segment at `path`, or -1 if the number is unknown."""
         try:
             return self._disk.usage(os.path.dirname(path)).usable
         except OSError:
@@ -144,10 +145,10 @@ class CommitLog:
         self._reserving = (base, future)
 
     def reservation_done(self) -> OSError | None:
-        """Take over the result of a finished reservation.
+        """If the reservation of the next segment has finished, store the new segment for later use.
 
         Returns:
-            The error of the reservation, or None. After an error, `roll` tries again.
+            The error of the reservation, or None. After an error, `roll` tries again to create the segment.
         """
         if self._reserving is None or not self._reserving[1].done():
             return None
@@ -201,7 +202,7 @@ class CommitLog:
             self._extents[-1].stop = self.used
 
     def _new_chunk(self, size: int) -> None:
-        """Continue in another chunk. The unwritten data in the current chunk becomes an extent."""
+        """Use another memory chunk for the next bytes. The unwritten bytes of the current chunk are kept."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
         self._view = memoryview(self.buffer)
@@ -212,7 +213,9 @@ class CommitLog:
     # -- appending --------------------------------------------------------------------------------
 
     def claim(self, size: int, behind: int = BLANK_SIZE) -> None:
-        """Make room for `size` bytes in one segment and one chunk. The caller then adds the bytes with `put`.
+        """Make sure that `size` bytes fit into the current segment and memory chunk, or begin new ones.
+
+        The caller then adds the bytes with `put`.
 
         Args:
             size: The number of bytes.
@@ -278,7 +281,7 @@ class CommitLog:
         self._new_tick()
 
     def discard_tick(self) -> None:
-        """Drop all data that was added since the last write, before any of it has been written."""
+        """Drop all bytes that were added since the last write. `write_tick` was not called for them."""
         self._end_extent()
         self._undo_tick()
         self.areas_to_zero.clear()
@@ -395,7 +398,7 @@ class CommitLog:
         return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 
     def synced(self, segments: Sequence[Unsynced], end: int) -> None:
-        """Record that the segments are on the device up to `end`.
+        """Record that the data in these segments is synced to disk up to log position `end`.
 
         Full segments are closed. The last one stays registered for the next sync.
         """

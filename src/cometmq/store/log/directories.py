@@ -65,7 +65,10 @@ class LogDirectories:
         return choice[base // self._segment_size % len(choice)]
 
     def check_unique(self, bases: Collection[int]) -> None:
-        """Raise StoreError if a segment exists in two directories: `bases` then contains it twice."""
+        """Raise StoreError if a segment exists in two directories.
+
+        `bases` holds the first positions of the segments in all directories, so it contains that one twice.
+        """
         for base, count in Counter(bases).items():
             if count > 1:
                 raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))

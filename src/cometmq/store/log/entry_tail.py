@@ -1,6 +1,6 @@
 """The newest entries of a raft log, which are not in the index of the log yet.
 
-The index contains only durable entries, so an entry is added to the index once the device has the entry.
+The index contains only durable entries, so an entry is added to it only after the entry was synced to disk.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from cometmq.protocol.record.framing import ENTRY_SIZE, encode_entry_head
 
 
 class EntryTail:
-    """The entries from index `first` on. Each attribute is a list with one value per entry.
+    """The entries from index `first` on. Each attribute with a plural name has one value per entry.
 
-    Positions and sizes are those of whole entries, in bytes. `term` is the term of the entries that `head`
-    creates.
+    Positions and sizes are those of whole entries, in bytes. `term` is the current term, which the entry
+    headers created by `head` contain.
     """
 
     __slots__ = ("first", "positions", "sizes", "term", "terms")

@@ -52,14 +52,17 @@ class LogFlusher:
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._thorough_at = self.clock.monotonic()
-        self.flushed = self.commit_log.end  # Log position before which everything is on the device
+        self.flushed = self.commit_log.end  # Log position up to which everything is synced to disk
         self.flushed_ms = 0  # Store time, in ms, of the last record before the log position `flushed`
         self.written_ms = 0  # Store time, in ms, of the last written record
         self.failure: OSError | None = None
         self.syncs = 0  # Number of syncs finished since the start; `synced_s` is their total duration
         self.synced_s = 0.0
         self.on_flushed: list[Callable[[int], object]] = []
-        """Functions called in order after each sync, with the log position that is durable from then on."""
+        """Functions called in order after each sync.
+
+        The argument is the log position up to which data is durable.
+        """
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
@@ -150,7 +153,7 @@ class LogFlusher:
 
     @property
     def unflushed(self) -> int:
-        """The number of bytes of the log that are not on the device; 0 after a failure (see `failure`)."""
+        """The number of bytes of the log that are not synced to disk; 0 after a failure (see `failure`)."""
         return 0 if self.failure is not None else self.commit_log.end - self.flushed
 
     # -- execution -------------------------------------------------------------------------------
@@ -241,4 +244,5 @@ def _answer(waiter: Waiter, ok: bool) -> None:
     try:
         waiter(ok)
     except Exception:
-        log.exception("a callback after a flush failed")  # The other callbacks must still be called
+        # An exception in one callback must not prevent the others
+        log.exception("a callback after a flush failed")

@@ -32,7 +32,7 @@ class LogReader:
         return found[1] if found is not None else b""
 
     def facts(self, position: int) -> Facts | None:
-        """Return the facts about the record at `position`, or None if no valid record begins there."""
+        """Return the fields of the record at `position`, or None if no valid record begins there."""
         found = self._read(position)
         return found[0] if found is not None else None
 

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 
 CHUNK = 1 << 17
-_LARGE = 1 << 20  # Length, in bytes, of a chunk for data that does not fit into an ordinary chunk
+_LARGE = 1 << 20  # Length, in bytes, of a memory chunk for data that is longer than `CHUNK`
 _NOWHERE = 1 << 62
-_CHUNKS = 4  # Maximum number of chunks in use
+_CHUNKS = 4  # Maximum number of memory chunks that hold bytes of the log
 
 
 class RecentBytes:
@@ -25,13 +25,15 @@ class RecentBytes:
     def __init__(self) -> None:
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
-        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # Reusable chunks, by length
+        # Unused chunks that `new_chunk` can return, by their length
+        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}
         self.start = _NOWHERE  # First log position whose byte is in memory
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
-        """Return an empty chunk with room for `size` bytes.
+        """Return a chunk of memory with room for at least `size` bytes. Its old content has no meaning.
 
-        Chunks in `busy` hold bytes that have not been written yet, so they are not reused.
+        If there are already `_CHUNKS` chunks, the oldest one is dropped. Its memory is reused later, unless
+        the chunk is in `busy`: these chunks hold bytes that have not been written yet.
         """
         chunks, parts = self._chunks, self._parts
         while len(chunks) >= _CHUNKS:
@@ -50,7 +52,10 @@ class RecentBytes:
         return chunk
 
     def add(self, chunk: bytearray, place: int, position: int, length: int) -> None:
-        """Record that the newest chunk holds `length` log bytes from `position` on, at its index `place`."""
+        """Record that the newest chunk holds `length` bytes of the log, from log position `position` on.
+
+        `place` is the index of the first of these bytes in the chunk.
+        """
         parts = self._parts
         if parts:
             first, end, last_chunk, start = parts[-1]
@@ -73,7 +78,10 @@ class RecentBytes:
             self.start = _NOWHERE
 
     def get(self, position: int, length: int) -> bytearray | None:
-        """Return a copy of `length` bytes of the log, or None if no single part contains all of them."""
+        """Return a copy of `length` bytes of the log.
+
+        The result is None if the bytes are not in memory, or not all of them in one chunk.
+        """
         for first, end, chunk, place in reversed(self._parts):
             if position >= first:
                 if position + length > end:

@@ -113,7 +113,7 @@ class SegmentScan:
     def _group(self, at: int) -> RecordGroup | None:
         """Return a group of valid records that begins at `at`, or None if no valid record begins there."""
         offset = at - self._data_at
-        if 0 <= offset < len(self._data):  # Usually the loaded part of the file contains whole records
+        if 0 <= offset < len(self._data):  # Usually `at` is inside `_data`, which holds many whole records
             group = valid_group(
                 self._data, offset, self.base + at, self._most, check_crc=self.check_crc, framing=self.framing
             )
@@ -128,9 +128,10 @@ class SegmentScan:
         return group._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else group
 
     def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
-        """Return up to `most` records, checked one by one, and, in a raft log, the headers of their entries.
+        """Check the next records one by one. Return at most `most`, and in a raft log their entry headers.
 
-        This method is used where a window ends or holds few records, and before damage.
+        The method is used if `valid_group` finds no group of valid records: because the loaded part of the
+        file ends or contains only few records, or because of damage.
         """
         found: list[Facts] = []
         heads = b""
@@ -139,7 +140,9 @@ class SegmentScan:
         while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
-                break  # The new window may hold a large group, which is checked faster as a group
+                # A new part of the file was loaded. It may hold many records, which are checked faster as a
+                # group.
+                break
             window = self._data_at
             facts = record_facts(self._view, offset + gap, self.base + at + gap, check_crc=self.check_crc)
             if facts is None:
@@ -158,7 +161,10 @@ class SegmentScan:
         return self.framing.is_blank(self._data[offset : offset + BLANK_SIZE], self.length - at)
 
     def _window(self, at: int) -> int:
-        """Read a window that contains the whole record at `at`. Return the index of `at` in the window."""
+        """Make sure that `_data` contains the whole record at `at`.
+
+        Return the index of its first byte in `_data`.
+        """
         offset = at - self._data_at
         if offset < 0 or offset + self._needed(at, offset) > len(self._data):
             self._load(at, _BLOCK)
@@ -169,13 +175,17 @@ class SegmentScan:
         return offset
 
     def _needed(self, at: int, offset: int) -> int:
-        """Return how many bytes are needed to check the record at `at` (index `offset` in the data)."""
+        """Return how many bytes of the segment from `at` on must be in `_data` to check the record there.
+
+        `offset` is the index of `at` in `_data`.
+        """
         rest, gap = self.length - at, self.framing.gap
         least = CLAIM_BYTES + gap
         if offset + least > len(self._data):
             return min(least, rest)
-        # Bytes that contain the position of another record are no record at their own place, so the size in
-        # them is ignored. Otherwise each old record in a body would cause a long read.
+        # A message body may contain the bytes of an old record. Such bytes hold the position of the old
+        # record, not the position where they lie, so they are no record and their size field is ignored.
+        # Otherwise each of them would cause a long read.
         size, own = claim_of(self._data, offset + gap)
         return size + gap if least < size + gap <= rest and own == self.base + at + gap else min(least, rest)
 

@@ -31,7 +31,8 @@ Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
 _RESTART_DELAY_S = 1.0  # Delay, in seconds, before a lost process is replaced; doubled after each loss
-_MAX_RESTART_DELAY_S = 60.0  # Maximum delay, in seconds; a process that has run this long resets it
+# Maximum restart delay, in seconds. If a process runs this long, the next delay is `_RESTART_DELAY_S`.
+_MAX_RESTART_DELAY_S = 60.0
 
 
 class Unsynced(NamedTuple):
@@ -52,7 +53,7 @@ class Syncer(Protocol):
 
 @dataclass(eq=False)
 class ThreadSyncer:
-    """A syncer that uses the `Disk`, in a thread."""
+    """A syncer that calls `Disk.fdatasync` in a thread."""
 
     disk: Disk
     loop: asyncio.AbstractEventLoop
@@ -110,9 +111,9 @@ class ChildSyncer:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                # The sync process gets its own group, because signals from the terminal are meant for the
-                # broker. It stays in the session of the broker: with a session of its own, Linux's scheduler
-                # (autogroup) would schedule it apart from the broker, and each sync would wait.
+                # The sync process gets its own process group, because signals from the terminal are meant for
+                # the broker. It stays in the session of the broker: with a session of its own, Linux's
+                # scheduler (autogroup) would schedule it apart from the broker, and each sync would wait.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", SCRIPT],
                     stdin=theirs.fileno(),
@@ -189,7 +190,10 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _replace_process(self, problem: OSError) -> None:
-        """Sync in a thread until the next sync process has started, beginning with the sync in progress."""
+        """Give up the sync process after `problem`, and schedule the start of another one.
+
+        Until that one has started, a thread syncs. A sync that was in progress is repeated by the thread.
+        """
         flying, self._in_flight = self._in_flight, None
         self._end()
         log.warning("the sync process ended; a thread syncs for the next %g s: %s", self._wait(), problem)

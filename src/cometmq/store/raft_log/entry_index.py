@@ -63,17 +63,21 @@ class EntryIndex:
         return os.path.join(self._directory, f"{base:020d}")
 
     def has_files(self, first: int, last: int) -> bool:
-        """Return whether all files exist that hold the units of the entries `first` to `last`."""
+        """Return whether all index files exist that hold the positions of the entries `first` to `last`."""
         begin, end = first * UNIT // FILE_SIZE, last * UNIT // FILE_SIZE
         return first <= last and all(number * FILE_SIZE in self._bases for number in range(begin, end + 1))
 
     def location(self, index: int, reads: Reads = WAITING) -> EntryLocation | None:
-        """Return the location of an entry, or None if it has no unit. Raises NotInMemory, OSError."""
+        """Return the location of an entry, or None if it is not in the index. Raises NotInMemory, OSError."""
         found = self.locations(index, 1, reads)
         return found[0] if found else None
 
     def locations(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryLocation]:
-        """Return the locations of `count` entries from `index` on; fewer if units or the file end before."""
+        """Return the locations of `count` entries from `index` on.
+
+        The result ends earlier at the end of the index file, or before the first entry that is not in the
+        index.
+        """
         at = index * UNIT
         base = at - at % FILE_SIZE
         if index < 0 or base not in self._bases:
@@ -85,7 +89,10 @@ class EntryIndex:
         return _locations_of(data, index)
 
     def write(self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]) -> None:
-        """Write the units of the entries from index `first` on. Raises OSError."""
+        """Write the locations of consecutive entries, of which the first has index `first`.
+
+        Raises OSError.
+        """
         units = np.empty(len(positions), _KIND)
         units["magic"], units["index"] = ENTRY_MAGIC, first + np.arange(len(positions))
         units["position"], units["size"], units["term"] = positions, sizes, terms
@@ -157,10 +164,7 @@ def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryL
 
 
 def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
-    """Return the locations in the units `data`, up to the first invalid unit.
-
-    The first location is that of the entry `index`.
-    """
+    """Decode index units in `data`, up to the first invalid one. The first belongs to the entry `index`."""
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)

@@ -95,7 +95,7 @@ class LogEnds:
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
-        if self.suspect:  # A suspect log may lack entries that its checkpoint names: replace the checkpoint
+        if self.suspect:  # The checkpoint may name entries that the log has lost, so it is replaced
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
             write_checkpoint(self.disk, self.config.raft_log_dir, RaftLogCheckpoint(*known))
         location = self.index.location(self.committed)
@@ -195,9 +195,9 @@ class LogEnds:
         """Raise EntriesLost if the log ends before an entry that must exist."""
         following, checkpoint = self.last + 1, self.checkpoint
         ours = checkpoint.synced >= 0
-        # Committed entries need not be durable: with ASYNC_FLUSH, or in Apache's broker, a power failure may
-        # remove the newest ones. So the log must reach the last synced entry, if it is known, but not the
-        # last committed one.
+        # With ASYNC_FLUSH, or in Apache's broker, a committed entry need not be durable, so a power failure
+        # may remove the newest committed entries. That is no error. But an entry must not be missing if the
+        # checkpoint shows that it was synced.
         known = checkpoint.synced if ours else checkpoint.committed if self._holes else -1
         location = self.index.location(following) if ours else None
         if location is not None and location.position == self.end:

@@ -4,8 +4,8 @@
 while the log lacks entries that it once had, and the file `forgot` if the member has also lost its term and
 vote.
 
-The first two are properties in the form of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). A file
-is replaced in one step and is on the device when the call returns.
+The first two are properties files in the form of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). A
+file is replaced in one step, and is synced to disk when the call returns.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def has_forgotten(disk: Disk, directory: str) -> bool:
 
 
 def write_forgotten(disk: Disk, directory: str, why: str) -> None:
-    """Record that the member is suspect and has also lost its term and vote. Raises OSError."""
+    """Record that the member may have lost entries of its log, and also its term and vote. Raises OSError."""
     replace_file(disk, os.path.join(directory, _FORGOT), why.encode())
     write_suspect(disk, directory, why)
 

@@ -61,7 +61,7 @@ class RaftLogMismatch(StoreError, Terminal):
 
 
 class EntryRange(NamedTuple):
-    """A range of entries up to before the index `stop`: the bytes from `position` on, all in one segment."""
+    """Consecutive entries in one segment: log position, length in bytes, and index after the last entry."""
 
     position: int
     length: int
@@ -110,7 +110,7 @@ class RaftLog:
         self._changing = asyncio.Lock()  # Held while the log is truncated, or while its checkpoint is written
         self.committed = ends.committed
         self.synced = ends.last
-        """The index of the last entry that is on the device."""
+        """The index of the last entry that has been synced to disk."""
         self.on_synced: Callable[[int], None] = lambda _index: None
         self.propose: Callable[[int], object] = lambda _count: None
         """Called with the number of the appender's entries before they are written. May raise RaftRefused."""
@@ -215,7 +215,11 @@ class RaftLog:
     # -- appending --------------------------------------------------------------------------------
 
     def lead(self, term: int) -> None:
-        """Set the term of new entries: of `append_own` and, after `take_messages`, of the appender."""
+        """Set the term of new entries.
+
+        These are the entries of `append_own` and, once `take_messages` was called, the messages of the
+        appender.
+        """
         self._tail.term = term
 
     def take_messages(self) -> None:
@@ -310,7 +314,7 @@ class RaftLog:
         for queue in self._queues:  # Queues of an empty log remain from the time before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # The queue continues without fillers, even at a much higher offset
+                queue.forget_all()  # Lets the queue continue at any later offset without filler units
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -349,7 +353,7 @@ class RaftLog:
         self._written = self._tail.next
 
     def flushed(self, end: int) -> None:
-        """Add the entries before log position `end`, which are on the device, to the index.
+        """Add the entries before log position `end`, which have been synced to disk, to the index.
 
         If the index cannot be written, a later call adds the entries.
         """
@@ -401,8 +405,9 @@ class RaftLog:
             raise StoreError("the tick must be committed first")
         if index > self.last:
             return
-        # The log is truncated right after the previous entry. This also removes a blank record between the
-        # two entries, because another leader may write an entry in its place.
+        # The new end of the log is the end of the entry before `index`. If a blank record lies between that
+        # entry and the entry `index`, the blank record is removed, too, because another leader may write an
+        # entry in its place.
         position = self.location_of(index - 1).end if index > self.first else self.location_of(index).position
         self._deleted.lower(position)
         self.synced = min(self.synced, index - 1)
@@ -430,9 +435,9 @@ class RaftLog:
     async def reset(self, first: int) -> None:
         """Remove the whole log, durably. Raises OSError.
 
-        The next entry has index `first` and determines where the log begins. The removed entries stay
-        committed: the leader no longer stores these entries either. The caller must not append entries during
-        the call.
+        It is used if this member is so far behind that the leader has already deleted the entries that follow
+        this log. The log can then continue only with the entry `first`, which also determines the log
+        position. The entries before it stay committed. The caller must not append entries during the call.
         """
         async with self._changing:
             await self._flusher.idle()
@@ -461,7 +466,7 @@ class RaftLog:
         write_forgotten(self._disk, self.directory, why)
 
     def save(self) -> None:
-        """Write the checkpoint to the device. Raises OSError."""
+        """Write the checkpoint and sync it to disk. Raises OSError."""
         self._save(self.last)
 
     def _save(self, last: int) -> None:

@@ -32,17 +32,18 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """Return the link that a record contains if it replaces the record at `position`."""
+    """Return the preparedTransactionOffset of a record that replaces the record at `position`."""
     return position + 1
 
 
 async def links(
     commit_log: CommitLog, disk: Disk, executor: StoreExecutor, start: int, end: int | None = None
 ) -> AsyncIterator[Ints]:
-    """Yield the log positions of records that have been replaced, in lists.
+    """Yield the log positions of older records that have been replaced by the records of a range, in lists.
 
-    The positions are read from the records between the log position `start`, where a record begins, and
-    `end`, by default the log's current end. Raises OSError.
+    The range begins at log position `start`, where a record begins, and ends at `end`, by default the log's
+    current end. A record in it that replaces an older record contains the position of the older one. Raises
+    OSError.
     """
     size = commit_log.segment_size
     end = commit_log.end if end is None else min(end, commit_log.end)
@@ -62,7 +63,10 @@ async def links(
 def _read(
     disk: Disk, path: str, base: int, size: int, at: int, length: int, framing: Framing
 ) -> tuple[Ints, int]:
-    """Return the links in the records within `length` bytes from `at` on, and the next position."""
+    """Read the next records of a segment, within `length` bytes from log position `at` on.
+
+    Return the positions of the older records that they replace, and the position at which to continue.
+    """
     nothing, gap = np.empty(0, np.int64), framing.gap
     try:
         with opened(disk, path, write=False) as fd:
@@ -85,7 +89,8 @@ def _read(
         found = rows.field("prepared_transaction_offset").astype(np.int64)
         view = memoryview(data)
         for row in np.flatnonzero(good & (found > 0)).tolist():
-            # A record torn by a power failure has replaced no other record, so its link is ignored.
+            # If a power failure has torn this record, it replaces no older record, so the position in it is
+            # ignored.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
     return nothing, _behind(disk, path, base, size, at, framing)
@@ -99,7 +104,10 @@ def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Frami
 
 
 def _readable(disk: Disk, fd: int, length: int, at: int) -> bytes | None:
-    """Return the bytes that the device can read, or None if it can read none."""
+    """Return the bytes of a segment at `at`. If a sector is unreadable, try again with half of `length`.
+
+    The result is None if even the first bytes are unreadable.
+    """
     while True:
         try:
             return disk.pread(fd, length, at)

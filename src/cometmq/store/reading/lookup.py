@@ -163,7 +163,7 @@ class Lookup:
             return -1  # The segment was deleted during the query, or cannot be read
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
-        """Return the store time of the message at a queue offset, or -1."""
+        """Return the store time of the message at a queue offset, or -1 if there is no valid message."""
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1
         unit = queue.unit(offset, reads)
@@ -226,7 +226,8 @@ class Lookup:
     ) -> tuple[int, int]:
         """Return offset and store time of the first message in [low, high) stored at or after a time.
 
-        Fillers and lost records are skipped. Without such a message the result is (`high`, -1).
+        Offsets without a message are skipped: filler units and lost records. If no message is found, the
+        result is (`high`, -1).
         """
         found = (high, -1)
         while low < high:
@@ -286,10 +287,11 @@ async def lost_units(
     start: int,
     code_of: Callable[[bytes], int],
 ) -> bytes:
-    """Return the units of `count` queue offsets from `first` on, with fillers for missing records.
+    """Compute `count` units of a queue from the log, beginning with the unit of queue offset `first`.
 
-    `start` is the log position of a record before the records of these units. `code_of` returns the tags code
-    for the properties of a record. Raises OSError.
+    An offset whose record is not found gets a filler unit. The search begins at log position `start`, where a
+    record begins; it must lie before the records of these offsets. `code_of` returns the tags code for the
+    properties of a record. Raises OSError.
     """
     start -= commit_log.framing.gap
     units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)

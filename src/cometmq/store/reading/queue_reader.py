@@ -37,26 +37,33 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MAX_FILLERS_PER_PULL = 1 << 17  # Maximum number of fillers that one pull skips; skipping them takes 0.5 ms
+_MAX_FILLERS_PER_PULL = 1 << 17  # Maximum number of filler units skipped by one pull, which takes 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
-_MAX_UNITS_PER_CHECK = 64  # Maximum number of units that are checked together without numpy
-_UNITS_AT_ONCE = 128  # Number of units that are decoded at a time while records are checked one by one
+_MAX_UNITS_PER_CHECK = 64  # Maximum number of queue units that are checked together without numpy
+_UNITS_AT_ONCE = 128  # Number of queue units decoded at a time while records are checked one by one
 _MAX_BLOCKS_PER_READ = 64  # Maximum number of blocks that one bulk read loads; loading them takes 3 ms
-_UNITS_PER_CACHED_READ = 1024  # Number of units (20 KiB) that are read together and cached for the next pulls
+_UNITS_PER_CACHED_READ = 1024  # Number of queue units (20 KiB) read at once and cached for later pulls
 _MAX_CACHED_QUEUES = 64  # Maximum number of queues whose units are cached; the cache takes up to 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 Unit = tuple[int, int, int]
 """The position, size and tags code of a record."""
 RecordFilter = Callable[[bytes | bytearray, int, Sequence[Unit], int, int], tuple[int, bool | None]] | None
-"""A filter of whole records, which skips those that do not match.
+"""A function that searches for the next record that matches a filter (such as SQL92).
 
-The arguments are a block of the log, the log position of its first byte, a list of units, and the first and
-the last index (exclusive) of the units to check. The record of the first unit lies in the block. The result
-is an index and a verdict: True with the first unit whose record matches, None with the unit at which the read
-must end, False with the first unit outside the block or after the range. A damaged record must match, because
-the reader checks only the records that match.
+Its arguments are a block of the log, the log position of the block's first byte, a list of units, and the
+range of indexes in this list: first, and last (exclusive). The record of the first unit lies in the block.
+
+The function examines the records in the order of the units, and returns the index of a unit together with one
+of these values:
+
+- True: the record of this unit matches.
+- None: the read must end at this unit.
+- False: no earlier record in the range matches. This unit lies after the range, or its record is outside the
+  block.
+
+A damaged record must match, because the reader checks only the records that match.
 """
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """The positions and sizes of the chosen records, the number of scanned units, the last scanned position."""
@@ -72,12 +79,15 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read, which reads ahead. They are the same for records on disk and in memory."""
+"""The limits of a bulk read, by which a consumer fetches many messages in advance.
+
+They are the same for records on disk and in memory.
+"""
 
 
 @lru_cache(64)
 def _units_of(count: int) -> Callable[[Buffer], tuple[int, ...]]:
-    """Return a function that unpacks the positions and sizes in `count` consecutive units."""
+    """Return a function that decodes the record positions and sizes in `count` consecutive queue units."""
     return struct.Struct(">" + "qi8x" * count).unpack_from
 
 
@@ -187,7 +197,8 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return ReadResult(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        several = max(1, limits.messages, limits.messages_on_disk)  # without a filter, each unit is a message
+        # Number of units to read: without a filter, each unit is a message
+        several = max(1, limits.messages, limits.messages_on_disk)
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)
@@ -241,9 +252,10 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Return the offset after the fillers that begin at `offset`.
+        """Return the offset after the filler units that begin at `offset`.
 
-        If `data` does not end with a filler, the result is `offset`.
+        Filler units stand for lost records. If the last unit in `data` is no filler unit, the result is
+        `offset`.
         """
         if data[-UNIT:] != FILLER:
             return offset
@@ -266,9 +278,11 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose all records, or return None if some must be left out: `_pick` then chooses.
+        """Choose the records of all units in `data`, at most as many as `limits` permits.
 
-        The loops are in C.
+        This method is fast, because its loops are in C. But it returns None if a unit is invalid, if a record
+        is not in memory, or if records exceed the size limit (unless `_pick_many` leaves out the surplus).
+        Then `_pick` chooses records one by one.
         """
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
@@ -299,7 +313,10 @@ class QueueReader:
         return chosen, tuple(sizes[:fit].tolist()), fit, chosen[-1]
 
     def _pick(self, data: Buffer, tags: TagFilter, limits: Limits) -> Picked | None:
-        """Choose records one by one, by their units. Return None if one of the units is invalid."""
+        """Examine the units in `data` one by one, and choose the records that may match `tags`.
+
+        Return None if one of the units is invalid.
+        """
         disk_below = self._log.end - self.memory_window
         limit_count, limit_bytes, disk_count, disk_bytes = limits
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
@@ -341,7 +358,7 @@ class QueueReader:
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
-        firsts = [0]  # For each group of records consecutive in the log: the index of its first record
+        firsts = [0]  # Indexes of the records before which the log has a gap, and of the first record
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
@@ -461,10 +478,10 @@ class QueueReader:
     def _block_around(
         self, wanted: list[int], size: int, reads: Reads
     ) -> tuple[bytes | bytearray | None, int, int]:
-        """Return bytes of the log that contain the record at `wanted[0]`, and their first and last position.
+        """Return bytes of the log that contain the record at `wanted[0]`, and their first and end position.
 
-        They are a cached block if the positions `wanted` were requested often, otherwise the record alone, or
-        None if the record is missing. The last position is exclusive.
+        The bytes are a whole block if the block is in the cache or was requested often enough to be loaded.
+        Otherwise they are the record alone. They are None if the record is missing.
         """
         if size < MIN_SIZE:
             return None, 0, 0
@@ -480,7 +497,10 @@ class QueueReader:
 
 
 def _whole_object(view: memoryview) -> bytes | bytearray:
-    """Return the object behind a view of all its bytes, else a copy: a view cannot be searched."""
+    """Return the bytes of a view as an object that has `find`, which a memoryview lacks.
+
+    If the view covers its whole underlying object, return that object; otherwise return a copy.
+    """
     found = view.obj
     if isinstance(found, bytes | bytearray) and len(found) == len(view):
         return found
@@ -519,9 +539,9 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
-    """Return whether a record of `size` bytes begins at data[at:].
+    """Return whether a record of `size` bytes begins at data[at].
 
-    The check prevents that a lost page, which reads as zeros, is sent to a client.
+    The check keeps lost pages of the log, which read as zeros, from being sent to a client.
     """
     stored, magic = _start_of(data, at)
     return stored == size and magic in _MAGICS

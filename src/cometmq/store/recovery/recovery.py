@@ -62,7 +62,7 @@ class RaftLogEnds(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class Recovery:
-    """The recovery of one store."""
+    """Recovers the log, queues and index of one store when the store is opened."""
 
     disk: Disk
     config: StoreConfig
@@ -79,7 +79,7 @@ class Recovery:
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = _NOWHERE  # Log position of the last record that the scan adds to the index
-        self._whole_from = _NOWHERE  # Log position after which a gap ends the log
+        self._whole_from = _NOWHERE  # The first gap at or after this log position ends the log
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
     def run(self, *, clean: bool) -> Recovered:
@@ -146,7 +146,11 @@ class Recovery:
     # -- the start of the scan --------------------------------------------------------------------
 
     def _clean_end_holds(self) -> bool:
-        """Return whether the record of the last queue unit exists, as it must after a clean stop."""
+        """Return whether the queues end with an existing record, as they must after a clean stop.
+
+        The queue whose end lies last in the log is checked: its last unit must point to a valid record that
+        names the same queue and offset.
+        """
         last = max(self.queues, key=lambda queue: queue.max_physical, default=None)
         if last is None or last.max_physical == 0:
             return True
@@ -172,7 +176,11 @@ class Recovery:
         return None
 
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
-        """Return the start of the scan: the checkpoint position, or else a segment covered by its times."""
+        """Return the log position at which the scan begins.
+
+        It depends on the checkpoint position. If that is unknown, the scan begins at the newest segment whose
+        first record was stored at or before the times in the checkpoint, or else at the beginning of the log.
+        """
         if saved is not None:
             return max(scan_start(saved, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp
@@ -184,16 +192,17 @@ class Recovery:
         return self._first
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return the log position after which a gap ends the log.
+        """Return the log position from which on the first gap ends the log.
 
-        A gap ends only the log of a slave, because the master sends the records after the gap again.
+        Only the log of a slave ends at a gap, because its master sends the records after the gap again. For
+        other brokers, the result is greater than all log positions.
         """
         if self.config.broker_role != SLAVE:
             return _NOWHERE
         return self._checked_start(None) if saved is None else saved.position
 
     def _queue_loss(self, start: int, saved: CheckpointPosition | None) -> str:
-        """Describe how queues have lost units from before the checkpoint position; "" if no unit is lost."""
+        """Describe the loss of queue units that existed at the checkpoint, or return "" if none is lost."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
@@ -227,7 +236,11 @@ class Recovery:
         return replay
 
     def _scan_log(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
-        """Scan the log. If a queue is still too short afterwards, scan the log again from its beginning."""
+        """Scan the log and compute queues and index.
+
+        If a queue then ends before the end that it had at the last clean stop, or lacks units from before the
+        scan, all queues are dropped and the log is scanned again from its beginning.
+        """
         try:
             replay = self._scan_once(start, index_from, result)
             shorter = self._shorter(result)
@@ -244,7 +257,9 @@ class Recovery:
             self.index.resume(clean=False, cut_at=start)
             replay = self._scan_once(start, start, result)
         if self.config.broker_role == SLAVE or self.raft_log is not None:
-            return replay  # The records of the master, or of the raft group, determine where queues continue
+            # Queues are not extended to their former ends: the records from the master or the raft group fix
+            # their offsets
+            return replay
         for topic, queue_id, end in self._shorter(result):
             # The last messages of the queue are lost, or have expired with its files. The queue continues at
             # its former end, because no offset may be assigned twice.
@@ -317,9 +332,10 @@ class Recovery:
 
 
 def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) -> tuple[list[int], list[str]]:
-    """Return the first positions of the segments, and notes. A segment that is too short is extended.
+    """Return the first positions of the segments, and messages about files with problems.
 
-    Files of another segment size raise StoreError, because opening them would damage the log.
+    A file that is not a segment is left alone. A segment that is too short is filled up with zeros. A segment
+    that is too long raises StoreError, because opening it would damage the log.
     """
     bases: list[int] = []
     notes: list[str] = []
@@ -347,9 +363,10 @@ def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) ->
 def is_position_valid(
     log: LogReader, segments: list[int], segment_size: int, saved: CheckpointPosition
 ) -> bool:
-    """Return whether the log still contains the record `last` of the checkpoint position.
+    """Return whether the checkpoint position `saved` fits the log.
 
-    If `last` is unknown, a record or zeros must begin at the checkpoint position.
+    The record `saved.last`, which lies before the checkpoint position, must exist. If `saved.last` is
+    unknown, a record or zeros must begin at the checkpoint position.
     """
     position = saved.position
     if saved.last >= 0:

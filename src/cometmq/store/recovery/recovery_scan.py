@@ -29,7 +29,7 @@ class Recovered:
     clean: bool
     start: int = 0
     end: int = 0
-    visible: int = 0  # End of the dispatched records; a raft log may contain later entries
+    visible: int = 0  # Position after the last visible record; in a raft log, uncommitted entries may follow
     last_store_ms: int = 0
     # Latest store time of all records; if the clock was set back, the last record is older.
     newest_ms: int = 0
@@ -115,7 +115,8 @@ class RecoveryScan:
             self._touched |= touched
         self._touched |= self._dispatch.finish()
         for queue in self._touched:
-            queue.new_names = True  # Makes `write` sync the directory: a crash may have left an unsynced name
+            # `write` then syncs the directory, too: the names of new files may not be synced after a crash
+            queue.new_names = True
             queue.write()
         result.end = min(max(end, result.end), self.until)
 

@@ -58,7 +58,10 @@ MAX_FILE_BYTES = (1 << 31) - 1
 
 
 class StoreFile(NamedTuple):
-    """One of several files that should have one length: its first position, its path, its actual length."""
+    """A file of the log, a queue or the index: its first position, its path, and its actual length.
+
+    All files of one kind should have the same length.
+    """
 
     base: int
     path: str
@@ -105,8 +108,8 @@ def read_layout(
 
     Args:
         config: The settings of the store's broker; by default those of the broker.conf in `root`, or the
-            defaults. If the files contradict a length, the length is taken from the files. If this store is a
-            copy, paths in the original store are ignored.
+            defaults. If existing files have another length than the settings, the layout contains the actual
+            length. If this store is a copy, paths in the original store are ignored.
         commit_log_dir: The directory of the log, or several separated by commas; by default as configured.
 
     Raises:
@@ -134,7 +137,8 @@ def read_layout(
         config = config.at_root(*moved)
     check_paths(config)
     strays: list[str] = []
-    # Read the lock before listing the files: a broker that starts in between only adds files.
+    # The lock shows whether a broker is running. It is read before the files are listed: if a broker starts
+    # in between, the layout only lacks its new files.
     live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
@@ -271,7 +275,7 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
-    """Return the files that a broker may have created. Files that are too long are added to `strays`."""
+    """Return the files that are short enough to be from a broker. Add the paths of the others to `strays`."""
     longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
@@ -399,7 +403,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
         return length > 0 and length >= longest and all(base % length == 0 for base in starts)
 
     if lengths[configured] and all(base % configured == 0 for base in starts):
-        return configured  # A file confirms the configured length, so longer files are damaged
+        return configured  # At least one file has the configured length, so a longer file is a damaged one
     seen = next((length for length, _ in lengths.most_common() if fits(length)), 0)
     if seen or fits(configured):
         return seen or configured
@@ -449,7 +453,8 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        first = at - 4 - (count - 1) * ENTRY.size  # Position of entry 0 if the last entry contains the match
+        # Start of entry 0, if the match is the last entry's position
+        first = at - 4 - (count - 1) * ENTRY.size
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
             return int(slots)
@@ -506,9 +511,9 @@ def _check(
     Args:
         size: The configured length.
         last: The length at the last clean stop, 0 if unknown.
-        where: The directories, for the error.
-        key: The setting, for the error.
-        remedy: The remedy, for the error.
+        where: The directories that the error names.
+        key: The setting of the length, which the error names.
+        remedy: What the operator can do; a part of the error.
     """
     for file in files:
         if file.length > size or file.base % size:

@@ -61,14 +61,14 @@ class CleanEnds:
         self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def forget(self) -> None:
-        """Empty the table of queue ends on the device, because the queues are about to change.
+        """Empty the table of queue ends durably, because the queues are about to change.
 
         Raises OSError.
         """
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
-        """Return (topic, queue id, stored end) of each queue that ends before its stored end."""
+        """Return (topic, queue id, former end) of the queues that were longer at the last clean stop."""
         found = []
         for topic, ends in self.ends.items():
             for queue_id, end in ends.items():

@@ -25,10 +25,7 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MAX_ANNOUNCED_DELETIONS = 1000
-"""The maximum number of deletions that a slave receives at a time.
-
-The slave receives the newest deletions.
-"""
+"""The maximum number of topic deletions that a master reports to a slave at a time: the newest ones."""
 
 
 class DeletedTopics:
@@ -49,7 +46,7 @@ class DeletedTopics:
         """
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
-        self._lock = threading.Lock()  # The loop may call `lower` while a thread calls `add`
+        self._lock = threading.Lock()  # `add` in a thread and `lower` in the loop both replace `ends`
         # Deletions in progress: their topics are in the table, although their queues may still exist.
         self.under_way = 0
 
@@ -62,7 +59,7 @@ class DeletedTopics:
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
         """Undo a deletion: restore the entries of `topics` from `before`, the table before the deletion.
 
-        After an OSError, the table on the device still has the deletion, and the next start completes it.
+        If OSError is raised, the file still contains the deletion, and the next start completes it.
         """
         with self._lock:
             others = {topic: end for topic, end in self.ends.items() if topic not in topics}
@@ -70,9 +67,10 @@ class DeletedTopics:
             self._table.save({"deletedTopics": self.ends})
 
     def lower(self, log_end: int) -> None:
-        """Lower the log position of each deletion to at most `log_end`, durably. Raises OSError.
+        """Lower the stored log position of each deleted topic to at most `log_end`, durably. Raises OSError.
 
-        Records written from `log_end` on do not belong to deleted topics.
+        It is called when the log is truncated at `log_end`: records written from there on are new and must
+        not count as records of deleted topics.
         """
         with self._lock:
             ends = {topic: min(end, log_end) for topic, end in self.ends.items()}
@@ -84,10 +82,12 @@ class DeletedTopics:
         self.ends = ends
 
     def newest(self, log_min: int, log_end: int) -> dict[str, int]:
-        """Return the newest deletions that may affect a log from `log_min` to `log_end`, by topic.
+        """Return the deleted topics of which the log may still contain records, with their log positions.
 
-        While a deletion is in progress, its stored position may lie after the end of the log. The result is
-        limited to `log_end`.
+        The log ranges from `log_min` to `log_end`. A topic's records before its position are deleted. While a
+        deletion is in progress, the stored position may lie after the end of the log, so each position is
+        limited to `log_end`. At most `MAX_ANNOUNCED_DELETIONS` topics are returned, the most recently deleted
+        ones.
         """
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
         return {topic: min(end, log_end) for end, topic in ends[:MAX_ANNOUNCED_DELETIONS]}
@@ -102,7 +102,7 @@ class DeletedTopics:
         return group.position < np.array(ends, np.int64)[group.topic]
 
     def any_since(self, position: int) -> bool:
-        """Return whether a topic was deleted when the log had already reached `position`."""
+        """Return whether any topic was deleted after the log had grown to `position`."""
         return any(end >= position for end in self.ends.values())
 
     def __bool__(self) -> bool:

@@ -248,5 +248,5 @@ TABLE_RULES: dict[str, TableRule] = {
     TIMERS: _own(TimerTable),
     CUT: _own(LogCutTable),
 }
-"""The rule for each table, by file name."""
+"""The function that checks each table in `config/`, by file name."""
 SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS, CUT})

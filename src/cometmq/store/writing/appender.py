@@ -89,7 +89,7 @@ class TickMessage(msgspec.Struct, gc=False):
     tags_code: int = 0
     store_timestamp_ms: int = 0
     in_queue: bool = True
-    """Whether the record gets a unit in its queue. Half messages and rollbacks get none."""
+    """Whether the record gets a unit in its consume queue. Half messages and rollbacks get none."""
 
 
 class Refused(NamedTuple):
@@ -101,12 +101,15 @@ class Refused(NamedTuple):
 
 @final
 class BatchRecords(NamedTuple):
-    """The records of a batch until their dispatch. Most fields hold one value per record."""
+    """The encoded records of a batch send, kept until they are visible.
+
+    Most fields hold one value per record.
+    """
 
     queue: ConsumeQueue
     key_prefix: int
     queue_offset: int
-    """The queue offset of the first record. The next records have consecutive offsets."""
+    """The queue offset of the first record in the batch. The other records have the following offsets."""
     physical_offsets: list[int]
     sizes: list[int]
     tags_codes: Sequence[int]
@@ -141,7 +144,13 @@ class SizeLimits(NamedTuple):
 
 
 class EncodedTick(NamedTuple):
-    """The result of `end_tick`: groups of records in order, and the outcome of the messages with a sender."""
+    """The result of `end_tick`.
+
+    Attributes:
+        groups: The encoded records, in the order of the log.
+        placed: The encoded messages that have a sender.
+        refused: The messages that were refused.
+    """
 
     groups: list[EncodedGroup]
     placed: list[TickMessage]
@@ -187,7 +196,8 @@ class Appender:
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
         self._first_unput = 0  # Index in `_encoded` of the first record that is not in the write buffer yet
-        self._groups: list[EncodedGroup] = [self._encoded]  # Groups of unwritten records; only the last grows
+        # Groups of unwritten records. New records are added to the last group only.
+        self._groups: list[EncodedGroup] = [self._encoded]
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911, until the broker's port is known
         self.set_max_message_size(config.max_message_size)
 
@@ -375,13 +385,16 @@ class Appender:
         return appended
 
     def _positions(self, sizes: list[int]) -> list[int]:
-        """Return the log positions of consecutive records with the given sizes, from the next position on."""
+        """Return the log positions that consecutive records of the given sizes get at the end of the log."""
         gap = self._gap
         steps = [size + gap for size in sizes[:-1]] if gap else sizes[:-1]
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Return the consecutive records in `records`, each after the header of its raft entry."""
+        """Put the header of a raft entry before each record.
+
+        `records` holds the records one after the other.
+        """
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
@@ -552,7 +565,10 @@ class Appender:
             )
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
-        """Return the topic of a queue in the form that records contain. Raises StoreRefused."""
+        """Return the encoded topic that the records of a queue contain: its length and its name.
+
+        Raises StoreRefused if the topic is too long.
+        """
         siblings = self._queues.of_topic(queue.topic)
         known = next((each for each in siblings if each.record_topic), None)
         if known is None:

@@ -47,11 +47,11 @@ class Common(NamedTuple):
     magic: int
     queue_id: int
     queue_offset: int
-    """The queue offset of the first record."""
+    """The queue offset of the first record in the batch."""
     behind_position: tuple[int | bytes, ...]
     """The fields of the record between physical offset and body length."""
     topic: bytes
-    """The topic, preceded by its length."""
+    """The encoded topic: its length, then its name."""
 
 
 class Alike(NamedTuple):
@@ -90,7 +90,7 @@ class Alike(NamedTuple):
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         """Return the tags code and the unique key of each message.
 
-        Instead of the keys, return None if the messages also have other keys.
+        The second result is None if a message has further keys besides its unique key.
         """
         return [self.template.tags_code] * len(self.keys), self.keys
 
@@ -193,7 +193,8 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    # Not alike: messages with other keys, or with the unique key in the request's properties.
+    # `Alike` holds neither messages with further keys nor messages whose unique key is in the request's
+    # properties.
     if not template.only_key or key_end > len(text):
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)

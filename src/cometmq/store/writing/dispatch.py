@@ -1,4 +1,4 @@
-"""The dispatch, which makes written records visible by adding units to the queues and keys to the index."""
+"""The dispatch makes written records visible: it adds units to the consume queues and keys to the index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def count_of(group: EncodedGroup) -> int:
 
 
 def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
-    """Return the log position, the end, and the store time (ms) of the last record in `groups`."""
+    """Return the log position, the end position, and the store time (ms) of the last record in `groups`."""
     group = groups[-1]
     if type(group) is RecordGroup:
         return int(group.position[-1]), group.end, int(group.store_ms[-1])
@@ -97,7 +97,7 @@ class Dispatcher:
         self._dispatched = dispatched
         self._unflushed: deque[tuple[int, Sequence[WrittenGroup]]] = deque()
         self.watched: Watched = None
-        """The queues whose arrivals are reported."""
+        """The queues (topic, queue id) for which `dispatch` returns the new messages; None for all queues."""
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
         """Called with the messages that became visible because of a flush."""
 
@@ -108,14 +108,14 @@ class Dispatcher:
 
     @property
     def own_wait(self) -> bool:
-        """Whether records encoded by this broker are waiting for their flush.
-
-        Such records hold references to their queues.
-        """
+        """Whether records encoded by this broker are waiting for their flush."""
         return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Make records visible. Return the number of records, and the arrivals in watched queues."""
+        """Make records visible.
+
+        Return the number of records, and those of the `watched` queues as `Arrivals`.
+        """
         arrivals: Arrivals = []
         count = 0
         for group in groups:
@@ -185,7 +185,8 @@ class Dispatcher:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
         touched = received.add(group, indexed=ALL if self._index.enabled else NONE)
-        # No record waits for the next record of its queue, because that record may arrive late.
+        # `finish` adds the records that wait for the next record of their queue. No record may stay waiting
+        # and so invisible, because the next one may arrive much later.
         for queue in touched | received.finish():
             queue.next_offset = queue.max_offset
             if not queue.dirty:
@@ -201,7 +202,7 @@ class Dispatcher:
         self._unflushed.append((end, groups))
 
     def flushed(self, end: int) -> None:
-        """Make the records before log position `end` visible, because they are on the device."""
+        """Make the records before log position `end` visible, because they are synced to disk."""
         waiting = self._unflushed
         groups: list[WrittenGroup] = []
         while waiting and waiting[0][0] <= end:
@@ -210,7 +211,10 @@ class Dispatcher:
             self.on_visible(*self.dispatch(groups))
 
     def committed(self, end: int) -> None:
-        """Make the entries before `end`, where an entry ends, visible: the raft group has committed them."""
+        """Make the entries before log position `end` visible, because the raft group has committed them.
+
+        An entry must end at `end`.
+        """
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:

@@ -1,9 +1,9 @@
 """The truncation of a log: a slave or raft member removes records that its master or leader does not have.
 
-Several files change, so the intended end of the log is first recorded on the device. Before that, nothing
-changes. A recorded truncation always happens, at the next start at the latest. The checkpoint is lowered
-before the log is truncated, and all steps can be repeated. Recovery, which treats the stop as unclean,
-truncates queues and index.
+Several files change, so the intended end of the log is first written to a file and synced. Before that,
+nothing changes. A recorded truncation always happens, at the next start at the latest. The checkpoint is
+lowered before the log is truncated, and all steps can be repeated. Recovery, which treats the stop as
+unclean, truncates queues and index.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class LogCutFile:
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:
-        """Remove the stored progress of timer messages durably, because the messages may have changed.
+        """Remove the file with the progress of timer messages, and its `.bak`, durably. Raises OSError.
 
-        The log shows which messages were delivered. Raises OSError.
+        The progress may refer to messages that the log no longer has. Without the file, the broker finds out
+        from the log which timer messages were delivered.
         """
         path = os.path.join(os.path.dirname(self._table.path), TIMERS)
         self._forget(path, path + ".bak")

@@ -1,12 +1,14 @@
 """The order of records in their queues, for recovery and rebuild.
 
-No CRC covers the queue offset of a record. So a record whose offset is greater than its queue's end waits for
-the next record of the queue. That record shows whether the records before the waiting one are lost, or its
-offset is damaged.
+No CRC covers the queue offset of a record. If a record's offset is greater than the end of its queue, either
+the records in between are lost, or the offset is damaged. To find out, the record waits for the next record
+of the queue. If that one has a greater offset, the records in between are lost. Otherwise the offset of the
+waiting record is damaged.
 
-Fillers replace lost records. A lost record occupied space in the log. So an offset that implies more lost
-records than there was space for is damaged, or forged to fill the disk with fillers. It is accepted only if
-the queue is known to have been that long, or within the limit SPARE.
+Each lost record gets a filler unit in the queue. A forged offset could fill the disk with such units. But a
+lost record occupied space in the log. So an offset that implies more lost records than the log had space for
+is normally rejected. It is accepted if the queue is known to have been that long, or as long as the number of
+such fillers stays within the limit SPARE.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from cometmq.store.derived.consume_queue import ConsumeQueue
 
 MAX_GAP_UNITS = 1_000_000  # Maximum number of missing units; a larger gap means a damaged offset
 SPARE = 100_000
-"""The number of fillers, in all queues together, that are accepted without space for lost records in the log.
+"""The maximum number of filler units, in all queues together, for lost records that the log had no space for.
 
 Such fillers are needed if the newest segment is lost, and with it the table of the queues' ends (see
 CleanEnds). Then the log continues where that segment began, but the queues continue after their former ends.
@@ -30,10 +32,11 @@ class QueueOrder:
     """Puts the records of one scan of the log into the order of their queues.
 
     Args:
-        ends: The former end of each queue, by topic and queue id.
+        ends: The end that each queue had at the last clean stop, by topic and queue id.
         push: Adds the unit of a record to a queue.
-        leave_out: Called with a record that does not fit into its queue and the end of the queue. The third
-            argument is the queue's next record if that record has shown the damage, otherwise None.
+        leave_out: Called for each record that does not fit into its queue. The arguments are the record, the
+            end of the queue, and the next record of the queue if that one has shown that the offset is
+            damaged, otherwise None.
     """
 
     __slots__ = ("_ends", "_leave_out", "_push", "_spare", "waiting")
@@ -51,14 +54,16 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Process the next record of a queue. Return whether it was processed or waits.
+        """Process the next record of a queue: add it, leave it out, or let it wait for the record after it.
 
-        Without `may_wait`, a record that would have to wait changes nothing, and the result is False.
+        Return True, except if the record would have to wait but `may_wait` is False: then nothing is done
+        with it.
         """
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                # The next record confirms the offset, so the records before the waiting record are lost.
+                # The offset of this record confirms the offset of the waiting record: the records before that
+                # one are lost.
                 self._push(queue, before)
             else:
                 self._leave_out(before, queue.max_offset, facts)
@@ -74,13 +79,13 @@ class QueueOrder:
 
     @property
     def spare_used(self) -> int:
-        """The number of fillers that were accepted although the log had no space for the lost records."""
+        """The number of filler units that count against the limit SPARE."""
         return SPARE - self._spare
 
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Return whether a record may follow the end of its queue after a gap.
+        """Return whether the record may be added although its offset is greater than the end of its queue.
 
-        Fillers for which the log has no space are subtracted from the limit SPARE.
+        Filler units for lost records that the log had no space for reduce what is left of the limit SPARE.
         """
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
@@ -94,7 +99,7 @@ class QueueOrder:
         return True
 
     def finish(self) -> None:
-        """Process the records that still wait at the end of the scan."""
+        """Add the records that still wait: the scan has ended, so no later record can contradict them."""
         for queue, facts in self.waiting.items():
             self._push(queue, facts)
         self.waiting.clear()

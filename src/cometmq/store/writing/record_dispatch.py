@@ -32,7 +32,7 @@ Arrivals = list[tuple[str, int, int, int, int]]
 """Newly visible messages: topic, queue id, offset after the message, tags code, store time in ms."""
 
 Watched = Container[tuple[str, int]] | None
-"""The queues (topic, queue id) whose arrivals are reported; None for all queues."""
+"""The queues (topic, queue id) whose newly visible messages are collected; None for all queues."""
 
 ALL, NONE = range(1 << 62), range(0)
 """Ranges of log positions: `ALL` contains every position, `NONE` contains none."""
@@ -71,11 +71,13 @@ def set_delivery_times(
 
 
 class RecordDispatch:
-    """Adds queue units and index keys of records. All methods belong to the loop.
+    """Adds units to the consume queues, and keys to the index, for encoded records.
+
+    Call all methods on the loop.
 
     Args:
-        former_ends: The former ends of queues, see QueueOrder.
-        not_served: Called with a note for each record that fits into no queue.
+        former_ends: The end that each queue had at the last clean stop, by topic and queue id.
+        not_served: Called with a description of each record that fits into no queue.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class RecordDispatch:
         self._order = QueueOrder(former_ends, self._push, self._leave_out)
         self._touched: set[ConsumeQueue] = set()
         self.watched: Watched = frozenset()
-        """The queues whose `arrivals` are reported."""
+        """The queues whose newly visible messages are added to `arrivals`."""
         self.arrivals: Arrivals = []
         self.on_restart: Callable[[ConsumeQueue, int], None] | None = None
         """Called with a queue and a log position if the record at that position restarts the queue.
@@ -107,7 +109,7 @@ class RecordDispatch:
     def add(
         self, group: RecordGroup, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
     ) -> set[ConsumeQueue]:
-        """Add units and keys of records. Return the queues that got units.
+        """Add the queue units and the index keys of records. Return the queues to which units were added.
 
         Args:
             group: The records.
@@ -126,7 +128,7 @@ class RecordDispatch:
         return self._take_touched()
 
     def finish(self) -> set[ConsumeQueue]:
-        """Process the waiting records. Return the queues that got units."""
+        """Add the records that still wait for the next record of their queue. Return the changed queues."""
         self._order.finish()
         return self._take_touched()
 
@@ -164,7 +166,7 @@ class RecordDispatch:
         self._not_served(f"record at {facts.position}: {place} where {end} was expected")
 
     def _queue_group(self, group: RecordGroup, codes: list[int], start: int, may_wait: bool) -> None:
-        """Add units of the records in `group` from log position `start` on."""
+        """Add units to the queues for the records in `group` that lie at or after log position `start`."""
         by_key, waiting = self._queues.by_key, self._order.waiting
         names, properties = group.names, group.properties
         touched, watched = self._touched, self.watched
@@ -199,7 +201,12 @@ class RecordDispatch:
                 self.arrivals.append((topic, queue_id, offset + 1, codes[row], store_ms))
 
     def _queue_one(self, facts: Facts, may_wait: bool) -> None:
-        """Add the unit of a record that may not continue its queue."""
+        """Add the unit of one record, after all checks.
+
+        A record without a valid place in a queue is left out.
+
+        The faster `_queue_group` handles records that simply continue an existing queue.
+        """
         topic, queue_id = facts.topic, facts.queue_id
         if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
             return

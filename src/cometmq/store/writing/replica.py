@@ -60,8 +60,8 @@ class ReplicaCommit(msgspec.Struct, gc=False):
 
     Attributes:
         end: The end of the log.
-        visible: The number of messages that became visible.
-        arrivals: The visible messages in watched queues.
+        visible: The number of messages that became visible during the commit.
+        arrivals: Those of them whose queues are in `Dispatcher.watched`.
         error: Why the bytes after `end` were dropped, or None.
     """
 
@@ -96,13 +96,13 @@ class ReplicaLog:
         self._written = written
         self._chunks: list[bytes] = []
         self._waiting = 0  # number of received bytes that are not written yet
-        self._wanted = 0  # number of unwritten bytes that are needed to continue
-        self._whole = 0  # Number of bytes in the complete records that `_groups` found last
+        self._wanted = 0  # Number of bytes after `_log.end` that are needed for the next write
+        self._whole = 0  # Total size, in bytes, of the complete records that `_groups` returned last
         self._damage: ReplicaDamaged | None = None
 
     @property
     def empty(self) -> bool:
-        """Whether the log holds no record. An empty log begins where the master's data begins."""
+        """Whether the log holds no record. Then `append` accepts data from the beginning of any segment."""
         return self._log.end == self._log.min_position
 
     @property
@@ -174,10 +174,10 @@ class ReplicaLog:
         return done
 
     def _commit_part(self, data: bytes, at: int, done: ReplicaCommit) -> int:
-        """Write and dispatch the complete records from data[at:] on that lie in one segment.
+        """Write and dispatch the complete records at the beginning of data[at:], up to the segment's end.
 
         Returns:
-            The number of bytes written, including a blank record; 0 if more bytes are needed first.
+            The number of bytes written, including a blank record; 0 if the first record is incomplete.
         """
         size = self._log.segment_size
         start = self._log.end
@@ -207,11 +207,12 @@ class ReplicaLog:
         return length
 
     def _groups(self, data: bytes, start: int, stop: int) -> Iterator[RecordGroup]:
-        """Yield the complete records in `data`, which begins at log position `start`, up to `stop`.
+        """Yield the complete records at the beginning of `data`, in groups.
 
-        After the iteration, `_whole` is the number of bytes in them, including a complete blank record.
-        `_wanted` is the number of further bytes needed, or `_damage` is the reason why the log cannot be
-        continued.
+        `data` begins at log position `start`; `stop` is the end of the segment. After the iteration, `_whole`
+        is the number of bytes in the complete records, including a blank record. If an incomplete record
+        follows, `_wanted` is its length, or 8 as long as its first 8 bytes, which contain the length, are
+        incomplete. If invalid data follows, `_damage` describes it.
         """
         at = self._whole = 0
         few: list[Facts] = []
@@ -246,8 +247,8 @@ class ReplicaLog:
 def _item(data: bytes, at: int, room: int) -> tuple[int, str]:
     """Return the length of the record at data[at:], and a description of its defect ("" for none).
 
-    If `data` does not show the length, the result is the number of bytes that would show it. `room` is the
-    distance to the end of the segment.
+    The length is part of the first 8 bytes of a record. If `data` ends before these are complete, the result
+    is 8. `room` is the distance to the end of the segment.
     """
     if room < BLANK_SIZE:
         return 0, f"{room} bytes are left in the segment, which no blank record closes"
