@@ -225,7 +225,7 @@ def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:
-    """Log a warning about an unknown key that suggests the most similar known key."""
+    """Log a warning about an unknown key. The warning suggests the most similar known key, if any."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
 

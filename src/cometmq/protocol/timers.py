@@ -23,14 +23,17 @@ CODES_BEGIN = _MIN_OUT << 2
 """The lowest tags code that CometMQ uses for timers. Apache's brokers use 32-bit hashes, which are lower."""
 _DELAYED, _RECALL = 2, 1
 RECALL_FOUND = b"TIMER_RECALL_FOUND"
-"""CometMQ's property of a recall that found its message.
+"""The property that CometMQ's broker sets in a recall message if it has found the message to recall.
 
 Clients cannot set it, and Apache's broker ignores it.
 """
 
 
 def out_ms_of(deliver_ms: int) -> int:
-    """Return TIMER_OUT_MS for a delivery time."""
+    """Return the property TIMER_OUT_MS for a delivery time: the last whole second before it.
+
+    Both times are in epoch ms.
+    """
     return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
 
 
@@ -106,7 +109,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Decode a handle. Raises BadHandle."""
+        """Parse the text of a recall handle. Raises BadHandle if the text is invalid."""
         try:
             parts = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode().split(" ")
         except (ValueError, binascii.Error, UnicodeError):

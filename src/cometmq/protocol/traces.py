@@ -82,9 +82,9 @@ class Pub(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
-    """The record about a message, written before a listener is called with the message.
+    """The trace record that a client writes before it passes a message to a listener.
 
-    The SubAfter record of the call has the same `request_id`.
+    The SubAfter record of the same call has the same `request_id`.
     """
 
     timestamp_ms: int
@@ -97,9 +97,9 @@ class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
-    """The record about a message, written after a listener was called with the message.
+    """The trace record that a client writes after a listener has processed a message.
 
-    `cost_ms` is the call's duration per message.
+    `cost_ms` is the duration of the listener's call, divided by the number of messages in the call.
     """
 
     may_be_left_out: ClassVar[int] = 2
@@ -153,7 +153,10 @@ _NEEDED = {kind: len(known) - kind.may_be_left_out for kind, known in _FIELDS.it
 
 
 def encode_trace(trace: AnyTrace) -> str:
-    """Return the encoded record with its terminator (2 µs). Separators within fields become `?`."""
+    """Encode a trace record as text, with 0x02 at its end (takes 2 µs).
+
+    The separators 0x01 and 0x02 within fields are replaced by `?`.
+    """
     values = astuple(trace)
     while values[-1] is None and len(values) > _NEEDED[type(trace)]:
         values = values[:-1]
@@ -171,7 +174,10 @@ def _text(value: int | bool | None) -> str:
 
 
 def decode_trace(record: str) -> AnyTrace:
-    """Parse a record without its terminator. Surplus fields are ignored, as in Java. Raises BodyError."""
+    """Parse the text of a trace record, without the 0x02 at its end.
+
+    Fields after the last known one are ignored, as in Java. Raises BodyError if the text is invalid.
+    """
     name, *texts = record.split(_BETWEEN, 32)
     kind = _KINDS.get(name)
     if kind is None:
@@ -179,7 +185,7 @@ def decode_trace(record: str) -> AnyTrace:
     if kind is Pub and len(texts) == 12:
         texts.insert(11, "null")  # Early clients wrote no offset id
     elif kind is SubAfter and len(texts) == 5:
-        texts.append("0")  # Early clients wrote no context code
+        texts.append("0")  # Early clients did not write the field `contextCode`
     known = _FIELDS[kind]
     if len(texts) < _NEEDED[kind]:
         raise BodyError("trace", f"a record of {name} has {_NEEDED[kind]} fields, this one {len(texts)}")
@@ -189,7 +195,10 @@ def decode_trace(record: str) -> AnyTrace:
 
 
 def _value(text: str, type_: Any, field: str) -> Any:
-    """Return the value of a field. Any boolean text except `true` is False, as in Java."""
+    """Convert the text of a trace field to the type `type_`. Raises BodyError for an invalid number.
+
+    As in Java, every text other than `true` is the Boolean False.
+    """
     if type_ is str:
         return text
     if type_ == (str | None):
@@ -197,7 +206,7 @@ def _value(text: str, type_: Any, field: str) -> Any:
     if type_ is bool:
         return text.lower() == "true"
     if text in ("", "null") and type_ is not int:
-        return None  # RocketMQ 5 leaves a time empty if the access channel is the cloud
+        return None  # RocketMQ 5 leaves time fields empty if the access channel is CLOUD
     if _LONG.fullmatch(text) is None or not -(2**63) <= (number := int(text)) < 2**63:
         raise BodyError("trace", f"{shown(text)} is not a 64-bit number", field)
     return number

@@ -87,7 +87,7 @@ class LogState:
         If there is no such entry, return `first` - 1.
         """
         index = min(index, self.last)
-        newer = bisect_right(self._terms, term)  # Index of the first range whose term is greater
+        newer = bisect_right(self._terms, term)  # Index of the first range with a term above `term`
         if newer < len(self._starts):
             index = min(index, self._starts[newer] - 1)
         return max(index, self.first - 1)

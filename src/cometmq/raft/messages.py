@@ -87,9 +87,9 @@ class LogView(Protocol):
         """Return the term of an entry between `first` and `last`. Terms never decrease."""
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the end of the longest frame of entries from `first` on: the index after its last entry.
+        """Return the index after the last entry that fits into one request that begins with `first`.
 
-        The result is greater than `first` and at most `stop`.
+        The result is at most `stop`. It is greater than `first`, because a request can always hold one entry.
         """
 
 

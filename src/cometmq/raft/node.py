@@ -346,7 +346,12 @@ class RaftNode:
     # -- terms and roles
 
     def _is_disturbing(self, message: AnyMessage) -> bool:
-        """Return whether the message is a vote request to ignore: the known leader is still active."""
+        """Return whether the message is a vote request that is ignored, because there is an active leader.
+
+        This is so if this member leads, or has received a message from its leader within the last election
+        timeout. The vote is then refused if the request is a pre-vote request, and not answered otherwise. A
+        request on behalf of a leadership transfer is never ignored.
+        """
         if not isinstance(message, VoteRequest) or message.transfer or message.term <= self.term:
             return False
         if self.role is not Role.LEADER and (
@@ -607,7 +612,11 @@ class RaftNode:
         return self._leading
 
     def _require_changeable_members(self) -> Members:
-        """Return the current members, or raise RaftRefused if they cannot be changed now."""
+        """Return the current members, so that the caller can change them.
+
+        Raises RaftRefused if no change is possible now, for example because the previous change is not
+        committed.
+        """
         if self._require_ready_leader().transfer is not None:
             raise RaftRefused("the leadership is being transferred", self.me)
         newest = self._log_state.history.newest

@@ -13,12 +13,7 @@ from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """The first request of a leader that names the current incarnation of this suspect member.
-
-    Attributes:
-        term, leader: The leader's term and id.
-        last: The last entry of the leader's log when the request was sent.
-    """
+    """A leader's first request in its term that contains this suspect member's current incarnation."""
 
     term: int
     leader: str
@@ -41,7 +36,7 @@ class Trust:
         self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        # By member that reported its term: whether the member has no entries and has seen no term.
+        # For each member that has reported its term: whether that member has no entries and has seen no term.
         self._answers: dict[str, bool] = {}
         self._tables_term = -1  # Term of the leader from which the tables outside the log were copied
         self._next_request_at = 0
@@ -56,7 +51,7 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record a leader's request, if it is its term's first request to this incarnation of the member."""
+        """Record a leader's request if it is the first one in its term with the current incarnation."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
@@ -94,15 +89,16 @@ class Trust:
         return everyone - {self._me} - self._answers.keys()
 
     def trusted_state(self, state: HardState, log_state: LogState, agreed: int) -> HardState | None:
-        """Return the state with which the member may vote again.
+        """Return the saved state with which this suspect member may vote again.
 
         Args:
-            state: The current state.
+            state: The saved state until now.
             log_state: The log of this member.
-            agreed: The last entry that is durable here and equal to the leader's.
+            agreed: The last entry that is durable in this member's log and known to be equal to the leader's
+                entry.
 
         Returns:
-            The new state, or None while evidence is missing.
+            The new state, or None if the member has not collected enough evidence yet.
         """
         contact = self._contact
         whole = contact is not None and contact.term == state.term and agreed >= contact.last
@@ -111,7 +107,8 @@ class Trust:
         if self._unanswered(log_state):
             return None
         if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
-            # If all other members are blank, the group is new and its empty log is complete.
+            # If no other member has an entry or has seen a term, the group is new. So this member's empty log
+            # has not lost any entries.
             whole = all(self._answers.values())
         elif self._tables_term != state.term:
             return None

@@ -54,7 +54,11 @@ class CallTable:
         return opaque
 
     def add(self, opaque: int, code: int, timeout_s: float) -> asyncio.Future[Frame]:
-        """Register a call. Its future gets the response, a RequestTimeout, or the error of `fail_all`."""
+        """Register a call and return the future of its response.
+
+        The future fails with RequestTimeout after `timeout_s` seconds, or with the error that `fail_all`
+        creates.
+        """
         deadline = self._loop.time() + timeout_s
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[opaque] = PendingCall(future, code, deadline, timeout_s)

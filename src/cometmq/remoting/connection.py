@@ -40,7 +40,7 @@ TAIL_LIMIT = 64 * 1024
 # Queued responses are joined into blocks of up to this many bytes. Larger responses are passed on without a
 # copy.
 JOIN_LIMIT = 64 * 1024
-MIN_PAYLOAD = 4  # Size in bytes of the word for the header's length, the shortest possible rest of a frame
+MIN_PAYLOAD = 4  # Minimum number of bytes after a frame's length word: the 4-byte length of the header
 
 SHORTCUT_AT = 20  # Bytes that select a shortcut: length word, header word, and the header's first 12 bytes
 
@@ -81,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        # Shared with the server, which may change the dict later.
+        # This is the server's own mapping, not a copy, so later changes by the server take effect here.
         self._shortcuts = {} if shortcuts is None else shortcuts
         self._tick = tick
         self._limits = limits
@@ -96,11 +96,11 @@ class Connection(asyncio.BufferedProtocol):
         self._buf: memoryview | None = None
         self._start = 0
         self._end = 0
-        self._fresh = True  # Whether the incomplete frame began after the last call of `check`
+        self._fresh = True  # Whether the incomplete frame has begun since the last periodic call of `check`
         self._frame_since = 0.0
-        self._backlog = False  # Whether `_buf` holds complete frames that a limit of `_handle` has deferred
+        self._backlog = False  # Whether `_buf` holds complete frames that a later loop iteration will handle
         self._reading = True
-        self._resuming = False  # Whether a call of `_go_on` is scheduled
+        self._resuming = False  # Whether a call of `_go_on`, which continues reading, is scheduled
         # Whether the connection closes after this loop iteration and reads no more frames.
         self._ending = False
         self._out: list[Bytes] = []
@@ -230,7 +230,10 @@ class Connection(asyncio.BufferedProtocol):
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Undo `hold` for a completed request. `size` is the size of the request's body in bytes."""
+        """Record that a request counted by `hold` is completed, and read again if this ends a pause.
+
+        `size` is the size of the request's body in bytes, as passed to `hold`.
+        """
         self.working -= 1 + size // HANDLER_BYTES
         if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
@@ -327,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
-        """Fail the outstanding calls and notify the owner, whichever side has closed the connection."""
+        """Fail the outstanding calls and call the close callback, whichever side closed the connection."""
         self.closed = True
         self._out.clear()
         self._forget()
@@ -455,10 +458,10 @@ class Connection(asyncio.BufferedProtocol):
         return pos
 
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
-        """Keep the unhandled bytes buf[pos:end] for the next read.
+        """Keep the bytes buf[pos:end], which have not been handled, until the next read.
 
-        `fresh` tells whether these bytes begin a new frame, rather than the frame of which the previous read
-        kept a part.
+        `fresh` is True if these bytes are the beginning of another frame than the one of which the previous
+        read kept a part.
         """
         if pos == end or self.closed:
             self._forget()

@@ -131,6 +131,6 @@ def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
     """
     for task in tasks:
         if not task.done():
-            task.cancel()  # A cancelled attempt closes its socket itself
+            task.cancel()  # A cancelled connection attempt closes its own socket
         elif task.exception() is None:
             task.result().close()

@@ -14,7 +14,7 @@ from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
-MAX_REMARK_LENGTH = 4096  # Maximum number of characters, because an error text may repeat the request
+MAX_REMARK_LENGTH = 4096  # Limit in characters, because an error text may contain the whole request
 
 
 class Dispatcher:
@@ -46,8 +46,8 @@ class Dispatcher:
             self._fail(connection, request, error)
 
     def _start_task(self, connection: Connection, request: Frame, answer: Awaitable[Frame | None]) -> None:
-        # The coroutine has not started yet, so its code only ever gets this copy and not the view into the
-        # receive buffer, which is overwritten.
+        # The coroutine has not run yet. So it will read only this copy of the body, and never the view into
+        # the receive buffer, which the next read overwrites.
         if type(request.body) is not bytes:
             request.body = bytes(request.body)
         size = len(request.body)

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# The time, in seconds, after which a waiting thread requests the interpreter's lock from the loop (Python's
-# default: 5 ms). It is short because threads here mostly wait for the device, and should not in addition wait
-# for a busy loop.
+# The time, in seconds, after which a thread that waits for the interpreter's lock forces the event loop to
+# release it (Python's default: 5 ms). It is short, because these threads mostly wait for disks, and a busy
+# event loop should not delay them further.
 SWITCH_INTERVAL_S = 0.0005
 
 

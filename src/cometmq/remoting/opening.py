@@ -141,8 +141,8 @@ class Opening(asyncio.BufferedProtocol):
         self._secure = True
         hello, self._early = self._early, bytearray()
         openings.handshakes.start(self._shake_hands())
-        # Two nested call_soon delay `_feed_handshake` until the first step of the handshake's task, and the
-        # callbacks that this step schedules, have run. `_feed_handshake` still runs before the next read.
+        # `_feed_handshake` must run after the first step of the handshake's task and the callbacks that this
+        # step schedules, but before the next read. Two nested calls of call_soon achieve that.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 
     def _feed_handshake(self, hello: bytearray) -> None:

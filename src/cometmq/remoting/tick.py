@@ -42,13 +42,15 @@ class PartialFrames:
         self.total = 0
 
     def keep(self, connection: Partial, size: int, most: int, fresh: bool) -> None:
-        """Record that `connection` keeps `size` bytes.
+        """Record that `connection` now keeps `size` bytes. Abort connections if the total exceeds a limit.
 
         Args:
             connection: The connection.
-            size: The size of its buffer in bytes.
-            most: The limit, in bytes, for all connections together. Above it, connections are aborted.
-            fresh: Whether the bytes belong to another frame than the bytes of the previous call.
+            size: The number of bytes that the connection keeps in total.
+            most: The limit, in bytes, for the sum over all connections. While it is exceeded, the connection
+                that has kept its bytes for the longest time is aborted.
+            fresh: Whether the bytes belong to another frame than those of the connection's previous call. The
+                time for which they have been kept then begins now.
         """
         kept = self._kept
         self.total += size - (kept.pop(connection, 0) if fresh else kept.get(connection, 0))

@@ -54,7 +54,7 @@ _length = LENGTH.unpack_from
 _int = struct.Struct(">i").unpack_from
 _long = struct.Struct(">q").unpack_from
 _lengths = struct.Struct(f">ii{SYS_FLAG_AT - 8}xi{AT['body_length'] - SYS_FLAG_AT - 4}xi").unpack_from
-_offsets = struct.Struct(">qq").unpack_from  # Reads the queue offset and the physical offset
+_offsets = struct.Struct(">qq").unpack_from  # Reads the queue offset and the log position of a record
 
 
 def body_crc(body: Buffer) -> int:
@@ -66,7 +66,11 @@ def body_crc(body: Buffer) -> int:
 
 
 def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
-    """Return the struct of the fixed fields for two hosts, and sysFlag with its IPv6 bits set for them."""
+    """Return the struct of a record's fixed fields, and `sys_flag` with its IPv6 bits set.
+
+    The sizes of the two hosts (8 bytes for IPv4 with the port, 20 for IPv6) determine both results. Raises
+    MessageIllegal for a host of another size.
+    """
     sys_flag &= ~_ANY_V6
     if len(born_host) == HOST_V6:
         sys_flag |= BORN_V6
@@ -437,9 +441,11 @@ def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True
 
 
 def _lost_sector(properties: bytes, position: int) -> bool:
-    """Return whether a disk sector of the properties consists of zeros, because it was never written.
+    """Return whether the part of the properties in one of the disk sectors consists of zeros only.
 
-    The CRC does not cover properties. No client ends a property with NULs exactly at a sector's limits.
+    Such a sector was never written, because the machine lost power. The CRC does not detect this, because it
+    covers only the body. Clients do not write properties in which all bytes between two sector boundaries are
+    NUL.
     """
     cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
     parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
@@ -456,7 +462,7 @@ def queue_offset_of(data: Buffer, pos: int) -> int:
 
 
 CLAIM_BYTES = AT["physical_offset"] + 8
-"""The number of bytes that `claim_of` reads."""
+"""The number of bytes at the start of a record that contain its size and its log position."""
 
 
 def claim_of(data: Buffer, pos: int = 0) -> tuple[int, int]:
@@ -465,7 +471,7 @@ def claim_of(data: Buffer, pos: int = 0) -> tuple[int, int]:
 
 
 PLACE_BYTES = AT["store_timestamp"] + V6_EXTRA + 8
-"""The number of bytes that `place_of` reads."""
+"""The maximum number of bytes at the start of a record that contain the fields of `Place`."""
 
 
 class Place(NamedTuple):

@@ -43,9 +43,10 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _double(text: str) -> float:
-    """Return a text as a double to compare with a literal.
+    """Return the double for a property's text, to compare it with a double literal.
 
-    NaN becomes infinity, which compares as in Java.
+    NaN is replaced by infinity, because Java's Double.compare orders NaN above all other numbers, whereas in
+    Python NaN is not greater than any number. Raises Mismatch if the text is not a double.
     """
     number = to_double(text)
     return number if number == number else math.inf

@@ -47,12 +47,12 @@ _BLANKS = "".join(map(chr, range(33)))
 
 
 def to_int(text: str) -> int:
-    """Return what Java's Integer.valueOf returns for a text. Raises Mismatch."""
+    """Return what Java's Integer.valueOf returns for a text. Raises Mismatch if it throws an exception."""
     return _whole(text, INT_MAX)
 
 
 def to_long(text: str) -> Long:
-    """Return what Java's Long.valueOf returns for a text. Raises Mismatch."""
+    """Return what Java's Long.valueOf returns for a text. Raises Mismatch if it throws an exception."""
     return Long(_whole(text, LONG_MAX))
 
 
@@ -69,7 +69,7 @@ def _whole(text: str, most: int) -> int:
 
 
 def to_double(text: str) -> float:
-    """Return what Java's Double.valueOf returns for a text. Raises Mismatch."""
+    """Return what Java's Double.valueOf returns for a text. Raises Mismatch if it throws an exception."""
     text = text.strip(_BLANKS)
     named = _NAMED.get(text)
     if named is not None:
@@ -97,8 +97,11 @@ _OF_KIND: dict[type, Callable[[str], Value]] = {bool: to_bool, int: to_int, Long
 def order(left: Value, right: Value) -> int:
     """Compare two values that are not null, and return a number below 0, 0 or above 0.
 
-    A text is read as a value of the other side's type. Values of types that cannot be compared are never
-    equal. Raises Mismatch.
+    A string is converted to the type of the other value before the comparison. A Boolean and a number differ:
+    the result is -1.
+
+    Raises:
+        Mismatch: A string cannot be converted, or `left` is a Boolean and `right` is a string.
     """
     kind, other = type(left), type(right)
     if kind is not other:

@@ -75,18 +75,20 @@ class Checkpointing:
         return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
-        """Return the records that a write cycle covers if the cycle begins at the time of the call."""
-        # While topics are deleted, the sum of the maximum offsets is left out. After a crash, recovery would
-        # find a smaller sum, because it drops the queues of deleted topics. It could not attribute the
-        # difference to the deletion, which is recorded with a log position before the checkpoint position.
+        """Return the records dispatched so far. A write of queues and index that begins now covers them."""
+        # While topics are being deleted, the sum of the maximum offsets is left out (0). After a crash,
+        # recovery would compute a smaller sum, because it drops the queues of deleted topics. It could not
+        # see that the deletion is the cause, because the deletion is recorded with a log position before the
+        # checkpoint position.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
-        """Return the checkpoint position, and the time (ms) up to which index files are full.
+        """Return the checkpoint position, and the end time (ms) of the newest full index file.
 
-        The caller passes both to `move`. It calls this method after queues and index were written, and before
-        they are synced.
+        Call this method after queues and index have been written, and before they are synced. After the sync,
+        pass both results to `move`. The checkpoint position is None if there was none at the start and the
+        store has not changed since then.
         """
         self._behind -= covered.behind
         self._tried = covered.position
@@ -96,9 +98,10 @@ class Checkpointing:
         return saved, self.index.full_until_ms
 
     def move(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint to `covered`, which is on the device.
+        """Move the checkpoint to `covered`, because its records are now synced in log, queues and index.
 
-        The caller flushes the checkpoint file.
+        The checkpoint moves in memory only; the caller writes the checkpoint file. `saved` and `full_ms` are
+        the results of `written`.
         """
         checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:

@@ -1,7 +1,7 @@
 """Writes consume queues and index, and makes them durable.
 
-The work on the loop is limited: a few hundred queues are written per iteration, and a thread waits for the
-device.
+A write cycle in the background blocks the event loop only for short times: each loop iteration writes at most
+a few hundred queues, and a thread waits for the syncs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logs.logger(__name__)
 _MIN_RECORDS_PER_SEARCH = 4096
 # Above this number of unsynced files, one sync of the whole file system is cheaper than a sync of each file.
 _MANY_FILES = 256
-# The number of slices per write cycle. With two slices, a few hundred busy queues are written every second,
-# and ten thousand every 20 s.
+# A write cycle writes queues in this number of loop iterations, unless it is thorough. Cycles begin every
+# second by default. So up to 512 queues are written per second, and ten thousand in 20 s.
 _SLICES_PER_CYCLE = 2
 _SLICE = 256  # Number of queues written per iteration of the event loop
 _CYCLE = "writing queues and index"
@@ -44,7 +44,7 @@ _CYCLE = "writing queues and index"
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
     """Sync files and directories. Files and directories that no longer exist are skipped. Raises OSError.
 
-    Call this function in a thread, because it waits for the device.
+    The function blocks until the disk has stored the data.
     """
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
@@ -86,19 +86,21 @@ class DerivedWriter:
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
         self._unwritten = 0  # Number of records since the last search for queues with many unwritten units
-        self._search_at = _MIN_RECORDS_PER_SEARCH  # Value of `_unwritten` at which the next search starts
+        self._search_at = _MIN_RECORDS_PER_SEARCH  # The next search begins at this value of `_unwritten`
         self._lost: OSError | None = None  # Error of a failed sync, after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # Changed files of queues and index that are not synced yet
         # Directories with new or deleted names that are not synced yet.
         self._unsynced_names: set[str] = set()
-        self._durable_until = 0  # Log position before which queues and index are on the device
+        self._durable_until = 0  # Queues and index are synced for all records before this log position
 
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """Add `count` newly visible records to the unwritten ones.
+        """Record that `count` more records were dispatched. Write some of their queue units and index keys.
 
-        Write queues or index if many records are unwritten.
+        Keys are added to the index when a batch of them is complete. Queues with many unwritten units are
+        searched for, and written, only after some thousand records. A failed write is logged and raises a
+        flag.
         """
         self._unwritten += count
         index = self.index
@@ -117,11 +119,15 @@ class DerivedWriter:
             self._failed(part, failure)
 
     def begin_cycle(self) -> None:
-        """Start a write cycle in the background. The store calls this every flushIntervalConsumeQueue."""
+        """Start `write_cycle` in the background. The store calls this every flushIntervalConsumeQueue ms."""
         self.tasks.begin(_CYCLE, self.write_cycle)
 
     async def write_cycle(self, *, thorough: bool = False) -> None:
-        """Write queues and index. A thorough cycle writes all queues, and makes queues and index durable."""
+        """Write some of the queues, and the index. A thorough cycle writes all queues and syncs everything.
+
+        A cycle is thorough if the caller requests it, if flushConsumeQueueThoroughInterval has passed since
+        the last thorough cycle, or if the checkpoint is too far behind the log.
+        """
         now = self.clock.monotonic()
         interval_s = self.config.flush_consume_queue_thorough_interval / 1000
         thorough = thorough or now - self._thorough_at >= interval_s or self.checkpointing.far_behind
@@ -132,7 +138,7 @@ class DerivedWriter:
             for _ in range(len(self.queues) // _SLICE + 1 if thorough else _SLICES_PER_CYCLE):
                 if self.queues.write_dirty(_SLICE):
                     break
-                await asyncio.sleep(0)  # The event loop does other work between two slices
+                await asyncio.sleep(0)  # The event loop does other work before more queues are written
             part = Flag.WRITE_INDEX_ERROR
             self.index.write()
             if thorough:
@@ -150,7 +156,7 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         reason = f"{what} could not be written: {failure.strerror or failure}"
-        if self.flags.reasons.get(part) != reason:  # Logged only once per reason, as every cycle tries again
+        if self.flags.reasons.get(part) != reason:  # Log a reason only once, as each write cycle retries
             log.error("%s could not be written, trying again: %s", what, failure)
         self.flags.raise_flag(part, reason)
 
@@ -173,7 +179,7 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # After a timeout, the next cycle syncs the log again. After a failed sync, no cycle does.
+            return  # After a timeout, the next thorough cycle retries. After a failed sync, none does.
         try:
             await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:
@@ -183,9 +189,11 @@ class DerivedWriter:
         await self.executor.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync all queues and the index on the loop. Return whether that succeeded.
+        """Write and sync all queues and the index, which blocks the event loop.
 
-        `slots` tells whether the slots of the index are written, too.
+        Return whether that succeeded.
+
+        Unless `slots` is set, the hash slots of the newest index file are not written.
         """
         self.flusher.flush_now()
         if self.flusher.failure is not None:
@@ -251,16 +259,16 @@ class DerivedWriter:
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
     def _synced(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint to `covered`, because the files that `_to_sync` returned are on the device."""
+        """Move the checkpoint to `covered`, because queues and index have been synced for its records."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
         self.checkpointing.move(covered, saved, full_ms)
 
     def _sync_failed(self, failure: OSError) -> None:
-        """Never move the checkpoint again, because the state of the device is unknown.
+        """Never move the checkpoint again, because it is unknown what the disk stored in the failed sync.
 
-        The next start recovers from the current checkpoint.
+        The next start recovers the store from the current checkpoint.
         """
         if self._lost is None:
             log.error(

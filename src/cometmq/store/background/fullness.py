@@ -34,7 +34,7 @@ class Fullness:
         self.log_ratios: dict[str, float] = {}
         """For each directory of the log, the used share of its partition."""
         self.log_ratio = 0.0
-        """The lowest share in `log_ratios`.
+        """The lowest used share in `log_ratios`, or -1 if one of them is unknown.
 
         As in Apache's broker, the log counts as full only if all its partitions are full.
         """
@@ -43,7 +43,10 @@ class Fullness:
 
     @property
     def deletes_at_any_hour(self) -> bool:
-        """Whether expired segments are deleted at any hour, because a used share is high or unknown."""
+        """Whether expired segments are deleted at any hour instead of only at the hours of `deleteWhen`.
+
+        This is so if a disk with log or queues is fuller than diskMaxUsedSpaceRatio, or its usage is unknown.
+        """
         return any(ratio < 0 or ratio > self._due_above for ratio in (self.log_ratio, self.queue_ratio))
 
     @property
@@ -108,7 +111,10 @@ class Fullness:
             self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
-        """Log a warning when a disk reaches the next stage of fullness, before sends are refused."""
+        """Log a warning when the disks have become so full that more segments are deleted than usual.
+
+        There are two stages: expired segments are deleted at any hour, and then segments of any age.
+        """
         stage = (fullest > self._due_above) + self.deletes_any_age
         if stage > self._stage:
             log.warning(

@@ -1,15 +1,15 @@
 """Retention: deletion of old files by age, by disk usage, and on request.
 
-The age of a segment is the age of its file's modification time, measured by `SteadyTime`: a clock that is
-ahead for a while deletes nothing. Deletion begins with the oldest segment, pauses after each one, and never
-deletes the last one. While the disk has space, segments that a slave still needs stay. Files of queues, of
-their extension (queue_ext.py) and of the index are deleted after all records that they refer to. The minimum
-offset of each queue moves to its first record that still exists.
+The age of a segment is the age of its file's modification time, measured by `SteadyTime`, so a clock that is
+ahead for a while does not cause deletions. Deletion begins with the oldest segment, pauses after each one,
+and never deletes the last one. Segments that a slave still needs are kept until the disk is full. Files of
+queues, of their extension (queue_ext.py) and of the index are deleted after all records that they refer to.
+The minimum offset of each queue moves to its first record that still exists.
 
-A power failure must not leave gaps. So a segment is deleted only once the queue units of its records are on
-the device, because from then on only these units show which offsets were assigned. Each deletion is synced
-before the next one in that directory. Files of queues and index are deleted after those of the log, so a
-record that reappears after a failure still has its queue.
+A power failure must not leave gaps in the queues. Once a segment has been deleted, only the queue units of
+its records show which offsets were assigned. So a segment is deleted only after these units have been synced.
+Each deletion is synced before the next one in that directory. Files of queues and index are deleted after
+those of the log, so a record that reappears after a failure still has its queue.
 
 Before a segment is deleted, messages in it that are still needed are moved to the end of the log. This gains
 no space if the log contains almost nothing else. So while the disk is full, each segment is processed only
@@ -83,23 +83,26 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # Log beginning at the last `correct_minimums`
+        self._corrected_min = self.commit_log.min_position  # Begin of the log that minimum offsets reflect
         self._derived_min = -1
-        self._sweep_end = -1  # Log end when deletion on a full disk last began (see `_gains_nothing`)
-        self._swept = 0  # Number of bytes that moved messages have added to the log since `_sweep_end`
+        self._sweep_end = -1  # End of the log when a deletion of unexpired segments last began; else -1
+        self._swept = 0  # Number of bytes that moved messages have appended after `_sweep_end`
         self._logged_full = False
-        self._logged_needed = -1  # End of the last segment that a log line reported as needed by a slave
+        self._logged_needed = -1  # End of the segment that was last logged as needed by a slave
         self.synced_min = -1
         """The position at which the log would begin after a power failure."""
 
     # -- requests ---------------------------------------------------------------------------------
 
     def delete_now(self) -> None:
-        """Let the next cycles delete expired files at any hour, because an operator has requested that."""
+        """Let the next runs of retention delete expired segments at any hour, as an operator requested."""
         self._manual = _MANUAL_PASSES
 
     def recheck_everything(self) -> None:
-        """Let the next cycle examine every queue and index file, because an operator has requested that."""
+        """Let the next run of retention examine all queue and index files, as an operator requested.
+
+        Otherwise a run examines them only if the log begins at a later position than in the previous run.
+        """
         self._corrected_min = self._derived_min = -1
 
     def begin(self) -> None:
@@ -111,9 +114,10 @@ class Retention:
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Run the log cycle or, without `log_too`, only correct the minimum offsets.
+        """Delete the segments that are due and raise minimum offsets, or only raise minimum offsets.
 
-        Then start the cycle for queues and index, without waiting for it.
+        Segments are deleted only if `log_too` is set. Afterwards, the deletion of queue and index files
+        starts in the background, and this method does not wait for it.
         """
         if log_too:
             await self.tasks.run_again(_LOG_CYCLE, self._log_cycle_first)
@@ -242,9 +246,9 @@ class Retention:
         return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
-        """Delete a file durably. Return whether the deletion succeeded.
+        """Delete a file and sync its directory. Return whether both succeeded.
 
-        If not, the next cycle tries again.
+        A failure is logged, and the next run of retention tries again.
         """
         try:
             await self.executor.run(unlink_any, self.disk, path)
@@ -274,7 +278,7 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
-        async with self._correcting:  # Only one correction runs at a time: each holds a list of all queues
+        async with self._correcting:  # Each run holds a list of all queues, so only one may run at a time
             log_min = self.commit_log.min_position
             if log_min <= self._corrected_min:
                 return
@@ -302,7 +306,10 @@ class Retention:
         return deleted
 
     async def _delete_derived(self, log_min: int, deleted: list[str]) -> bool:
-        """Do the work of `derived_cycle`. Return False if a deletion failed or the store is stopping."""
+        """Delete index, queue and ext files whose records are all before `log_min`. Add them to `deleted`.
+
+        Return False if a deletion failed or the store is stopping.
+        """
         executor = self.executor
         while not executor.ending and (path := self.index.forget_expired(log_min)) is not None:
             if not await self._delete(path):
@@ -344,9 +351,10 @@ class Retention:
         return True
 
     async def _shorten_ext(self, deleted: list[str]) -> bool:
-        """Delete ext files that no visible unit refers to, and the ext files of deleted queues.
+        """Delete the ext files that only expired queue units refer to, and those of deleted queues.
 
-        Returns False if a deletion failed or the store is stopping. Raises OSError.
+        The paths are added to `deleted`. Return False if a deletion failed or the store is stopping. Raises
+        OSError.
         """
         executor, ext = self.executor, self.ext
         for topic, queue_id in await executor.run(ext.queues):

@@ -21,9 +21,9 @@ log = logs.logger(__name__)
 
 # Pause after a failed reservation of a segment, in seconds. It ends early if retention frees space.
 _RESERVE_RETRY_INTERVAL_S = 10.0
-PART = 512 << 10  # Number of zero bytes per write, which the next sync of the log has to write, too
-# The minimum distance, in bytes, from the end of the log to zeros that are being written. Because of this
-# distance, records rarely reach an area whose zeros are still being written.
+PART = 512 << 10  # Number of zeros per write, in bytes. It is small, because the next sync includes them
+# The minimum distance, in bytes, from the end of the log to the range to which zeros are written next. It is
+# large, so that the log seldom reaches that range before the zeros are written.
 MARGIN = 16 << 20
 AHEAD = 32 << 20  # Maximum distance, in bytes, between the end of the log and the zeros written ahead
 _PAGE = 4096
@@ -42,7 +42,7 @@ class ZeroAhead:
         self._disk = disk
         self._pool = pool
         self._zeros = bytes(PART)
-        self._start = self._stop = 0  # Range of the log that gets zeros now, or got them last
+        self._start = self._stop = 0  # Log positions of the current or previous write of zeros
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
@@ -53,9 +53,9 @@ class ZeroAhead:
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # Without zeros only syncs take longer, so the failure is logged
+            if failure is not None:  # Only a warning: without zeros, just the log's syncs take longer
                 log.warning("the next part of the log could not be allocated: %s", failure)
-                self._stop = commit_log.limit  # Prevents further zeros in this segment
+                self._stop = commit_log.limit  # Ends the writing of zeros to this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:
@@ -69,14 +69,20 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def wait_for_zeros(self, stop: int) -> None:
-        """Wait until no zeros are being written before `stop`, where the next write of the log will end."""
+        """If the next write of the log reaches the range to which zeros are being written, wait for them.
+
+        `stop` is the log position at which the next write of the log will end.
+        """
         if self._task is not None and stop > self._start:
-            self._task.exception()  # `exception` waits until the task ends; `write_next` logs the error
+            self._task.exception()  # Waits for the end of the write; `write_next` logs its exception
 
 
 @dataclass(eq=False)
 class SpaceAhead:
-    """Prepares space with the threads of an executor. For the loop thread only. Inactive before `attach`."""
+    """Reserves log segments, and has zeros written to them, in the threads of an executor.
+
+    For the loop thread only. Until `attach` is called, nothing is reserved.
+    """
 
     commit_log: CommitLog
     clock: Clock
@@ -85,13 +91,16 @@ class SpaceAhead:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
         self._retry_at = 0.0  # Earliest time (monotonic clock) of the next reservation after a failed one
-        self._unreserved_segment = -1  # First position of the segment whose successor was not reserved
+        self._unreserved_segment = -1  # Newest segment's start when a failed reservation was last logged
 
     def attach(self, pool: Executor) -> None:
         self._pool = pool
 
     def add_zeros(self, zeros: ZeroAhead) -> None:
-        """Use `zeros` from now on to write zeros to segments before records are written there."""
+        """From now on, let `zeros` write zeros to the log's newest segment before records reach them.
+
+        A write of the log to the same range waits for the zeros.
+        """
         self._zeros = zeros
         self.commit_log.before_write = zeros.wait_for_zeros
 

@@ -1,12 +1,13 @@
-"""Deletion of topics: their queues leave the store immediately, their files in a thread.
+"""Deletion of topics: their queues leave the store immediately, and a thread removes their files later.
 
-There are three steps. First, a thread records the deletion on the device. Then, on the loop, one rename moves
-the directory of the topic to the trash, and the store drops the queues; from then on a new topic of that name
-may begin. Last, a thread removes the files. After a crash that follows the first step, the next start
-completes the deletion.
+There are three steps. First, a thread records the deletion in a file and syncs the file. Then, on the loop,
+one rename moves the directory of the topic to the trash, and the store drops the queues; from then on a new
+topic of that name may begin. Last, a thread removes the files. After a crash that follows the first step, the
+next start completes the deletion.
 
-A slave or follower detects a deletion later: by a record that restarts a queue, or because its master no
-longer has the topic. Then it removes the queues of the deleted topic in place.
+A slave or follower detects a deletion later: a record with queue offset 0 arrives for a queue that is not
+empty, or the master no longer has the topic. Then the queues of the deleted topic are deleted, too, and the
+first two steps block the event loop.
 """
 
 from __future__ import annotations
@@ -85,15 +86,18 @@ class TopicDeletion:
         return gone
 
     def on_restart(self, queue: ConsumeQueue, position: int) -> None:
-        """Delete a queue because the record at `position` restarts it: the master has deleted its topic."""
+        """Delete the topic's old queues, because the record at `position` begins `queue` at offset 0 again.
+
+        The record shows that the master has deleted the topic and created it again.
+        """
         self.delete_before(queue.topic, queue.max_physical, position)
 
     def delete_before(self, topic: str, end: int, dispatched: int) -> None:
-        """Delete the queues of a topic that begin before log position `end`, which the master has deleted.
+        """Delete those queues of a topic whose first record is before log position `end`.
 
-        A queue that begins before the end of another deleted queue is deleted, too, because both existed at
-        the same time. The event loop is blocked until the device has recorded the deletion. A failure is
-        logged, and the queues then stay.
+        The master has deleted these queues. If another queue's first record is before the last record of a
+        deleted queue, it is deleted, too, because both queues existed at the same time. The event loop is
+        blocked until the deletion is recorded on the disk. A failure is logged, and the queues then stay.
 
         Args:
             topic: The topic.
@@ -137,11 +141,17 @@ class TopicDeletion:
             await self._remove_files([])
 
     async def _attempt(self, left: list[str], tries: int) -> int:
-        """Delete those topics in `left` that get no message while a thread records their deletion.
+        """Delete the topics in `left` that get no message during the deletion, and remove them from `left`.
 
-        The deleted topics are removed from `left`. After TRIES attempts, the deletion is recorded on the
-        loop, which blocks it, so that no topic can get a message meanwhile. Returns the number of deleted
-        queues. Raises OSError.
+        A thread records the deletion. If a topic gets a message meanwhile, it stays in `left`, and the caller
+        tries again. After TRIES attempts, the event loop itself records the deletion. That blocks the loop,
+        so no topic can get a message meanwhile.
+
+        Returns:
+            The number of deleted queues.
+
+        Raises:
+            OSError: The deletion could not be recorded, or a queue could not be moved to the trash.
         """
         wait = tries > TRIES
         if wait:
@@ -154,7 +164,7 @@ class TopicDeletion:
             self._record(left, end, begin)
         else:
             await self.executor.run(self._record, list(left), end, begin)
-        self.appender.encode_pending()  # Includes messages that arrived in the meantime in `next_offsets`
+        self.appender.encode_pending()  # Makes `next_offsets` include messages that arrived in the meantime
         if self.commit_log.end < end and tries <= 2 * TRIES:
             # Do not delete the queues, because messages before `end` have not been written: their write has
             # failed or may fail. Later messages of the topics could then lie before `end`, and would count as
@@ -172,8 +182,9 @@ class TopicDeletion:
 
         Any thread may call this method.
         """
-        # The directories are synced first, so that a segment that retention has deleted cannot reappear after
-        # a power failure. Such a segment may contain records of topics that the table no longer lists.
+        # The log's directories are synced before the table of deleted topics is written. The new table no
+        # longer lists topics whose records retention has deleted. If a power failure restored the segments of
+        # these records, the topics would reappear.
         for directory in self.commit_log.directories.all:
             self.disk.fsync_dir(directory)
         self.deleted.add(topics, end, begin)
@@ -187,7 +198,8 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            # The log may have become shorter; no recorded end may lie after the end of the log.
+            # The log may have become shorter. No log position in the table may be after the end of the log,
+            # or new records would count as deleted.
             self.deleted.lower(self.commit_log.end)
             self.min_offsets.save()
         except OSError as failure:
@@ -196,7 +208,8 @@ class TopicDeletion:
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
             await self.executor.run(self.queues.empty_trash)
-            # New topics with the names of deleted ones lose nothing, because CometMQ writes no ext files.
+            # A new topic with the name of a deleted one loses no data here, because CometMQ writes no ext
+            # files.
             await self.executor.run(self.ext.remove, topics)
         except OSError as failure:
             log.error("files of deleted topics remain until the next start: %s", failure)

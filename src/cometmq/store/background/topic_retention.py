@@ -59,7 +59,10 @@ class _Counted(msgspec.Struct):
 
 @dataclass(eq=False, kw_only=True)
 class TopicRetention:
-    """Raises the minimum offsets of topics that have limits of their own. For the loop thread only."""
+    """Raises the minimum offsets of queues whose topics have limits on the age or bytes of messages.
+
+    For the loop thread only.
+    """
 
     steady: SteadyTime
     executor: StoreExecutor
@@ -75,7 +78,7 @@ class TopicRetention:
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
-        """Set the limits of all topics that have limits. The limits take effect in the next cycle."""
+        """Set the limits of all topics that have limits. The next run of topic retention applies them."""
         self._limits = dict(limits)
         self._counted = {
             queue: kept
@@ -91,10 +94,10 @@ class TopicRetention:
         self.tasks.begin("retention (topics)", self.topic_cycle)
 
     async def topic_cycle(self) -> int:
-        """Run a cycle of topic retention. Return the number of messages that the cycle hides from readers.
+        """Apply the limits of topics to some of the queues. Return the number of messages newly hidden.
 
-        Minimum offsets are written to the device before they take effect. If the write fails, they take
-        effect nevertheless, but only until the next start.
+        The new minimum offsets are synced to disk before they take effect. If that fails, they take effect
+        nevertheless, but only until the next start.
         """
         limits = self._limits
         now_ms = self.steady.now_ms()
@@ -150,7 +153,7 @@ class TopicRetention:
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
-        while counted.begin < begin:  # The age limit already hides the messages before `begin`
+        while counted.begin < begin:  # Subtract the messages before `begin`, which the age limit hides
             sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
@@ -169,7 +172,10 @@ class TopicRetention:
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
-        """Return the record sizes of one or more units from `begin` on; 0 for fillers and lost units."""
+        """Return the record sizes in the queue units of at least one offset, from `begin` on.
+
+        The size is 0 for a filler, and for an offset whose queue file is missing.
+        """
         want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)
         if data is None or len(data) < UNIT_DTYPE.itemsize:

@@ -21,14 +21,14 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 
-_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # The interval is the same as in DLedger
+_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # Interval for saving the state of the raft log, as in DLedger
 
 
 @dataclass(eq=False, kw_only=True)
 class Upkeep:
     """The background work of one store. For the loop thread only.
 
-    One thread syncs the log. Another thread does everything else that waits for the device.
+    One thread syncs the log. Another thread does all other work that waits for a disk.
     """
 
     disk: Disk

@@ -27,22 +27,23 @@ _MARGIN_MS = 3000
 _POSITION = struct.Struct(">8sqqqqqqqiiq")  # Magic, the three times, then the fields of `CheckpointPosition`
 _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
-_POSITION_AT = 64 - _FIELDS.size  # Index of the checkpoint position in `rest`, which begins after the times
+_POSITION_AT = 64 - _FIELDS.size  # Offset of the checkpoint position from the end of the three times
 POSITION_LOCATION = slice(64, 64 + _POSITION.size + _CRC.size)
 """The part of the file that holds the checkpoint position."""
 
 
 class CheckpointPosition(NamedTuple):
-    """The exact end of the durable part of a store, for log, queues and index.
+    """The exact positions up to which log, queues and index of a store are durable.
 
     Attributes:
-        position: Every record before this log position is durable.
+        position: Every record before this log position is durable, as are its queue unit and index entries.
         last: The log position of one of the newest durable records; -1 if unknown.
         queue_ends: The sum of the maximum offsets of all queues; 0 if unknown.
         index_name: The name of the newest index file, as a number; 0 if there is none.
-        index_count: Entries of that index file with a smaller number are durable.
-        index_end: The position of the record to which the last of these entries belongs.
-        index_slots: The slots of that index file contain all entries with a smaller number.
+        index_count: In that index file, all entries with a number less than this one are durable.
+        index_end: The log position of the record to which the last of these entries belongs.
+        index_slots: The hash slots stored in that index file include all entries with a number less than this
+            one.
     """
 
     position: int
@@ -113,10 +114,10 @@ class Checkpoint:
             self.flush()
 
     def reset_index(self) -> None:
-        """Reset the index part of the checkpoint and sync it. Raises OSError.
+        """Reset the index time and the checkpoint position, and sync the checkpoint. Raises OSError.
 
-        A recovery that overwrites index entries below the checkpoint calls this method first. The new entries
-        may differ from the old ones, because the keys of topics that have been deleted since are left out.
+        Recovery calls this method before it overwrites index entries that the checkpoint declares durable.
+        The new entries may differ, because they leave out the keys of topics that have been deleted since.
         """
         if self.index_ms or self.saved is not None:
             self.index_ms = 0
@@ -146,7 +147,11 @@ class Checkpoint:
 
 
 def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
-    """Return the checkpoint position in a checkpoint file's bytes, or None if missing or outdated."""
+    """Return the checkpoint position in the bytes of a checkpoint file.
+
+    The result is None if the file holds no undamaged checkpoint position, or if the times in the file were
+    changed without it.
+    """
     at = POSITION_LOCATION.start
     if len(data) < POSITION_LOCATION.stop or not is_position_whole(data):
         return None

@@ -76,13 +76,16 @@ class SteadyTime:
     __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:
-        """Start at `newest_ms`, the store time of the newest record; 0 if there is none."""
+        """Start at `newest_ms`, the store time of the newest record, or at the wall clock if it is earlier.
+
+        If `newest_ms` is 0, there is no record, and the steady time starts at the wall clock.
+        """
         self._clock = clock
         self._proof_s = proof_s
         wall_ms = clock.time_ms()
         self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
         self._at = self._since = clock.boottime()
-        self._ahead_ms = wall_ms - self._now_ms  # Smallest lead of the wall clock, in ms, since `_since`
+        self._ahead_ms = wall_ms - self._now_ms  # Minimum by which the wall clock is ahead since `_since`
 
     def now_ms(self) -> int:
         """Read the clock and return the steady time in epoch milliseconds."""

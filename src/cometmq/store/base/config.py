@@ -174,7 +174,6 @@ class StoreConfig:
         return own or os.path.join(self.root, LOCATIONS[key])
 
     def parent_of(self, key: str) -> str:
-        """Return the parent directory of `location(key)`."""
         return os.path.dirname(self.location(key)) or "."
 
     def moves(self, key: str) -> bool:
@@ -235,9 +234,9 @@ class StoreConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoreConfig:
-        """Return the settings in a properties table. Other keys are ignored.
+        """Return the store's settings among `properties`. Properties with other keys are ignored.
 
-        Raises ConfigError(key, value, expected).
+        Raises ConfigError if a text is not a value of the setting's type.
         """
         values: dict[str, object] = {}
         for field in fields(cls):

@@ -40,7 +40,10 @@ class DescriptorCache:
         return len(self._open)
 
     def get(self, path: str) -> int:
-        """Return the descriptor of an existing file, valid until the next `get`. Raises OSError."""
+        """Return the descriptor of an existing file. Raises OSError.
+
+        The cache may close the descriptor in the next call of `get` or `put`.
+        """
         table = self._open
         fd = table.get(path)
         if fd is not None:

@@ -5,9 +5,9 @@ every operation for power-loss images, or verify that no other operation happens
 descriptors instead of file objects, because one more call per message would be measurable. Errors are
 `OSError` as the system raises them.
 
-With `RWF_NOWAIT` (Linux), a read that would have to wait for the device fails with EAGAIN immediately.
-`pread_cached` then returns None, and so it does for a short read before the end of the file. On file systems
-that do not support the flag, it does a plain read.
+With `RWF_NOWAIT` (Linux), a read does not wait for data that is not in the page cache. `pread_cached` then
+returns None. It also returns None if the file ends before the requested length. On file systems that do not
+support the flag, it is an ordinary read, which waits.
 
 New files have mode 0600 and new directories 0700; existing ones keep their mode. Only regular files are
 opened, and never through a link: a user who can write into a store must not be able to redirect a broker or a
@@ -288,9 +288,9 @@ class OsDisk:
         return fd
 
     def locked(self, fd: int) -> bool:
-        """Return whether another process holds the lock of `try_lock`.
+        """Return whether another process holds the record lock that `try_lock` requests.
 
-        If the system cannot tell, return False.
+        Only Linux can tell. On other systems, the result is False.
         """
         if sys.platform != "linux":
             return False
@@ -342,7 +342,7 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
         Whether the range held anything other than zeros, or could not be read in part.
     """
     changed = False
-    length = 1 << 12  # The first read is short, because the bytes after its data are usually a hole
+    length = 1 << 12  # The first read is short, because the rest of the range is usually a hole
     at: int | None = start
     while at is not None and at < stop:
         length = min(length, stop - at)

@@ -35,11 +35,11 @@ class StoreExecutor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
-        self._turns = asyncio.Lock()  # Lets at most one task with many steps continue per loop iteration
+        self._turns = asyncio.Lock()  # Ensures that at most one `pause(0)` ends per loop iteration
         self.large_answers = asyncio.Semaphore(_LARGE_ANSWERS)
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
-        """From now on, run work in `pool`, and uncached reads in the loop's default executor."""
+        """From now on, run blocking work in `pool`, and uncached reads in the loop's default executor."""
         self._loop, self._pool = loop, pool
         self._ending = asyncio.Event()
 
@@ -62,13 +62,13 @@ class StoreExecutor:
         return await self._loop.run_in_executor(self._pool, partial(work, *given))
 
     async def tick_end(self) -> None:
-        """Wait until the broker has committed and answered the requests of a loop iteration.
+        """Wait until the broker has committed and answered the requests received in this loop iteration.
 
         Without a loop, return immediately.
         """
         if self._loop is not None:
-            # The timer fires after the reads of a loop iteration, which schedule the commit. The timer then
-            # schedules this coroutine, so the coroutine continues after the commit.
+            # In a loop iteration, the reads run before expired timers. The reads schedule the commit, and
+            # afterwards the timer schedules the rest of this coroutine. So the commit runs first.
             await asyncio.sleep(0.001)
 
     async def pause(self, ms: int) -> None:

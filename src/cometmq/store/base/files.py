@@ -1,8 +1,8 @@
-"""Reads files of the store without letting the loop wait for a device. Every reader of the store uses it.
+"""Reads files of the store without letting the loop wait for a disk. Every reader of the store uses it.
 
-Every reader has a parameter `reads` and passes it on, down to the file. If a read would have to wait and
-`reads` does not allow it, the read raises `NotInMemory`, and the query is repeated once a thread has read the
-missing range (see uncached_reads.py).
+Every reader has a parameter `reads` and passes it on, down to the file. If data is not in memory and `reads`
+does not allow waiting for the disk, the read raises `NotInMemory`. A thread then reads the missing range, and
+the query is repeated (see uncached_reads.py).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class FileRange(NamedTuple):
 
 
 Fetched = Mapping[FileRange, "bytes | OSError"]
-"""For each range that a thread has read for a query: its bytes, or the error of the device."""
+"""For each range that a thread has read for a query: its bytes, or the error of the read."""
 
 
 class NotInMemory(Exception):
-    """Raised by a read that would wait for the device.
+    """Raised if the range `missing` of a file is not in memory and the read must not wait for the disk.
 
-    A thread reads `missing`, then the query is repeated.
+    A thread then reads the range, and the query is repeated.
     """
 
     def __init__(self, missing: FileRange) -> None:
@@ -55,8 +55,8 @@ class NotInMemory(Exception):
 class Reads:
     """The way in which a query reads files.
 
-    With `wait`, the query waits for the device. Otherwise the query uses only the page cache and the ranges
-    in `fetched`.
+    With `wait`, reads wait for the disk. Otherwise they use only the page cache and the ranges in `fetched`,
+    and raise NotInMemory for other ranges.
     """
 
     __slots__ = ("_fetched", "_wait")
@@ -68,7 +68,9 @@ class Reads:
     def read(self, disk: Disk, fd: int, path: str, length: int, offset: int) -> Buffer:
         """Read `length` bytes of an open file, or fewer at the end of the file.
 
-        Raises NotInMemory, OSError.
+        Raises:
+            NotInMemory: The bytes are not in memory, and the read must not wait for the disk.
+            OSError: The bytes cannot be read.
         """
         if self._wait:
             return disk.pread(fd, length, offset)

@@ -24,7 +24,7 @@ class RunningFlags:
         self.reasons: dict[Flag, str] = {}
 
     def raise_flag(self, flag: Flag, reason: str) -> None:
-        """Raise the flag with `reason` as its text. Messages are refused until the flag is cleared."""
+        """Set `flag`, so that the store refuses messages with the text `reason` until `clear` is called."""
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:

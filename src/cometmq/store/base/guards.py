@@ -110,7 +110,7 @@ def lock_held(disk: Disk, root: str) -> bool:
     """Return whether a process holds the store in `root`. Locks nothing and writes nothing."""
     path = _lock_path(root)
     if path in _held:
-        return True  # `opened` closes the file at the end, which would release this process's record lock
+        return True  # `opened` would close the file at the end and thereby release this process's own lock
     try:
         with opened(disk, path, write=False) as fd:
             return disk.locked(fd)
@@ -119,19 +119,19 @@ def lock_held(disk: Disk, root: str) -> bool:
 
 
 def is_store(disk: Disk, root: str) -> bool:
-    """Return whether a directory holds the `lock` of a store, or a `lock` that cannot be read.
+    """Return whether a directory is that of a store, which its file `lock` shows.
 
-    The store need not be running.
+    The store need not be running. The result is also True if permission to read the file is denied.
     """
     try:
         path = _lock_path(root)
         if path in _held:
-            # `read_file` closes the file at the end, which would release this process's record lock.
+            # `read_file` would close the file at the end and thereby release this process's own lock.
             return True
         return read_file(disk, path, len(_LOCK_TEXT) + 1) == _LOCK_TEXT
     except PermissionError:
         return True
-    except (OSError, ValueError):  # A path that contains NUL raises ValueError.
+    except (OSError, ValueError):  # Opening a path that contains NUL raises ValueError
         return False
 
 
@@ -174,9 +174,10 @@ def _record_owner(disk: Disk, fd: int, key: str, path: str, root: str) -> None:
 
 
 def _checked_owner(disk: Disk, key: str, path: str, content: bytes, root: str) -> str:
-    """Return the owner that the record of a file contains.
+    """Return the directory of the store that owns the file `path`; "" if no owner is recorded.
 
-    Raises ConfigError if another store is the owner.
+    `content` is the content of the file's owner file. Raises ConfigError if the owner is another store that
+    still exists.
     """
     owner = content.decode(errors="surrogateescape")
     if owner and owner != root and is_store(disk, owner):

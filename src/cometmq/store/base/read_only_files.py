@@ -1,8 +1,7 @@
-"""Read-only access to the files of a store from outside.
+"""Read-only access to the files of a store, for tools that do not open the store.
 
-It is meant for the operator's tools, which read directories that a broker may be using. A file that
-disappears between two reads counts as empty. So does anything that is not a regular file: a link, a pipe, a
-device.
+A broker may be using the store meanwhile, so a file can disappear between two reads. It then counts as empty.
+So does anything that is not a regular file: a link, a pipe, a device.
 """
 
 from __future__ import annotations

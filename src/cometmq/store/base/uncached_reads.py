@@ -1,11 +1,12 @@
-"""Reads ranges of files that are not in memory, in threads: each range once, and a few at a time.
+"""Reads file ranges that are not in memory, in threads: each range once, and a few at a time.
 
 Consumers that drain queues of one topic in parallel need the same range at the same time and share one read.
-The number of concurrent reads is small: each read produces work for the loop, and live sends must not wait
-for the work of many reads.
+The number of concurrent reads is small, because each read causes work for the event loop, and live sends must
+not wait for the work of many reads.
 
-If the page cache does not keep what was read, or the file system does not support reads without waiting, the
-thread passes the bytes to the query directly. The loop never waits for the device.
+Normally, a thread only brings a range into the page cache, and the query reads it from there. If the page
+cache does not keep the range, or if the file system does not support reads without waiting, the thread passes
+the bytes to the query directly. The loop never waits for the disk.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class UncachedReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._passing = asyncio.Lock()  # Held by the query that gets its bytes directly; one query at a time
+        self._passing = asyncio.Lock()  # Lets only one query at a time get its bytes directly from a thread
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Return the result of a query that found the range `missing` not in memory. Raises OSError."""
+        """Return the result of a query that raised NotInMemory for the range `missing`. Raises OSError."""
         tried: set[FileRange] = set()
         while missing not in tried:
             tried.add(missing)
@@ -48,7 +49,7 @@ class UncachedReads:
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                break  # The bad sector may lie outside the requested range, but in the same block
+                break  # Read only the needed ranges, as the bad sector may be elsewhere in the block
         async with self._passing:
             return await self._pass_ranges(question, missing)
 
