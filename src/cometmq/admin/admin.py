@@ -64,11 +64,10 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
 
         Args:
             namesrv: Addresses of the name servers, as a list or as "host:port;host:port". None: the
-            environment variable NAMESRV_ADDR, or else 127.0.0.1:9876.
+                environment variable NAMESRV_ADDR, or else 127.0.0.1:9876.
             timeout_s: Timeout of each request, in seconds.
             options: TLS and the account that signs the requests (`access_key`, `secret_key`). Other options
-                have
-            no effect.
+                have no effect.
         """
         instance = str(time.time_ns() // 1_000_000)
         self._access = options if options is not None else ClientOptions()

@@ -39,7 +39,10 @@ MAX_CLOCK_SKEW_MS = 10_000  # Assumed maximum difference, in ms, between the clo
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
 KEPT_PROPERTIES = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
-"""Reserved properties that a copy keeps, because they describe the message and not its history."""
+"""Reserved properties that are copied when a dead letter is resent.
+
+They describe the message itself, unlike properties that describe its deliveries and retries.
+"""
 ZLIB = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
 
@@ -96,8 +99,10 @@ class Resending(msgspec.Struct, frozen=True, kw_only=True):
         again: Also send dead letters that were resent before.
         dry_run: Send nothing.
         rate: Maximum messages per second. None: no limit.
-        limit: Maximum number of messages of this run, skipped ones not counted. None: no limit.
-        run: Name of a run that may process a dead letter twice and must find its own copies. "": no such run.
+        limit: Maximum number of messages that this run sends; skipped dead letters do not count. None: no
+            limit.
+        run: Name of the run, which is stored in the property DLQ_RESEND_RUN of each copy. A run that may
+            process the same dead letter twice recognises its own copies by this name. "": no name is stored.
     """
 
     to_topic: bool = False
@@ -304,8 +309,9 @@ class Resender:
         properties[RESEND_TIMES] = str(resend_times(message) + 1)
         if not self.how.to_topic:
             properties[names.RETRY_TOPIC] = topic
-            # The copy of the dead letter starts with all its retries. The high limit ensures that the broker
-            # does not make the copy a dead letter because of the group's limit.
+            # Reset the retry count, so that the group can retry the copy as often as a new message. The
+            # broker makes a message a dead letter if its count reaches the limit, so send a limit that is
+            # higher than any count.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
         if message.sys_flag & SysFlag.COMPRESSED:  # The client could not decompress the body

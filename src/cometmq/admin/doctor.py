@@ -24,13 +24,16 @@ from cometmq.text import shortened
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_CLOCK_SKEW_MS = 5_000
-"""Maximum clock difference (ms), because retention, delays and searches by time depend on broker clocks."""
+"""The clock difference, in ms, between this machine and a broker above which a finding is reported.
+
+A wrong broker clock shifts delivery times, the deletion of old messages, and searches by time.
+"""
 DISK_WARNING = 0.85
 MAX_BROKERS = 1_000
 """Maximum number of brokers that are examined, because a name server may return any number of them."""
-MAX_PROBLEM_CHARS = 2_000  # Longer texts are cut, because their length is up to the servers
+MAX_PROBLEM_CHARS = 2_000  # Maximum length of a server's error text; the rest is cut off
 _RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
-_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # A time in ms since 1970, before the year 30,000
+_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # A time in ms since 1970, which has at most 15 digits
 
 
 class Finding(Value, frozen=True, kw_only=True):

@@ -73,7 +73,10 @@ class NoLeaderError(CometError, Transient):
 
 
 class DeadLettersHidden(CometError, Terminal):
-    """A dead-letter topic is not readable at some brokers. RocketMQ 3.2.4 created such topics."""
+    """A dead-letter topic does not permit reading at some brokers.
+
+    RocketMQ 3.2.4 created dead-letter topics without the permission to read them.
+    """
 
     topic: str
     brokers: list[str]
@@ -86,7 +89,7 @@ class DeadLettersHidden(CometError, Terminal):
 
 
 class IndexSilent(CometError, Terminal):
-    """A broker's index cannot report whether a dead letter was resent before. `problem` is the reason."""
+    """A broker's index cannot answer whether a dead letter was already resent. `problem` is the reason."""
 
     problem: str
 

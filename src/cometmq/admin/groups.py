@@ -199,7 +199,11 @@ class GroupStates(KnownGroups):
         raise silent or offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
 
     async def retry_limits(self, group: str) -> RetryLimits:
-        """Return the maximum retries of a group and of its members, as far as CometMQ brokers know them."""
+        """Return the maximum retries of a group and of each of its members.
+
+        Only CometMQ brokers report the limits of members, and only for members that have sent a message back.
+        The result has default values for a group that does not exist.
+        """
         own, limits = RETRY_MAX_TIMES, dict[str, int]()
         try:
             brokers = await self.brokers_of(group)
@@ -216,9 +220,9 @@ class GroupStates(KnownGroups):
         return RetryLimits(group=own, members=limits)
 
     async def _members_if_online(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection | None:
-        """Return the members of a group, None if the group has no members.
+        """Return the members of a group, or None if the broker responds that the group is not online.
 
-        Raises BrokerError for other refusals.
+        Raises BrokerError for any other error response.
         """
         try:
             return await self._members(brokers, group)
@@ -238,7 +242,7 @@ class GroupStates(KnownGroups):
             try:
                 info = await self._running_info(brokers, group, connection.client_id)
             except CometError:
-                continue  # The output shows N/A as the holder of this member's queues
+                continue  # For queues without an owner in the result, the output shows N/A
             for queue in info.mq_table:
                 owners[queue] = connection.client_id.partition("@")[0]
         return owners

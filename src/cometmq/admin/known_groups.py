@@ -152,7 +152,8 @@ class KnownGroups(ServerAdmin):
         if found:
             return {name: addr for name, addr in masters.items() if name in found | missing.keys()}
         for failure in missing.values():
-            # A broker that refuses the request does not count as a broker that may have the group.
+            # A broker that has refused the request counts as a broker without the group. Only a broker that
+            # did not respond may have the group.
             if not isinstance(failure, BrokerError):
                 raise failure
         raise UnknownNameError("consumer group", group, list(known))

@@ -1,4 +1,4 @@
-"""Operations on messages: search, reading, sending, dead letters, waiting messages."""
+"""Operations on messages: search, reading, sending, dead letters, delayed messages."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         broker_addr: str | None = None,
         missing: dict[str, CometError] | None = None,
     ) -> tuple[list[WaitingMessage], bool]:
-        """Return the waiting messages that have a key or an id (CometMQ brokers only).
+        """Return the delayed, undelivered messages that have a key or an id (CometMQ brokers only).
 
         Each broker examines the newest 64 messages with the key, or 1 MiB of them.
 

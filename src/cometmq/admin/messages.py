@@ -147,8 +147,9 @@ class StoredMessages(ServerAdmin):
                     counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
                 )  # fmt: skip
         if not found and "," in msg_id:
-            # Java's clients write one trace record for a batch, under the joined ids. Other clients write a
-            # record for each message, so each id is searched, too.
+            # `msg_id` contains the ids of a whole batch, joined by commas. Java's clients write one trace
+            # record for these joined ids, but other clients write one for each message. As the first search
+            # found nothing, search each id.
             for each in msg_id.split(","):
                 found += await self.traces(
                     each.strip(), topic, limit, begin_ms=begin_ms, end_ms=end_ms, missing=missing
@@ -196,13 +197,13 @@ class StoredMessages(ServerAdmin):
                         yield message
 
     async def queue_bounds(self, wanted: ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
-        """Yield each queue of a range with the offset at which `read` begins and the end offset of the queue.
+        """Yield the offsets between which `read` reads each queue of a range.
 
         Args:
             wanted: Topic, queues and times.
 
         Yields:
-            Queue, first offset, and the offset after the last message of the queue.
+            The queue, the first offset that is read, and the offset after the queue's last message.
 
         Raises:
             NoRouteError: No name server has the topic.
@@ -233,9 +234,9 @@ class StoredMessages(ServerAdmin):
 
 
 def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
-    """Return the readable queues of a range, sorted.
+    """Return those readable queues of a topic that `wanted` selects, sorted by broker name and queue id.
 
-    Raises UnknownNameError for a missing broker or queue.
+    Raises UnknownNameError if the selected broker or queue does not exist.
     """
     counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & Perm.READ}
     if wanted.broker_name is not None:

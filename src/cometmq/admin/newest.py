@@ -21,9 +21,12 @@ MAX_CONCURRENT_QUEUES = 16
 MAX_PREVIEW_BYTES = 256
 """Maximum number of bytes of each body that a page contains."""
 MAX_READ_BYTES = 64 << 20
-"""Maximum total bytes of the messages that are read. The last read of each queue may exceed the maximum."""
+"""The number of message bytes after which a page ends early. Reads in progress may exceed it."""
 MAX_TIED_MESSAGES = 1000
-"""Maximum number of messages added to a page because they have the store time of its last message."""
+"""The maximum number of messages by which a page may exceed its size.
+
+A page exceeds its size because it contains all messages with the same store time as its last message.
+"""
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +56,8 @@ class NewestMessages(ServerAdmin):
             wanted: Topic, queues, times and maximum number of messages (`count`).
 
         Returns:
-            The messages, their bodies cut to 256 bytes, and the end of the next (older) page.
+            The messages, with bodies cut to 256 bytes. To read the page of older messages, call this method
+                again with `before_ms` of the result as the end of the time range.
 
         Raises:
             NoRouteError: No name server has the topic.
@@ -90,8 +94,8 @@ class NewestMessages(ServerAdmin):
         while heap:
             tail = tails[heap[0][-1]]
             if found and (len(found) >= count or budget.left <= 0):
-                # The next page contains only older messages, so messages with the same store time as the last
-                # message belong to the current page.
+                # The next page begins before the store time of this page's last message. So all messages with
+                # exactly that store time must be added to this page, or they would be on neither page.
                 tied = -heap[0][0] == found[-1].store_timestamp_ms
                 if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                     break
@@ -166,8 +170,9 @@ class _Tail:
     async def fill(self) -> None:
         """Read backwards until a message of the range is found or the queue is exhausted.
 
-        If the byte budget is used up, begin with one message, because the newest message of each queue must
-        be known.
+        Each read covers twice as many messages as the one before, at most PULL_BATCH. After the byte budget
+        is used up, the first read covers one message. It cannot be omitted, because messages of all queues
+        are merged by store time.
         """
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms

@@ -39,11 +39,17 @@ Java members pause for 10 s before they consume from the new offsets, and they s
 broker notifies members only when their pull requests end, which takes up to 15 s.
 """
 PULL_CHECK_DELAY_S = 6.0
-"""Time in seconds for which a stored offset must persist, because pull consumers store offsets every 5 s."""
+"""The delay, in seconds, after which the offset stored for a pull consumer is checked.
+
+A running pull consumer stores its own offset every 5 s. If it does so during this delay, it undoes the reset.
+"""
 POLL_INTERVAL_S = 0.1
 BROADCASTING = "BROADCASTING"
 TIME_TOLERANCE_MS = 2
-"""Tolerance in ms, because a member may report the same moment with slightly different values."""
+"""The maximum difference, in ms, between two consume times that count as the same time.
+
+A member may report the same time with slightly different values.
+"""
 ConsumeTimes = dict[tuple[str, MessageQueue], int]
 RESET_TIMEOUT_S = 15.0
 
@@ -315,7 +321,12 @@ class BrokerReset:
     # -- observation
 
     async def seen(self, members_s: float, kept_s: float) -> list[QueueReset]:
-        """Return the resets with the offsets observed afterwards."""
+        """Wait until the reset is observed or a timeout. Return each queue's reset with its current offset.
+
+        Args:
+            members_s: The timeout, in seconds, for members that were notified.
+            kept_s: The delay, in seconds, before offsets stored for pull consumers are read.
+        """
         if self._online is None:
             return await self._observe()
         if self._way is OffsetWay.STORED:
@@ -344,8 +355,8 @@ class BrokerReset:
                 # the queue had no unconsumed messages before the reset and has received none since.
                 again = queue in restarted_queues and seen == each.consumer_offset == each.broker_offset
                 again = again and seen == await brokers.max_offset(self._addr, queue)
-            # With `again` there is no problem: members may have consumed all messages again, and so have
-            # returned to the offset before the reset.
+            # If `again` is true, the offset need not have changed: after the reset, members may have consumed
+            # all messages again, so that the group has the same offset as before the reset.
             problem = "" if again else self._problem(each, seen)
             return msgspec.structs.replace(each, seen=seen, problem=problem)
 
@@ -366,7 +377,10 @@ class BrokerReset:
         return ""
 
     async def _restarted_queues(self) -> Collection[MessageQueue]:
-        """Return the queues that members have begun, or continued, to consume since they were notified."""
+        """Return the queues that members have begun to consume, or consumed from, since the notification.
+
+        The notification told the members to reset their offsets.
+        """
         consume_times = await self._consume_times()
         same = {
             queue for (client, queue), at in consume_times.items()

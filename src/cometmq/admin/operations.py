@@ -202,7 +202,7 @@ CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
     "broker.clean_log": ("delete expired segments of the commit log", Admin.delete_expired_commit_log),
     "broker.clean_topics": ("delete queues of topics that are not configured", Admin.clean_unused_topics),
 }  # fmt: skip
-"""The description and the method of each cleanup, by the name of the operation."""
+"""For each operation that deletes files of a broker: its description, and the method that executes it."""
 
 
 def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:

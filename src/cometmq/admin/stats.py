@@ -282,7 +282,10 @@ class StatsAdmin(GroupAdmin):
         return {"brokerConfigs": configs, "clusterScale": scale}
 
     async def cluster_metrics(self, cluster: str) -> dict[str, Any]:
-        """Return load, sizes and clients of a cluster's masters, as Apache's `exportMetrics` names them.
+        """Return the data of Apache's `exportMetrics` about a cluster's masters, under the same keys.
+
+        The data are message rates, daily counts, disk usage, the numbers of topics and groups, and client
+        versions.
 
         Raises:
             UnknownNameError: The cluster does not exist.
@@ -337,7 +340,13 @@ class StatsAdmin(GroupAdmin):
 
 
 def quota(runtime: Mapping[str, str], half: Stats | None, late: Stats | None) -> dict[str, Any]:
-    """Return the load values of a broker's runtime table and statistics, as `exportMetrics` names them."""
+    """Return disk usage, message rates, daily counts and average message size, under `exportMetrics`'s keys.
+
+    Args:
+        runtime: The runtime table of a broker.
+        half: The statistics of half messages. None: the broker has none.
+        late: The statistics of messages with a delay level. None: the broker has none.
+    """
     broker = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=dict(runtime))
     out = "getTransferredTps" if "getTransferredTps" in runtime else "getTransferedTps"
     return {

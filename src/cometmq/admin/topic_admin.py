@@ -99,10 +99,13 @@ class TopicAdmin(GroupStates):
     async def create_topics(
         self, topics: Sequence[TopicConfig], *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[str]:
-        """Create or change topics with one request per broker (not for Apache 4.9).
+        """Create or change several topics with one request per broker.
+
+        Apache's 4.9 brokers lack this request.
 
         Args:
-            topics: Names and settings. Attributes are changes: "+key" to value.
+            topics: Names and settings of the topics. `attributes` holds changes: the key "+name" sets the
+                attribute `name` to the value, and "-name" removes the attribute.
             broker_addr: Only at this broker.
             cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
 
@@ -230,7 +233,7 @@ class TopicAdmin(GroupStates):
                 found = _clusters_of(route, info)
                 consumers = await self._groups_of_topic(route, topic)
             except CometError as error:
-                # A topic that was deleted meanwhile is listed, as in Apache's tool.
+                # As in Apache's tool, list a topic that was deleted after the topics were requested.
                 if not was_deleted(error):
                     if missing is None:
                         raise

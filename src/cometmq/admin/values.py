@@ -65,9 +65,10 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     received_ms: int | None = None
 
     def first_number(self, key: str) -> float | None:
-        """Return the first number in the value of a key, None if there is no finite number.
+        """Return the first number in the runtime table's value of a key.
 
-        A rate's value consists of three numbers, for the last 10, 60 and 600 s.
+        For example, the value of a rate has three numbers, which are for the last 10, 60 and 600 s. The
+        result is None if the key is missing or its value does not begin with a finite number.
         """
         try:
             number = float(self.runtime.get(key, "").split()[0])
@@ -84,7 +85,7 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         return number if -(2**63) <= number < 2**63 else 0
 
     def with_runtime(self, runtime: dict[str, str]) -> BrokerStatus:
-        """Return a copy of the status with a runtime table, and with the role that the table contains."""
+        """Return a copy of this broker's status that contains a runtime table and the role named there."""
         return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
 
 
@@ -147,7 +148,7 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 class GroupProgress(Value, frozen=True, kw_only=True):
     """Offsets of a group in all its queues, and the group's consumption rate.
 
-    The rate is None if no broker reports queues of the group or a rate above 0.
+    The rate is None unless a broker reports queues of the group or a rate above 0.
     """
 
     group: str
@@ -156,7 +157,10 @@ class GroupProgress(Value, frozen=True, kw_only=True):
 
     @property
     def diff_total(self) -> int | None:
-        """The lag in all queues, None without queues (the members of a broadcasting group store offsets)."""
+        """The sum of the lags of all queues. None if no queue has an offset at a broker.
+
+        A broadcasting group has none there, because its members store the offsets themselves.
+        """
         return sum(queue.diff for queue in self.queues) if self.queues else None
 
 
@@ -195,7 +199,10 @@ class RetryLimits(Value, frozen=True, kw_only=True):
 
     @property
     def differ(self) -> bool:
-        """Whether the members' values differ from each other or from the group's value."""
+        """Whether the members' retry limits differ from each other, or from the group's `retryMaxTimes`.
+
+        The default of `retryMaxTimes` does not count as a difference.
+        """
         own = {self.group} - {RETRY_MAX_TIMES} if self.members else set()
         return len(own.union(self.members.values())) > 1
 
@@ -224,11 +231,12 @@ class GroupSubscriptions(Value, frozen=True, kw_only=True):
 
     Attributes:
         members: The members.
-        differences: Topic to expression ("" for not subscribed) to client ids, for topics in which members
-            differ.
-        setting_differences: Setting to value to client ids, for settings in which members differ. The client
-            id "" stands for the group's own `retryMaxTimes`.
-        unbalanced: Queues (topic@broker:id) without a holder or with several, and the holders. None: unknown.
+        differences: For each topic whose subscription differs between members: the client ids by expression.
+            The expression "" stands for members that do not subscribe to the topic.
+        setting_differences: For each setting that differs between members: the client ids by value. The
+            client id "" stands for the group's own `retryMaxTimes`.
+        unbalanced: The queues that no member or several members hold, and these members' client ids, by
+            "topic@broker:id". None: unknown.
     """
 
     group: str
@@ -362,7 +370,10 @@ class Resend(StrEnum):
 
 
 class ResendResult(Value, frozen=True, kw_only=True):
-    """A dead letter, its outcome, and its copy in the topic `target`."""
+    """What a resend run did with a dead letter.
+
+    `copy_offset_msg_id` is the copy's id in the topic `target`.
+    """
 
     state: Resend
     msg_id: str
@@ -396,7 +407,7 @@ class WaitingView(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, waiting: WaitingMessage) -> WaitingView:
-        """Return a waiting message, as a broker lists it, in the form of the JSON output."""
+        """Return the JSON output's form of a delayed message that a broker has listed."""
         return cls(
             deliver_at=waiting.deliver_at_ms,
             destination=waiting.topic,
@@ -478,7 +489,7 @@ class StatsSpan(Value, frozen=True, kw_only=True):
 
 
 class Stats(Value, frozen=True, kw_only=True):
-    """Counts of a broker in the last minute, hour and day."""
+    """Counts of a broker's statistic, such as stored messages, in the last minute, hour and day."""
 
     minute: StatsSpan
     hour: StatsSpan
@@ -486,9 +497,9 @@ class Stats(Value, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """The count of the longest period with data.
+        """The count of the last day or, where that is 0, of the last hour or else of the last minute.
 
-        A broker that has run for only an hour has no daily count.
+        For example, a broker that has run for only an hour has no daily count yet.
         """
         return self.day.sum or self.hour.sum or self.minute.sum
 
@@ -547,9 +558,9 @@ class Undone(Value, frozen=True, kw_only=True):
 
 
 class OffsetWay(StrEnum):
-    """Method of a reset. MEMBERS: the broker notifies the members (222).
+    """How offsets are reset. MEMBERS: the broker tells the members their new offsets (request 222).
 
-    STORED: the offsets are stored at the broker, and members read them at their start (15).
+    STORED: the offsets are stored at the broker (request 15), and members read them when they start.
     """
 
     MEMBERS = "MEMBERS"

@@ -26,7 +26,10 @@ T = TypeVar("T")
 MAX_LISTED_MESSAGES = 64
 """Maximum number of messages that a broker lists per request."""
 MAX_HALF_MESSAGES, MAX_OPS = 1_000, 4_000
-"""Maximum numbers of half messages and of op messages (which close half messages) read per broker."""
+"""The maximum numbers of half messages and of op messages that are read from each broker.
+
+An op message records that half messages were committed or rolled back.
+"""
 MAX_PULL_MESSAGES = 1024
 """Maximum number of messages per pull. Apache's brokers return at most 32."""
 REMOVED = "d"
@@ -34,18 +37,21 @@ REMOVED = "d"
 _DIGITS = 18
 
 Place = tuple[int, int]
-"""Position after a message in a broker's list of waiting messages: delivery time (ms) and log position."""
+"""A position in a broker's list of delayed messages: delivery time (ms) and log position of a message.
+
+The next page begins after this message.
+"""
 
 
 @dataclass(frozen=True)
 class TimerPage:
-    """A page of waiting messages in the order of their delivery times.
+    """A page of delayed messages of all brokers, in the order of their delivery times.
 
     Attributes:
         rows: The messages.
-        after: Position of the next page, by broker name.
-        more: There are more messages.
-        waiting: Total number of waiting messages.
+        after: For each broker name, the position at which the next page begins.
+        more: Whether there are messages after this page.
+        waiting: Total number of messages that have not been delivered yet.
         missing: The errors of brokers that did not answer, by broker name.
     """
 
@@ -59,7 +65,7 @@ class TimerPage:
 async def timer_page(
     admin: Admin, topic: str | None = None, *, after: Mapping[str, Place] | None = None, size: int = 100
 ) -> TimerPage:
-    """Return a page of the waiting messages of all brokers (CometMQ brokers only).
+    """Return a page of the delayed messages of all brokers. Only CometMQ brokers support this.
 
     The page has at most `size` messages, of one topic or of all topics. It begins after the positions in
     `after`, one per broker name. Raises the first broker's error if no broker answers.
@@ -180,9 +186,9 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
     for half in halves:
         begin = _number(half.properties.get(names.TRAN_PREPARED_QUEUE_OFFSET, ""))
         if begin is None:
-            # Apache's brokers do not store the offset of the first copy in further copies of a half message,
-            # but they store the number of checks. So a checked copy gets the offset of the previous copy with
-            # the same message id.
+            # Each check of a transaction stores its half message again. CometMQ's brokers store the offset of
+            # the original in each copy. Apache's brokers do not, but they store the number of checks: if it
+            # is not 0, this half message is a copy of the previous one with the same message id.
             checked = half_of(half).checks > 0
             begin = begins.get(half.msg_id, half.queue_offset) if checked else half.queue_offset
         begins[half.msg_id] = begin
@@ -219,7 +225,11 @@ def half_of(message: MessageExt) -> HalfMessage:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """Return the queue offsets of the half messages that an op closes: one (4.9), or several (5.x)."""
+    """Return the queue offsets that the body of an op message contains.
+
+    The half messages at these offsets were committed or rolled back. A 4.9 broker writes an op message for
+    each half message; that of a 5.x broker contains several offsets.
+    """
     found = (_number(part) for part in body.decode("ascii", "replace").split(","))
     return [number for number in found if number is not None]
 

@@ -52,7 +52,7 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # A server's address and registration time in ms
+        self._known: dict[Connection, tuple[str, int]] = {}  # Address, and time of its last registration (ms)
         self._complete = asyncio.Event()  # Set once the required number of filter servers has registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
@@ -103,7 +103,7 @@ class FilterServers:
             self._register_addresses()
 
     def look_round(self) -> None:
-        """Close the connections of silent filter servers, and replace filter servers that have ended."""
+        """Close connections of filter servers that no longer register. Replace processes that have ended."""
         now_ms = awake_ms(self.clock)
         silent = [key for key, (_, seen_ms) in self._known.items() if now_ms - seen_ms > EXPIRED_MS]
         for connection in silent:
@@ -124,7 +124,7 @@ class FilterServers:
             if process.returncode == os.EX_UNAVAILABLE and self._count:
                 log.error("filter servers cannot run on this machine and are not started again")
                 self._count = 0
-                self._complete.set()  # End the wait in `start`
+                self._complete.set()  # `start` must not wait for filter servers that are never started
             self.processes.remove(process)
             _close(process)
         try:

@@ -53,7 +53,7 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
         else:
             show(formats.cluster_list(brokers, int(time.time() * 1000)))
         for broker in brokers:
-            if broker.problem and not wants_json():  # JSON output contains the broker's problem
+            if broker.problem and not wants_json():  # The JSON output already contains `problem`
                 show_problem(f"{broker.broker_addr}: {broker.problem}")
         if interval is None:
             if any(broker.problem for broker in brokers):

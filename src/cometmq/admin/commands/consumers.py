@@ -45,7 +45,8 @@ from cometmq.number_range import FiniteRange
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 
-MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # First delay and interval of Apache's monitor
+# As in Apache's monitor, the first report is printed after 20 s, and by default one more every 60 s.
+MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0
 GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
 CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 

@@ -89,5 +89,5 @@ async def export_configs(admin: Admin, cluster: str, directory: str) -> None:
 
 @admin_command("exportMetrics", CLUSTER, DIRECTORY)
 async def export_metrics(admin: Admin, cluster: str, directory: str) -> None:
-    """Export load, sizes and clients to a file."""
+    """Export message rates, disk usage, topic and group counts, and client versions to a file."""
     write(directory, "metrics.json", await admin.cluster_metrics(cluster))

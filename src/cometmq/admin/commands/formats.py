@@ -71,7 +71,10 @@ def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
 
 
 def purged(queues: Iterable[tuple[str, PurgedQueue]]) -> Iterator[str]:
-    """Return the table of purged queues. Each item of `queues` is a broker name and a queue."""
+    """Return a table of the queues from which messages were purged, or would be purged by a dry run.
+
+    Each item of `queues` is the name of a broker and one of its queues.
+    """
     form = "%-32s  %-4s  %-20s  %-20s  %-20s  %s"
     yield form % ("#Broker Name", "#QID", "#Min Offset", "#Purged To", "#Max Offset", "#Messages")
     for name, queue in queues:
@@ -134,7 +137,10 @@ def fixed(value: float | None, digits: int) -> str:
 
 
 def load(tps: float | None, info: Mapping[str, str], side: str) -> str:
-    """Return a rate and the state of the broker's request queue as `123.45(0,0ms)`; `-` without a rate."""
+    """Return a rate with the length of the broker's request queue and the longest wait in it.
+
+    The form is `123.45(0,0ms)`. The result is `-` if the rate is None.
+    """
     if tps is None:
         return "-"
     size = info.get(f"{side}ThreadPoolQueueSize", "")

@@ -37,7 +37,7 @@ SIZE = click.IntRange(0, 4 << 20)
     opt("-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."),
 )
 async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
-    """Send messages to a topic, where they stay, and show response times."""
+    """Send messages to a topic and show response times. The messages are not deleted afterwards."""
     rows: list[SendTime] = []
     async for row in admin.send_times(topic, amount, size):
         if not wants_json():

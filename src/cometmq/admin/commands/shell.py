@@ -99,7 +99,11 @@ COMMON = (
 
 
 class MqAdmin(click.Group):
-    """A command group with RocketMQ's conventions: case-insensitive names, `help <command>`, a plain list."""
+    """The command group `mqadmin`, which follows RocketMQ's conventions.
+
+    Command names are case-insensitive, `help <command>` shows a command's options, and the help lists all
+    commands without click's formatting.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -180,13 +184,13 @@ def _meta_flag(flag: str, key: str, text: str) -> Callable[[F], F]:
 
 
 def raw_option(command: F) -> F:
-    """Add `--raw` to a command. The function `show` evaluates the option."""
+    """Add the option `--raw` to a command. The function `show` reads it when it prints the result."""
     text = "Print names and bodies unchanged instead of escaping control characters."
     return _meta_flag("--raw", RAW, text)(command)
 
 
 def result_options(command: F) -> F:
-    """Add `--json` and `--raw` to a command. The function `tell` evaluates the options."""
+    """Add `--json` and `--raw` to a command. The function `tell` reads both when it prints the result."""
     return raw_option(_meta_flag("--json", JSON, "Print JSON instead of columns.")(command))
 
 
@@ -216,7 +220,7 @@ def charset(name: str) -> str:
 
 
 def changes(command: F) -> F:
-    """Add `--dry-run` to a command that changes the cluster. The function `announce` evaluates the option."""
+    """Add `--dry-run` to a command that changes the cluster. The function `announce` reads this option."""
     return _meta_flag("--dry-run", DRY_RUN, "Print the actions without executing them.")(command)
 
 

@@ -229,7 +229,8 @@ class _Reader:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                # Show only the first word, because the rest may be a secret, as in `secretKey:x`.
+                # Show only the first word of the key: because of a typing error, the rest may be a secret, as
+                # in `secretKey:x`.
                 word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]
                 raise YamlError(item.line, f"{what}: unknown key {shortened(word, _SHOWN)!r}{hint}")
         return node.value

@@ -54,7 +54,7 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        # Stamps of the files from which the last returned policy was read.
+        # For each file, its stamp (see `Stamp`) when it was read for the last returned policy.
         self._in_force: dict[str, Stamp] = {}
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
@@ -110,7 +110,10 @@ class AclFiles:
 
     @property
     def versions(self) -> dict[str, DataVersion]:
-        """The data version of each ACL file, by path, which counts the changes made by requests."""
+        """The data version of each ACL file, by path.
+
+        A data version counts the changes that requests made to its file.
+        """
         none = DataVersion(timestamp=0, counter=0)
         return {path: each.content.version or none for path, each in self._read.items()}
 
@@ -184,7 +187,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # A write during the read changes the stamp, so the next check detects it
+        stamp = _stamp(path)  # Before reading, so that the next check detects a write during the read
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:

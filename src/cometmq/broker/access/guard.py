@@ -67,7 +67,7 @@ class Guard:
     # -- requests to this broker
 
     def guarded(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Return handlers that check a request and then call the original handler."""
+        """Return handlers that check the sender's rights and then call the original handlers."""
         return {code: self._before(handler) for code, handler in handlers.items()}
 
     def _before(self, handler: Handler) -> Handler:
@@ -134,7 +134,7 @@ class Guard:
     # -- requests of this broker
 
     def sign(self, frame: Frame) -> None:
-        """Sign a request to the master as the first admin account, because the master has the same accounts.
+        """Sign a request to the master as the first admin account. The master must have the same account.
 
         Requests to name servers are not signed: a name server does not check signatures, and could misuse the
         signatures that it receives.

@@ -88,7 +88,7 @@ class AclRequests:
 
     @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the data version of each ACL file, which counts the file's changes."""
+        """Return the data version of each ACL file. A data version counts the changes to its file."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion(timestamp=0, counter=0)

@@ -82,7 +82,7 @@ RATES = {
 CONSUME_MODES = dict(zip(CONSUME_TYPES, ("pull", "push", "pop"), strict=True))
 BROADCASTING, CLUSTERING = MESSAGE_MODELS
 BYTES, MILLISECONDS = "bytes", "milliseconds"
-Lag = tuple[str, str, int, int]  # Group, topic, queue id and number of messages not consumed
+Lag = tuple[str, str, int, int]  # (group, topic, queue id, number of messages not consumed by the group)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -119,7 +119,7 @@ class BrokerMetrics:
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:
-        """Add all metrics to `families`. Let other tasks of the event loop run in between."""
+        """Add all metrics to `families`, and let other tasks of the event loop run during the collection."""
         turns = Turns()
         table = await self.runtime.table()
         self._runtime(families, table)

@@ -46,7 +46,7 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
-# The counters of `Stats` for the statistics of the whole broker, by the statistic's name in requests.
+# For each statistic of the whole broker, by its name in requests: the name of the counter in `Stats`.
 OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
 MAX_ENTRIES = 4096  # Maximum number of consume queue entries in one response
 INT64_MAX = 2**63 - 1
@@ -204,8 +204,8 @@ class ProgressAdmin:
             found = []
         if not any(counted.sum for counted in found):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
-        # `avgpt` is the average number of messages per counted event. It is 1, because each message is
-        # counted singly.
+        # `avgpt` is the average number of messages per counted event. It is 1, because each message counts as
+        # one event.
         items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
         return frame.response(body=BrokerStatsData(*items).encode())
 
@@ -234,7 +234,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offsets of each group that has settings or offsets, by topic."""
+        """Return, for each group that has settings or offsets, its offsets in each of its topics."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
@@ -258,10 +258,10 @@ class ProgressAdmin:
     async def _progress_of(
         self, group: str, topics: Iterable[str], turns: Turns, counted: Iterable[str] = ()
     ) -> ConsumeStats:
-        """Return the offsets of a group in each queue of `topics`.
+        """Return the offsets of a group in each queue of `topics`, and the group's consumption rate.
 
-        If the group is online, topics to which it does not subscribe are left out. The rate is the sum over
-        the remaining topics and the topics in `counted`.
+        If the group is online, topics to which it does not subscribe are left out. The rate is the sum of the
+        group's rates for the remaining topics and for the topics in `counted`.
         """
         rated = set(counted)
         online = self.consumers.groups.get(group)
@@ -279,7 +279,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # Equal to `consumer_offset`, so that no messages are in flight
+                    pull_offset=consumed,  # The broker stores no offsets of pulled but unconsumed messages
                 )
             rated.add(topic)
         now_ms = mono_ms(self.clock)

@@ -133,9 +133,10 @@ class RuntimeAdmin:
 
     @handles(RequestCode.DELETE_EXPIRED_COMMITLOG)
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete expired segments now, without waiting for the configured hour.
+        """Delete expired segments of the commit log now, without waiting for the hour in `deleteWhen`.
 
-        Ten segments are deleted now, and ten more in each following cycle.
+        One run deletes up to `deleteFileBatchMax` segments. This request causes 20 runs regardless of
+        the hour, and starts the first one.
         """
         store = self.store
         log.info("deleting expired files, as requested by %s", connection.peer)
@@ -218,8 +219,9 @@ class RuntimeAdmin:
     def _timer_facts(self) -> dict[str, str]:
         """Return the runtime table's entries about timer messages.
 
-        The entries are the delay of deliveries in seconds, the number of unread messages, and the number of
-        waiting messages.
+        The entries are the delay of deliveries in seconds, the number of messages that have not been read
+        from the timer topic yet, and the number of messages that were read and now wait for their delivery
+        times.
         """
         pending, now = self.timers.pending, self.timers.times()
         stored = self.store.max_offset(TIMER_TOPIC, 0)
@@ -261,7 +263,7 @@ def capacity(store: MessageStore) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a ratio in the form of the runtime table. A negative ratio becomes 0.0."""
+    """Return a ratio as text for the runtime table. A negative ratio becomes 0.0."""
     return str(max(value, 0.0))
 
 

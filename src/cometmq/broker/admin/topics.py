@@ -183,7 +183,11 @@ class TopicAdmin:
 
     @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
     def get_all_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return all topics, and the ranges of deleted topics' messages that a slave may still have."""
+        """Return all topics and, for slaves, recently deleted topics.
+
+        Each deleted topic has a log position: a slave treats the topic's messages before this position as
+        deleted.
+        """
         topics, store = self.tables.topics, self.store
         body = TopicConfigTable(
             data_version=topics.version,
@@ -204,9 +208,10 @@ class TopicAdmin:
 
     @handles(RequestCode.PURGE_TOPIC)
     async def purge_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Hide the messages of a topic permanently. Without `execute`, only return what would be hidden.
+        """Make messages of a topic permanently unreadable by raising minimum offsets (CometMQ's own request).
 
-        This is CometMQ's own request.
+        The request may be limited to one queue, and to messages stored before a time. The response contains
+        each queue's minimum offset before and after the request. Without `execute`, nothing is changed.
         """
         header = frame.header(PurgeTopicRequestHeader)
         name = self._changeable(header.topic, frame.version)

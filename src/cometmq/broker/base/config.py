@@ -48,7 +48,10 @@ log = logs.logger(__name__)
 MASTER_ID = 0
 """The `brokerId` that every master has."""
 MAX_PARKED_PULLS = 1 << 20
-"""The upper limit of the settings for parked pulls. It bounds memory, as each pull takes about 1 KB."""
+"""The highest value that the limits on parked pulls can be set to.
+
+A parked pull waits for new messages. It takes about 1 KB of memory, so the limit bounds memory.
+"""
 
 
 _MS = Range(1, INT_MAX, "milliseconds")
@@ -140,14 +143,14 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     register_name_server_period: Annotated[int, _MS, START] = 30_000
     register_broker_timeout_mills: Annotated[int, Range(1, 600_000, "milliseconds")] = 6_000
     compressed_register: bool = False
-    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # 0 means `listenPort` + 1, as in Apache's 4.9 broker
+    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # If 0, slaves connect to port `listenPort` + 1
     ha_master_address: Annotated[str, FIXED] = ""
     ha_send_heartbeat_interval: Annotated[int, _PERIOD] = 5_000
     ha_housekeeping_interval: Annotated[int, _PERIOD] = 20_000
     ha_transfer_batch_size: Annotated[int, _HA_BATCH] = 32_768
     ha_slave_fallbehind_max: Annotated[int, _BYTES] = 256 << 20
     slave_timeout: Annotated[int, _MS] = 3_000
-    d_leger_join: Annotated[bool, FIXED] = False  # CometMQ only: whether an existing group adds this member
+    d_leger_join: Annotated[bool, FIXED] = False  # CometMQ only: wait to be added to an existing raft group
     in_sync_replicas: Annotated[int, _REPLICAS] = 1
     min_in_sync_replicas: Annotated[int, _REPLICAS] = 1
     enable_auto_in_sync_replicas: bool = False
@@ -168,7 +171,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: Annotated[int, Range(0, 64, "processes"), FIXED] = 0
-    tls_server_mode: Annotated[str, FIXED] = ""  # "" means `permissive` if `tls.config.file` is set
+    tls_server_mode: Annotated[str, FIXED] = ""  # Empty means `permissive` if `tls.config.file` is set
     tls_config_file: Annotated[str, FIXED] = ""
     use_tls: Annotated[bool, FIXED] = False
     acl_enable: Annotated[bool, FIXED] = False

@@ -41,12 +41,13 @@ class DelayLevels(msgspec.Struct, frozen=True):
 
 
 class ClockSteps:
-    """The lead of the monotonic clock over the wall clock when each record of a queue was stored.
+    """The difference between the monotonic clock and the wall clock when each record of a queue was stored.
 
     A record contains only the wall-clock time at which it was stored. If the wall clock is set before the
-    delivery, a delivery by the wall clock would be early or late. So delays are measured with a monotonic
-    clock, which also counts the time that the machine is suspended. Records from before the broker's start
-    are treated as if the wall clock had not been set since. The leads are kept in memory, by queue offset.
+    record is delivered, that time no longer shows how long the record has waited. So delays are measured with
+    a monotonic clock, which also counts the time that the machine is suspended: the saved difference is added
+    to the record's store time. Records from before the broker's start are treated as if the wall clock had
+    not been set since. The differences are kept in memory, by queue offset.
     """
 
     __slots__ = ("notes",)
@@ -55,16 +56,15 @@ class ClockSteps:
         self.notes = deque([(0, monotonic_ms - now_ms)])
 
     def note(self, offset: int, ahead_ms: int) -> None:
-        """Record how far the monotonic clock is ahead of the wall clock, for records from `offset` on."""
+        """Save the current difference, monotonic minus wall clock, for the records at `offset` and after.
+
+        A change of the difference by at most STEP_MS is ignored.
+        """
         if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """Return the difference, in ms, between the monotonic time and the store time of a record.
-
-        Args:
-            offset: The queue offset of the record.
-        """
+        """Return the saved difference, monotonic minus wall clock (ms), for the record at an offset."""
         found = self.notes[0][1]
         for first, ahead_ms in self.notes:
             if first > offset:
@@ -73,7 +73,7 @@ class ClockSteps:
         return found
 
     def passed(self, offset: int) -> None:
-        """Remove the recorded clock differences that apply only to records before `offset`."""
+        """Remove the saved clock differences that only concern records before `offset`."""
         while len(self.notes) > 1 and self.notes[1][0] <= offset:
             self.notes.popleft()
 
@@ -88,13 +88,13 @@ class DueTimes:
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
-        """Create the delivery times of a level.
+        """Create the object that computes the delivery times of messages with one delay level.
 
         `stored` is the end offset of the level's queue at the broker's start.
         """
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # Latest delivery time of messages stored before the start
+        self._latest_ms = monotonic_ms + delay_ms  # Upper limit for messages from before the broker's start
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:

@@ -26,7 +26,7 @@ CHECK_BY_THEMSELVES = frozenset(
         RequestCode.END_TRANSACTION,
     }
 )
-"""The most frequent requests. Their handlers check the names themselves."""
+"""Frequent requests, whose handlers check a topic or group name themselves when they first see it."""
 
 
 def check_topic(topic: str | None, version: int) -> str:
@@ -71,7 +71,7 @@ Blank values are left to the handlers, because many of the fields are optional.
 
 
 def names_checked(handler: Handler) -> Handler:
-    """Return a handler that checks the names in a request's ext fields and then calls `handler`."""
+    """Return a handler that checks topic and group names in the ext fields and then calls `handler`."""
 
     def checked(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         ext = frame.ext

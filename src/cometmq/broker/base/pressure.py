@@ -18,8 +18,8 @@ SENDS = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
-# The setting with the maximum delay of the event loop, for each set of request codes that share a queue in
-# Apache's broker.
+# In Apache's broker, the requests of each key share a queue, and the setting limits the wait in this queue.
+# In CometMQ, which has no such queues, the setting limits the delay of the event loop for these requests.
 LATENESS = {
     SENDS: "wait_time_mills_in_send_queue",
     (RequestCode.PULL_MESSAGE,): "wait_time_mills_in_pull_queue",
@@ -61,7 +61,7 @@ class Excess(NamedTuple):
 
 
 def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
-    """Return the limits that the load exceeds, by the request codes to be refused."""
+    """Return the codes of the requests that must be refused, each with the limits that the load exceeds."""
     if not config.broker_fast_failure_enable:
         return {}
     of_sends = []

@@ -23,7 +23,7 @@ from cometmq.store import MessageStore
 log = logs.logger(__name__)
 
 MEASURE_INTERVAL_S = 0.02
-WARNING_INTERVAL_S = 10.0  # Minimum interval, in seconds, between two log lines about refusals
+WARNING_INTERVAL_S = 10.0  # Minimum interval, in seconds, between two log lines about refused requests
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,7 +47,7 @@ class Protection:
         """The number of refused requests since the start."""
 
     def start(self) -> None:
-        """Start measuring the load."""
+        """Start to measure the broker's load periodically."""
         self._due = self._loop.time() + MEASURE_INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._measure)
 

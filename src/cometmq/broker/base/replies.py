@@ -53,12 +53,16 @@ _PULL = (
     + _TAIL
 )
 
-# The two length words at the beginning of a response without a body, by the size of its header.
+# For each header size below 512, the first 8 bytes of a frame without a body: the length of the rest of the
+# frame, and the length of the header.
 _WORDS = [_lengths(4 + size, size) for size in range(512)]
 
 
 def frame_of(header: bytes, body_size: int = 0) -> bytes:
-    """Return the two length words and the header of a JSON frame, whose body has `body_size` bytes."""
+    """Return a JSON frame up to its body: the two length fields, and the header.
+
+    `body_size` is the number of bytes of the body, which the caller sends next.
+    """
     size = len(header)
     return _lengths(4 + size + body_size, size) + header
 
@@ -97,7 +101,7 @@ class SendReplies:
         return b",".join([self._ids_prefix + b"%016X"] * len(physical_offsets)) % tuple(physical_offsets)
 
     def answer(self, messages: Iterable[TickMessage]) -> None:
-        """Send the success responses for messages that were sent singly."""
+        """Send a success response for each of these messages, none of which is part of a batch."""
         template = self._ok
         for message in messages:
             sender: Sender = message.sender

@@ -16,7 +16,7 @@ import msgspec
 # The periods, in seconds, over which rates are reported.
 SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
-GROUP_SPAN_MS = 10_000  # Period, in ms, after which a new element of `group_spans` begins
+GROUP_SPAN_MS = 10_000  # Length, in ms, of an interval in `group_spans`
 GROUP_SPANS = 7
 MAX_GROUP_TOTALS = 100_000
 """The maximum number of counters in `group_totals`. Beyond this number, all of them restart at 0."""
@@ -44,14 +44,14 @@ class SpanCounts(Generic[K]):
     """The number of events of the last minute, hour and day, for each key that had events in the last day."""
 
     def __init__(self, mono_ms: int) -> None:
-        # For each level: the start time of each interval, and its counts by key. The last interval is the
-        # current one.
+        # For each entry of LEVELS, its intervals: the start time of each, and the number of events in it by
+        # key. The last interval is the current one.
         self._levels: list[deque[tuple[int, dict[K, int]]]] = [
             deque([(mono_ms, {})], maxlen=count + 1) for _, count in LEVELS
         ]
 
     def add(self, counts: Mapping[K, int], mono_ms: int) -> None:
-        """Add the numbers of events since the last call, about 10 s ago, by key."""
+        """Add the numbers of events since the last call, about 10 s ago, to the counts of their keys."""
         for spans, (length_ms, _) in zip(self._levels, LEVELS, strict=True):
             began_ms, present = spans[-1]
             for key, count in counts.items():
@@ -97,25 +97,29 @@ class Stats:
         self.found = 0
         self.miss = 0
         self.transferred = 0
-        # The number of messages sent to each group from each topic in the current interval of GROUP_SPAN_MS.
-        # A group without traffic disappears from `group_spans` after a minute.
+        # The number of messages sent to consumers in the current interval, by group and topic. This dict is
+        # also the last element of `group_spans`, which drops intervals after a minute.
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The intervals of the last minute, each with its start time and counts. The last one is the current
-        # interval.
+        # The intervals of the last minute: the start time of each, and the number of messages sent to
+        # consumers in it by group and topic. The last interval is the current one.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self._counted = {"put": 0, "transferred": 0}  # Counter values at the last update of `broker_counts`
-        self.group_totals: dict[tuple[str, str], int] = {}  # Totals before the current interval
+        self.group_totals: dict[tuple[str, str], int] = {}  # Messages before the current interval
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
 
     def sample(self, now_ms: int, mono_ms: int) -> None:
-        """Take a sample of the counters. Begin a new interval every GROUP_SPAN_MS, and a new day if due."""
+        """Save the current counters for the calculation of rates.
+
+        After GROUP_SPAN_MS, begin a new interval. On the first call of a day (UTC), save the counters from
+        which the numbers of messages of today and yesterday are calculated.
+        """
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_counts.add(self.group_get, mono_ms)
@@ -134,9 +138,9 @@ class Stats:
             self.get_yesterday_morning, self.get_this_morning = self.get_this_morning, self.transferred
 
     def rates(self, name: str) -> str:
-        """Return the events per second of a field of `Totals` over 10 s, 1 min and 10 min.
+        """Return a counter's increase per second over the last 10 s, 1 min and 10 min.
 
-        The three numbers are separated by spaces, as Apache's tools expect.
+        `name` is a field of `Totals`. The three numbers are separated by spaces, as Apache's tools expect.
         """
         newest = self._samples[-1]
         return " ".join(self._rate(newest, name, span) for span in SPANS_S)

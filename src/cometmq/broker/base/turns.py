@@ -1,4 +1,4 @@
-"""Helpers for requests about many queues. The helpers let the event loop run other tasks in between."""
+"""Helpers that let the event loop run other tasks during a request about many queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from cometmq.protocol.bodies import Body
 T = TypeVar("T")
 
 QUEUES_PER_TURN = 64
-"""The number of items between two pauses. 64 items of up to 20 µs each block the loop for about 1 ms."""
+"""The number of items after which other tasks of the event loop run.
+
+64 items of up to 20 µs each block the event loop for about 1 ms.
+"""
 ENTRIES_INLINE = 512
 """The event loop encodes a response with at most 512 entries, at 3 µs each. A thread encodes a longer one."""
 
@@ -25,7 +28,10 @@ class Turns:
         self._left = QUEUES_PER_TURN
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yield the items. Pause after every 64 items, counted across all calls of this object."""
+        """Yield the items, and let other tasks run after every 64 items.
+
+        The items of all calls of this method are counted together.
+        """
         for item in items:
             self._left -= 1
             if not self._left:

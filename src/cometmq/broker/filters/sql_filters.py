@@ -27,9 +27,10 @@ from cometmq.store import Unit
 
 SQL92 = "SQL92"
 MAX_CHARACTERS = 1 << 20
-"""The maximum total length of the cached expressions, in characters, plus a fixed number for each.
+"""The limit for the sum of the lengths of the cached expressions, each plus `_EXTRA_CHARACTERS`.
 
-It bounds the memory of the cache, because each character of an expression takes up to 60 bytes when compiled.
+The limit bounds the memory of the cache, because each character of an expression takes up to 60 bytes when
+compiled.
 """
 _EXTRA_CHARACTERS = 100
 REST = 4.0
@@ -39,21 +40,22 @@ A compilation slows the event loop even though it runs in a thread, so pauses li
 the time.
 """
 _MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # Maximum number of properties read singly; for more, all are decoded
+_MAX_SINGLE_READS = 3  # Up to this number, properties are searched for one by one; for more, all are decoded
 MAX_VERDICT_TABLES = 32
-"""The maximum number of filters with cached verdicts, which take 10 MiB in all.
+"""The maximum number of filters with cached results, which take 10 MiB in all.
 
-If there are more filters, only the most recently used ones have cached verdicts.
+A result is whether certain property values match the filter. If there are more filters, only the most
+recently used ones have cached results.
 """
 MAX_VERDICTS = 1_000
-"""The maximum number of cached verdicts of one filter."""
+"""The maximum number of cached results of one filter."""
 MAX_VALUES_BYTES = 64
-"""The maximum length, in bytes, of the property values for which a verdict is cached."""
+"""The maximum total length, in bytes, of the property values for which a result is cached."""
 PAUSED_SCANS = 100
-"""The number of scans for which a table of verdicts that saved few evaluations is not used."""
-_WORTHWHILE = 4  # With fewer checked records per evaluation, storing verdicts costs more than it saves
+"""The number of scans that do not use a filter's cache after the cache has saved few evaluations."""
+_WORTHWHILE = 4  # If fewer records are checked per evaluation, caching costs more than it saves
 
-Key = tuple[str, bool]  # The expression, and whether words such as CONTAINS are operators
+Key = tuple[str, bool]  # (expression, whether words such as CONTAINS are operators)
 
 
 class NotCompiled(Exception):
@@ -138,7 +140,7 @@ class SqlFilters:
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
-                found = SqlError(error.column, error.problem)  # A copied error does not keep its traceback
+                found = SqlError(error.column, error.problem)  # A new error, which holds no traceback
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -148,15 +150,15 @@ class SqlFilters:
 
 
 class Verdicts(dict[Values, bool]):
-    """The verdicts of one filter by the values of its properties.
+    """A cache of the results of one filter: whether certain values of its properties match.
 
-    A single property is keyed by its value, several by the tuple of their values, in the order of the filter.
-    A verdict that is missing is evaluated and stored. After MAX_VERDICTS evaluations the table is cleared. If
-    it saved few evaluations of a filter with several properties, it is then not used for PAUSED_SCANS scans:
-    the table needs the values of all properties, while an evaluation often needs only the first.
+    The key is the value of the only property, or the tuple of the values of all properties in the order of
+    the filter. A missing result is evaluated and added. After MAX_VERDICTS evaluations the cache is cleared.
+    If it has saved few evaluations of a filter with several properties, the next PAUSED_SCANS scans do not
+    use it: a lookup needs the values of all properties, while an evaluation often needs only the first.
 
     Attributes:
-        checked: The number of records that were checked since the table was cleared.
+        checked: The number of records that were checked with the cache since it was cleared.
     """
 
     __slots__ = ("_evaluated", "_paused", "_sql", "checked")
@@ -164,11 +166,11 @@ class Verdicts(dict[Values, bool]):
     def __init__(self, sql: SqlFilter) -> None:
         self._sql = sql
         self._evaluated = 0
-        self._paused = 0  # Number of next scans that do not use the stored verdicts
+        self._paused = 0  # Number of next scans that do not use the cache
         self.checked = 0
 
     def begin_scan(self) -> bool:
-        """Begin a scan. Return whether the scan uses the stored verdicts."""
+        """Begin a scan of records. Return whether the scan uses the cached results."""
         if not self._paused:
             return True
         self._paused -= 1
@@ -188,7 +190,7 @@ class Verdicts(dict[Values, bool]):
         return passes
 
     def evaluate(self, values: Values) -> bool:
-        """Evaluate the filter for the given property values, without using a stored verdict."""
+        """Evaluate the filter for the given property values, without using the cache."""
         each = (values,) if isinstance(values, bytes) else values
         texts = [value.decode("utf-8", "replace") or None for value in each]
         return self._sql.matches(dict(zip(self._sql.names, texts, strict=True)).get)
@@ -196,17 +198,17 @@ class Verdicts(dict[Values, bool]):
 
 @lru_cache(MAX_VERDICT_TABLES)
 def _cached_parts(sql: SqlFilter) -> tuple[Callable[[bytes | bytearray, int, int], Values], Verdicts]:
-    """Return a function that reads the properties that a filter uses, and the filter's stored verdicts."""
+    """Return a function that reads a filter's properties from a record, and the filter's result cache."""
     return values_reader(tuple(name.encode() for name in sql.names)), Verdicts(sql)
 
 
 class FilterScan:
-    """The filter of one pull, which checks records until a time limit.
+    """Checks records with the filter of one pull, until a time limit.
 
-    Budget: 1 µs of CPU per record if the filter uses one property, and its value was seen before: the
-    property is found in the bytes of the record, and the verdict is looked up by the bytes of the value. If a
-    filter uses more than _MAX_SINGLE_READS properties, only the properties that the evaluation needs are
-    read.
+    Budget: 1 µs of CPU per record if the filter uses one property, and the result for its value is cached:
+    the property is found in the bytes of the record, and the result is looked up by the bytes of the value.
+    If a filter uses more than _MAX_SINGLE_READS properties, no results are cached, and only the properties
+    that the evaluation needs are read.
     """
 
     __slots__ = (
@@ -238,11 +240,11 @@ class FilterScan:
     def find_match(
         self, data: bytes | bytearray, start: int, units: Sequence[Unit], first: int, stop: int
     ) -> tuple[int, bool | None]:
-        """Return the index of the first unit whose record matches, and True (see RecordFilter).
+        """Return the index of the first entry in `units` whose record matches the filter, and True.
 
-        Without a match, the second value is None if the time limit has ended the scan, and otherwise False. A
-        damaged record matches, so that its consumer sees the damage. The first record of a scan is always
-        checked.
+        If no checked record matches, return the index after the last checked entry, and None if the time
+        limit has ended the scan, otherwise False. A damaged record counts as a match, so that its consumer
+        sees the damage. The first record of a scan is always checked. `RecordFilter` describes the arguments.
         """
         length, read, now_s, until = len(data), self._read, self._now_s, self._until
         verdicts, is_cached, over = self.verdicts, self._is_cached, self._over
@@ -261,7 +263,7 @@ class FilterScan:
                     passes = self._evaluate(data, at, size)
                 else:
                     values = read(data, at, size)
-                    # Store no verdicts for long values: hashing such a value takes longer than evaluating it.
+                    # Cache no results for long values: hashing such a value takes longer than the evaluation.
                     passes = (
                         verdicts[values] if len(values) <= MAX_VALUES_BYTES else verdicts.evaluate(values)
                     )
@@ -286,7 +288,8 @@ class FilterScan:
     def _get(self, name: str) -> str | None:
         """Return a property of the current record, or None.
 
-        Up to three properties are read singly, which takes a third of the time of decoding all of them.
+        The first three properties that are requested are searched for one by one, which takes a third of the
+        time of decoding all properties. If a fourth one is requested, all properties are decoded.
         """
         self._asked += 1
         if self._asked <= _MAX_SINGLE_READS:

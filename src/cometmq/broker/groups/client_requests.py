@@ -61,8 +61,8 @@ MAX_BROKER_NAME_LENGTH = 255  # Maximum number of characters of a locked queue's
 
 log = logs.logger(__name__)
 
-MAX_KEPT = 1_000  # Maximum number of stored digests; also the maximum number of stored groups
-MAX_REPEATED_CHECKS = 10  # Maximum number of groups that one call of `log_pending` compares
+MAX_KEPT = 1_000  # Maximum number of digests of logged differences, and of groups that wait for a log line
+MAX_REPEATED_CHECKS = 10  # Maximum number of waiting groups that one call of `log_pending` processes
 
 
 @dataclass(eq=False)
@@ -100,7 +100,10 @@ class Disagreements:
             )
 
     def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
-        """Log differences between members that the log's rate limit suppressed, if they still exist."""
+        """Log the differences between members that were not logged earlier because of the log's rate limit.
+
+        A difference that no longer exists is not logged.
+        """
         for group in list(islice(self._pending, MAX_REPEATED_CHECKS)):
             del self._pending[group]
             if group in groups:
@@ -148,7 +151,9 @@ class ClientProcessor:
         return frame.response()
 
     def _check(self, connection: Connection, data: HeartbeatData) -> dict[str, int]:
-        """Check the limits of a heartbeat's connection. Return the weight of each consumer group.
+        """Check the limits of a heartbeat's connection.
+
+        Return the weight (see `weight_of`) of each consumer group.
 
         Raises:
             CommandError: The connection would exceed its limits.
@@ -184,7 +189,7 @@ class ClientProcessor:
         group = data.group_name
         settings = self.tables.groups.find(group)
         if settings is not None and has_retry_topic(group):
-            with contextlib.suppress(CommandError):  # Groups can consume without a retry topic
+            with contextlib.suppress(CommandError):  # A group can consume without its retry topic
                 self.tables.topics.ensure_retry(group, settings.retry_queue_nums, data.unit_mode)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = self.consumers.register(
@@ -217,7 +222,8 @@ class ClientProcessor:
     def expire(self) -> None:
         """Close the connections of clients that have been silent for 120 s, and remove expired locks.
 
-        Also log the differences that the log's rate limit has suppressed. This method is called every 10 s.
+        Also log differences between group members that the log's rate limit has suppressed. This method is
+        called every 10 s.
         """
         self.locks.expire(mono_ms(self.clock))
         self.disagreements.log_pending(self.consumers.groups)
@@ -240,7 +246,10 @@ class ClientProcessor:
 
     @handles(RequestCode.CHECK_CLIENT_CONFIG)
     async def check_client_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Return success if the broker supports a subscription, in particular its SQL92 expression."""
+        """Return success if the broker supports the expression of a subscription.
+
+        The response is an error if SQL92 filters are disabled, or if the expression or its type is invalid.
+        """
         subscription = CheckClientRequestBody.decode(frame.body).subscription_data
         if subscription is None or is_tag_type(subscription.expression_type):
             return frame.response()
@@ -293,10 +302,10 @@ def check_client_id(client_id: str) -> None:
 
 
 def weight_of(data: ConsumerData) -> int:
-    """Return how many groups a group counts as when the groups of a connection are limited.
+    """Return the weight of a consumer group. The sum of the weights of a connection's groups is limited.
 
-    The number grows with the length of the group's stored data, so the limit bounds the memory per
-    connection.
+    The weight is 1, plus 1 for each WEIGHT_CHARACTERS of the data that the broker stores for the group, so
+    the limit bounds the memory per connection.
     """
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0
@@ -314,8 +323,8 @@ def _check_names(data: HeartbeatData, version: int) -> None:
     for consumer in data.consumer_data_set:
         group = check_group(consumer.group_name, version)
         for subscription in consumer.subscription_data_set:
-            # A client always subscribes to its group's retry topic, even if the name of that topic is too
-            # long.
+            # Do not check the name of the group's retry topic: a client always subscribes to this topic, and
+            # its name may be longer than a topic's name may be.
             if subscription.topic != RETRY_PREFIX + group:
                 check_topic(subscription.topic, version)
 
@@ -328,8 +337,8 @@ def _queues(frame: Frame) -> LockBatchBody:
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Return whether a queue with this topic and broker name can exist.
+    """Return whether a lock may be stored for a queue: whether its topic and broker names are valid.
 
-    Locks are stored only for queues that can exist.
+    A queue with other names cannot exist, so its lock would only take memory.
     """
     return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH

@@ -24,9 +24,9 @@ EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and also of producer groups, of one connection. A group with long
 # subscriptions counts as several groups. Real clients have only a few.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # A group counts once more for each 16,384 characters of its subscriptions
+WEIGHT_CHARACTERS = 16_384  # Number of characters of a group's data for which its weight grows by 1
 MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
-MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters; real client ids have about 40
+MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters of a client id; real client ids have about 40
 
 Client = tuple[str, str, int]  # Client id, language and version of a client
 
@@ -34,7 +34,8 @@ Client = tuple[str, str, int]  # Client id, language and version of a client
 class ClientInfo(msgspec.Struct):
     """A client that is a member of a group, on one connection.
 
-    Only for push consumers, `wants` holds the subscriptions and `settings` the consume settings.
+    For a push consumer, `wants` holds the subscriptions and `settings` the consume settings. For all other
+    clients, both are empty.
     """
 
     channel: Any
@@ -76,17 +77,23 @@ class ConsumerGroup(Group):
 
     def __init__(self) -> None:
         super().__init__()
-        self.consume_type = self.message_model = self.consume_from_where = ""  # Values of the last heartbeat
+        self.consume_type = self.message_model = self.consume_from_where = ""  # Set by each heartbeat
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.limits_told = False  # Whether a log line has reported different retry limits of members
         self.own_limit_told = RETRY_MAX_TIMES  # The group's retry limit in the last log line about limits
 
     def wants(self) -> dict[str, Wants]:
-        """Return the subscriptions by client id; of several connections, the newest one counts."""
+        """Return the subscriptions of each member, by client id.
+
+        If a client has several connections, the result contains the subscriptions of the newest connection.
+        """
         return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def settings(self) -> dict[str, Settings]:
-        """Return the consume settings by client id. For several connections, the newest one counts."""
+        """Return the consume settings of each member, by client id.
+
+        If a client has several connections, the result contains the settings of the newest connection.
+        """
         return {client.client_id: client.settings for client in self.by_channel.values()}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
@@ -119,13 +126,12 @@ class ClientTable(Generic[G]):
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self.groups_of: dict[Hashable, dict[str, int]] = {}  # The weights of each connection's groups
+        self.groups_of: dict[Hashable, dict[str, int]] = {}  # For each connection, the weight of each group
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
-        """Add a client to a group, or renew its membership.
+        """Add a client to a group, or renew its membership. A channel is the connection of a client.
 
-        `weight` is how many groups the group counts as when the groups of a channel are limited. A channel is
-        the connection of a client.
+        `weight` is what the group counts toward the limit for the groups of a connection.
 
         Returns:
             Whether the client was not yet a member on this channel.
@@ -163,7 +169,10 @@ class ClientTable(Generic[G]):
         return groups
 
     def expire(self, now_ms: int) -> tuple[list[Any], list[str]]:
-        """Remove silent clients. Return the channels to close, and the groups that have lost a member."""
+        """Remove the clients that have sent no heartbeat for EXPIRED_MS.
+
+        Return their connections, which the caller must close, and the groups that have lost a member.
+        """
         silent = [
             (group, channel)
             for group, known in self.groups.items()
@@ -180,7 +189,10 @@ class ClientTable(Generic[G]):
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """Return the total weight of a connection's groups after the groups in `more` have been added."""
+        """Return the sum of the weights that a connection's groups would have with the groups in `more`.
+
+        `more` contains weights by group; they replace the present weights of these groups.
+        """
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
@@ -188,7 +200,7 @@ class ProducerTable(ClientTable[Group]):
     """The producer groups, and the connection of each client id."""
 
     def __init__(self, may_replace: Callable[[Any, Any], bool] = lambda _new, _old: True) -> None:
-        """Create an empty table.
+        """Create a table without groups.
 
         Args:
             may_replace: Returns whether a new connection (first argument) may receive the replies for a
