@@ -1,12 +1,13 @@
 """Transaction checks: periodic requests to producers about transactions that have not ended.
 
-A round of checks covers the half messages that were stored before the round began, from the first open half
-message (`Ledger.head`) on. A round is divided into pieces, with other work of the event loop in between. When
-a half message is checked, a copy is stored at the end of the queue, so that the head can advance; the
-producer's answer names the copy. If the sender has requested more time, a half message stays where it is, and
-the head does not advance, until many records have been stored after the half message. As in Apache's broker,
-two offsets are stored as consumer offsets: the head, and the offset of the first op (a record that closes
-half messages) that is still needed (docs/reference/storage.md, Transactions).
+A round of checks covers the half messages that were stored before the round began, starting at the first open
+one (`Ledger.head`). A round is divided into pieces, between which the event loop does other work. When a half
+message is checked, a copy of it is stored at the end of the queue and replaces it, so that the head can
+advance; the producer's answer names the copy. If the sender has requested more time before the first check,
+the half message is copied only after many records have been stored behind it; until then the head does not
+advance. As in Apache's broker, two offsets are stored as consumer offsets: the head, and the offset of the
+first op message (a record that closes half messages) that is still needed (docs/reference/storage.md,
+Transactions).
 """
 
 from __future__ import annotations
@@ -86,8 +87,9 @@ class TransactionChecks:
         self._next = 0  # offset of the half message at which the next round begins
         self._room = 0  # bytes of half messages that the current round may still copy
         self._log_limit = logs.LogLimiter()
-        # Ends of the op queue and of the half-message queue, as pairs of the same moment. Once all half
-        # messages before the second end are closed, the ops before the first end are no longer needed.
+        # Each pair holds the ends of the op queue and of the half-message queue when a round began. Once all
+        # half messages before the second offset are closed, the op messages before the first offset are no
+        # longer needed.
         self._marks: deque[tuple[int, int]] = deque()
 
     def _interval_s(self) -> float:
@@ -132,12 +134,10 @@ class TransactionChecks:
             self.offsets.commit(TRANS_GROUP, topic, 0, offset)
 
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
-        """Read records from an offset on.
+        """Read at most `most` half messages from `offset` on.
 
-        Return the open half messages, and the offset after the last record.
-
-        At most `most` records are read. Fewer half messages may be returned, because some may be missing or
-        closed.
+        Return the open ones, and the offset after the last record read. Half messages that are closed,
+        damaged or missing are omitted.
         """
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:
@@ -201,10 +201,11 @@ class TransactionChecks:
         return self.ledger.next_open(behind) if behind < limit else None
 
     def _is_moved(self, half: Half) -> bool:
-        """Return whether to store a copy of a half message although it is not due for a check.
+        """Return whether to copy a half message to the end of the queue although it is not due for a check.
 
-        This is necessary if the message is so far back in the log that retention may delete it soon. Each
-        round copies a limited number of bytes, because each copy moves the other messages further back.
+        This is necessary if the half message is more than a segment behind the end of the log, because
+        retention may delete it soon. The bytes copied in a round are limited, because the copies lengthen the
+        log, too.
         """
         since = self.store.log.end - half.position
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
@@ -213,10 +214,10 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Carry out the verdicts on half messages.
+        """Append the records for the verdicts on half messages.
 
-        The verdict None means that the transaction has ended, so only the missing op is written. The result
-        of the future is whether all verdicts were carried out.
+        A verdict of None means that the transaction has ended and only its op message is missing, so only the
+        op message is appended. The result of the future is whether all verdicts were carried out.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []
@@ -300,10 +301,10 @@ class TransactionChecks:
     # -- checks to producers
 
     def _send_check(self, half: Half, properties: bytes, position: int, offset: int) -> None:
-        """Send a check to one of the group's producers, to each in turn.
+        """Send a check to one connected producer of the half message's group. The producers take turns.
 
-        A client that may not send to the topic is skipped, because any client can claim to belong to the
-        group, and the check contains the message.
+        A producer without write permission for the topic is skipped: any client can register for the group,
+        and the check contains the message.
         """
         clients, turn = self.producers.online(half.group), next(self._turn)
         client = next(

@@ -52,7 +52,7 @@ log = logs.logger(__name__)
 
 UNKNOWN = 0
 MAX_WAITING_BYTES = 1 << 20
-"""The maximum size of the half messages, in bytes, whose ends are stored together."""
+"""The maximum total size, in bytes, of half messages whose transactions wait to be ended together."""
 ENDED = "the transaction has ended, or was given up"
 
 
@@ -115,7 +115,11 @@ class TransactionEnds:
     async def _end_later(
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
     ) -> None:
-        """End a transaction whose half message must be read from the disk or searched in the index."""
+        """End a transaction if its half message is not in memory or was stored by an earlier run.
+
+        Both cases require reads from the disk: of the half message, or of the index, which shows whether the
+        transaction has already ended.
+        """
         question = partial(self._half_at, header.commit_log_offset)
         try:
             half = self._named(await self.store.executor.query(question), header, connection, frame)
@@ -141,10 +145,11 @@ class TransactionEnds:
         return None if record is None else half_of(record)
 
     def _half_at(self, position: int, reads: Reads) -> Half | None:
-        """Return the half message at a log position, or None.
+        """Return the half message at a log position, or None if there is none.
 
-        The body of a message can contain bytes that look like a half message of another producer. So the
-        consume-queue unit at the half message's offset must point to this position.
+        The position comes from a request, and the body of a message can contain bytes that look like a half
+        message of another producer. So the consume-queue entry at the half message's offset must contain this
+        position.
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
@@ -181,15 +186,19 @@ class TransactionEnds:
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
             raise refused("The transaction state table offset wrong")
-        # This check is CometMQ's own. After a power failure, another half message may have been stored at the
-        # position of a lost one, and a request for the lost one must not end it.
+        # CometMQ makes this check in addition to Apache's checks. After a power failure, a new half message
+        # may have been stored at the position of a lost one. A request for the lost one must not end the
+        # transaction of the new one.
         given, key = (header.msg_id, header.transaction_id), half.key
         if key and any(given) and key not in given and half.offset_msg_id not in given:
             raise refused("The message id wrong")
         return half
 
     def _log_refusal(self, error: CommandError, transaction_id: str | None, group: str) -> CommandError:
-        """Log that an end is refused, because most producers ignore the response. Return the error."""
+        """Log that a request to end a transaction is refused, and return the error.
+
+        Most producers ignore the response, so the refusal would otherwise remain unnoticed.
+        """
         if self._log_limit.allows():
             log.warning("end of transaction %s of group %s refused: %s", transaction_id, group, error.remark)
         return error
@@ -205,7 +214,10 @@ class TransactionEnds:
         self._add(Ending(half, offset, commits, answer))
 
     def _add(self, ending: Ending) -> None:
-        """Store the records of an end when this tick is committed, in one group with all others."""
+        """Schedule the end of a transaction for the commit of this tick, where all ends are stored together.
+
+        If the waiting half messages exceed MAX_WAITING_BYTES, store their ends now.
+        """
         self.ledger.take(ending.offset)
         if not self._endings:
             self.writer.before_commit(self._store_endings)
@@ -274,10 +286,11 @@ class TransactionEnds:
         return None
 
     async def _given_up(self, msg_id: str) -> Half:
-        """Return the given-up half message with an offset id or unique key. Both may have 32 hex digits.
+        """Return the half message that was given up and has this offset id or unique key.
 
+        Both kinds of id can have the same form, so the text is first used as an offset id, and then as a key.
         If several messages have the key, return the newest, because the earlier ones were resumed. Raises
-        CommandError.
+        CommandError if there is none.
         """
         topic = TRANS_CHECK_MAX_TIME_TOPIC
         with suppress(IdError):

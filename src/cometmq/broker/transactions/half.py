@@ -1,4 +1,4 @@
-"""Half messages: their records, the properties of their copies, and the verdict of a check. It does no I/O.
+"""Half messages: their records, the properties of their copies, and the decision of a check. It does no I/O.
 
 A copy contains the number of checks and, in TRAN_PREPARED_QUEUE_OFFSET, the queue offset at which its
 transaction began. The born time of a copy is never later than the store time of the first message, so that a
@@ -21,14 +21,14 @@ from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
 from cometmq.protocol.record.one import Buffer, body_crc, encode_record, record_parts
 
 REMOVED = b"d"
-"""The tag of an op, a record that closes the half messages whose offsets its body contains."""
+"""The tag of an op message, which closes the half messages whose queue offsets its body contains."""
 MIN_CHECKS = 15
 """The minimum number of checks before a half message expires, because its producers may start late."""
 _DIGITS = 18
 
 
 def number_of(text: str | None) -> int | None:
-    """Return a decimal number without a sign, or None if the text is not one."""
+    """Parse a decimal number of at most 18 digits without a sign. Return None for any other text."""
     return int(text) if text and len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
 
 
@@ -164,9 +164,12 @@ def half_of(record: Buffer, at: int = 0) -> Half:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The settings transactionTimeOut (ms) and transactionCheckMax, and a store time (ms).
+    """The limits that decide whether a half message is checked again or given up.
 
-    Retention deletes segments whose messages were stored before that time.
+    Attributes:
+        timeout_ms: The setting transactionTimeOut.
+        most_checks: The setting transactionCheckMax.
+        oldest_ms: Messages with an earlier store time may be deleted by retention.
     """
 
     timeout_ms: int
@@ -175,7 +178,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Verdict(enum.Enum):
-    """The verdict of a check on an open half message."""
+    """The decision of a transaction check about an open half message."""
 
     WAIT = "it is too young, and so are those behind it"
     PUT_BACK = "its sender has asked for more time: it stays, or a copy of it is stored behind the others"
@@ -184,7 +187,7 @@ class Verdict(enum.Enum):
 
 
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
-    """Return the verdict of a check on an open half message.
+    """Decide what a transaction check does with an open half message.
 
     If the clock was set back, the message counts as old enough for a check. If the clock was set forward, or
     the broker was stopped for long, the message does not expire before it has been checked.
@@ -205,7 +208,10 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
 
 
 def with_beginning(half: Half) -> bytes:
-    """Return a half message's properties with the queue offset at which its transaction began."""
+    """Return a half message's properties with TRAN_PREPARED_QUEUE_OFFSET set.
+
+    The value is the queue offset of the first half message of the transaction.
+    """
     return put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
 
 
@@ -220,9 +226,10 @@ def copy_properties(half: Half, *, checked: bool) -> bytes:
 def same_transaction(half: Half, other: Half) -> bool:
     """Return whether two half messages with the same key belong to the same transaction.
 
-    Equal keys do not prove this: a producer that has sent a message twice has two transactions with the same
-    key. Copies made by Apache's broker contain the number of checks, but not the offset at which the
-    transaction began.
+    A producer that has sent a message twice has two transactions with the same key, so the offsets at which
+    the transactions began are compared. Copies made by Apache's broker do not contain this offset. `other`
+    counts as such a copy, and so as part of the same transaction, if it lacks the offset and has more checks
+    than `half`.
     """
     by_apache = other.form.prepared is None and other.checks > half.checks
     return by_apache or other.first == half.first
@@ -246,15 +253,23 @@ def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """Return the offsets in the body of an op: one (4.9), or several that are separated by commas (5.x)."""
+    """Return the queue offsets of the half messages that an op message with this body closes.
+
+    RocketMQ 4.9 stores one offset, 5.x several offsets separated by commas.
+    """
     parts = body.decode("ascii", "replace").split(",")
     return [number for part in parts if (number := number_of(part)) is not None]
 
 
 def check_body(half: Half, properties: bytes, position: int, offset: int, queue_id: int) -> bytes:
-    """Return the record that a transaction check contains.
+    """Return the body of a transaction check: the half message's copy, with its real topic and queue.
 
-    This is the copy at log position `position`, with the real topic and queue of the message.
+    Args:
+        half: The half message that was copied.
+        properties: The property string of the copy.
+        position: The log position of the copy.
+        offset: The queue offset of the copy.
+        queue_id: The real queue.
     """
     return encode_record(
         half.real_topic,

@@ -1,9 +1,9 @@
-"""Transactions from before this start: determines which are open, even if another broker has used the store.
+"""Determines which transactions of earlier runs are open, even if another broker has used the store.
 
-An op is a record that contains the offsets of closed half messages. But a crash may have destroyed an op and
-not the record written with it, or the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So
-before an inherited half message (one that an earlier run has stored) is used, the store is searched by its
-key for a committed message or a later copy.
+An op message contains the offsets of closed half messages. But a crash may have destroyed an op message and
+not the record written with it, or the reverse, and Apache's 5.x broker keeps op messages in memory for
+seconds. So before a half message that an earlier run has stored is used, the store is searched by its key for
+a committed message or a later copy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ OPS_AT_ONCE = 32
 SAME_KEY = 64  # maximum number of messages with the same key that a search examines
 BYTES_OF_KEY = 32 << 20
 MAX_FILLERS = 1 << 20
-"""The maximum number of half messages that a crash is assumed to have destroyed.
+"""The maximum number of queue offsets that a crash is assumed to have removed from the half-message queue.
 
-A crash can destroy at most the half messages stored in one second, which are far fewer than this limit. So if
-an op refers to an offset that is further beyond the end of the queue, that offset is ignored.
+A crash can destroy at most the half messages stored in one second, which are far fewer than this limit. If an
+op message contains an offset that is further beyond the end of the queue, the offset is ignored.
 """
 
 
@@ -51,12 +51,12 @@ class Inherited:
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
-        """Return the stored offset of a queue of half messages or ops, limited to the queue's bounds."""
+        """Return the stored offset of the half-message or op queue, limited to the queue's bounds."""
         stored = offsets.query(TRANS_GROUP, topic, 0)
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
-        """Fill an empty ledger with the state (open or closed) of all stored half messages.
+        """Set the state of an empty ledger from the stored offset of its head and from the op messages.
 
         This must run in a thread, because it may wait for the disk, and before any new message is stored.
         """
@@ -90,10 +90,10 @@ class Inherited:
         return closed_by(op.body)
 
     def fill(self, records: TransactionRecords) -> None:
-        """Store fillers in place of half messages that a crash has destroyed, if their ops have survived.
+        """Store empty half messages in place of half messages that a crash has destroyed.
 
-        Without fillers, new half messages would get the same offsets, and the surviving ops would close these
-        new messages.
+        This is necessary if their op messages have survived: new half messages would otherwise get the same
+        offsets, and the surviving op messages would close them.
         """
         for offset in range(self.end, self._behind):
             try:
@@ -104,14 +104,15 @@ class Inherited:
         self.end = self._behind
 
     async def is_settled(self, half: Half) -> bool:
-        """Return whether an earlier run's half message is closed although the op that closes it is missing.
+        """Return whether a half message of an earlier run is closed although its op message is missing.
 
-        A half message is closed if it was committed, if a later copy exists, or if it is a filler.
+        This is the case if the transaction was committed, if a later copy of the half message exists, or if
+        `fill` has stored the half message.
         """
         if half.offset >= self.end:
             return False
         if not half.group:
-            return True  # a half message without a group is one of our fillers (see `fill`)
+            return True  # only `fill` stores half messages without a producer group
         if not half.key:
             return False
         positions = {half.position}

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 CHUNK = 4096  # number of half messages (bits) in one integer of the bitmap
 MAX_COPIES = 100_000
-"""The maximum number of transactions whose newest copy is recorded.
+"""The maximum number of transactions for which the offset of the newest copy is kept.
 
-In any other transaction, an end that names an older copy is refused; the producer is asked in the next check.
+A producer may answer an earlier check, which named an older copy. For a transaction whose newest copy is not
+kept, this answer is refused, and the producer has to answer the next check.
 """
 
 
 class Ledger:
-    """The state of all half messages.
+    """The state of the half messages (open or closed), and the newest copy of each transaction.
 
-    `_taken` has the offsets of the half messages whose end or copy is being written.
+    `_taken` contains the offsets of half messages for which a write is in progress that will close them.
     """
 
     __slots__ = ("_closed", "_newest", "_taken", "head")
@@ -37,12 +38,12 @@ class Ledger:
         self._newest.clear()
 
     def is_open(self, offset: int) -> bool:
-        """Return whether a half message is open, and neither its end nor a copy is being written."""
+        """Return whether a half message is open and no write that closes it is in progress."""
         chunk, bit = divmod(offset, CHUNK)
         return offset >= self.head and not self._closed.get(chunk, 0) >> bit & 1 and offset not in self._taken
 
     def next_open(self, offset: int) -> int:
-        """Return the offset of the first half message, from `offset` on, that is not closed."""
+        """Return the offset of the first half message, from `offset` on, that is still open."""
         chunk, bit = divmod(max(offset, self.head), CHUNK)
         while True:
             closed = self._closed.get(chunk, 0) >> bit
@@ -52,7 +53,7 @@ class Ledger:
             chunk, bit = chunk + 1, 0
 
     def count_open(self, end: int) -> int:
-        """Return the number of half messages before the offset `end` that are not closed."""
+        """Return the number of half messages before the offset `end` that are still open."""
         if end <= self.head:
             return 0
         (first, low), (last, high) = divmod(self.head, CHUNK), divmod(end, CHUNK)
@@ -66,22 +67,28 @@ class Ledger:
     # -- changes of state
 
     def take(self, offset: int) -> None:
-        """Record that the end or a copy of a half message is being written."""
+        """Record that a write which closes the half message is in progress."""
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """Record that the end or copy of a half message was not written, so the message is open again."""
+        """Record that the write which was to close the half message has failed.
+
+        The half message is open again.
+        """
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
-        """Record that the end or copy of a half message was written, so the half message is closed."""
+        """Mark a half message as closed, for example after the write that closes it has succeeded."""
         self._taken.discard(offset)
         if offset >= self.head:
             chunk, bit = divmod(offset, CHUNK)
             self._closed[chunk] = self._closed.get(chunk, 0) | 1 << bit
 
     def close_range(self, start: int, stop: int) -> None:
-        """Close all half messages from `start` to before `stop`. Some of them may not exist."""
+        """Mark the half messages with offsets from `start` to `stop` - 1 as closed.
+
+        Offsets at which no half message exists are permitted.
+        """
         start = max(start, self.head)
         while start < stop:
             chunk, bit = divmod(start, CHUNK)
@@ -90,7 +97,7 @@ class Ledger:
             start += count
 
     def advance(self, end: int) -> None:
-        """Advance `head` to the first half message that is not closed, or to `end`, the end of the queue."""
+        """Advance `head` to the first open half message, or to `end` (the end of the queue) if none is."""
         head = min(self.next_open(self.head), end)
         for chunk in range(self.head // CHUNK, head // CHUNK):
             self._closed.pop(chunk, None)
@@ -99,24 +106,31 @@ class Ledger:
     # -- copies
 
     def copied(self, first: int, copy: int) -> None:
-        """Record the offset of the newest copy in the transaction that began at the offset `first`."""
+        """Save `copy` as the offset of the newest copy of the transaction that began at the offset `first`.
+
+        The copy of a further transaction is not saved if the maximum MAX_COPIES is reached.
+        """
         if first in self._newest or len(self._newest) < MAX_COPIES:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:
-        """Forget the newest copy of a transaction that has ended with the half message at `offset`.
+        """Remove the saved newest copy of a transaction if it is the half message at `offset`.
 
-        `first` is the offset at which the transaction began. If `offset` is not the newest copy's, nothing
-        changes.
+        Called when the transaction that began at the offset `first` has ended.
         """
         if self._newest.get(first) == offset:
             del self._newest[first]
 
     def standing_for(self, first: int, offset: int) -> int | None:
-        """Return the offset of a transaction's open half message, or None if the transaction has ended.
+        """Return the offset of the open half message of a transaction that a producer wants to end.
 
-        `first` is the offset at which the transaction began, and `offset` is the half message that a request
-        names. If that half message is closed, the transaction's newest copy is used in its place.
+        Args:
+            first: The offset at which the transaction began.
+            offset: The offset of the half message in the producer's request.
+
+        Returns:
+            `offset`, if that half message is open. Otherwise the offset of the newest copy, because the copy
+                has replaced the half message. None if the newest copy is not open or unknown.
         """
         if self.is_open(offset):
             return offset

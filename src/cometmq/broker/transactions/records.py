@@ -1,10 +1,12 @@
-"""Stores the records of transactions: committed messages, copies of half messages, and ops.
+"""Stores the records of transactions: committed messages, copies of half messages, and op messages.
 
-An op closes a half message. Its twin is the record because of which the half message is closed; both are in
-one write, the twin first. If the write is incomplete and the op is lost, the half message seems open, but its
-twin is found (see inherited.py). The op contains the position of its twin, so an op whose twin was lost
-closes nothing. Therefore, and because Apache's 4.9 broker can read no other op, an op closes only one half
-message. Of the transactions that end in one tick, all twins are stored before the first op.
+An op message closes the half message whose queue offset it contains. Its twin is the record because of which
+the half message is closed: the committed message, the copy, or the record of the given-up message. Both are
+in one write, the twin first. If a crash leaves only the twin, the half message seems open, but its twin is
+found (see inherited.py). The op message contains the log position of its twin, so an op message whose twin
+was lost closes nothing. Therefore, and because Apache's 4.9 broker cannot read any other op message, an op
+message closes only one half message. Of the transactions that end in one tick, all twins are stored before
+the first op message.
 """
 
 from __future__ import annotations
@@ -57,14 +59,18 @@ class Ending(NamedTuple):
 
 
 class Damaged(CommandError):
-    """A half message cannot be stored again: the new CRC would hide that its body is damaged."""
+    """The body of a half message does not match its CRC, so the half message is not stored again.
+
+    The new record would have a CRC of the damaged body, and the damage would no longer be detected.
+    """
 
 
 @dataclass(eq=False, kw_only=True)
 class TransactionRecords:
-    """Appends the records of transactions to the store's next write. `writer` reports the outcome.
+    """Appends the records of transactions to the store.
 
-    If a method raises StoreRefused or CommandError, it has appended nothing.
+    The caller passes to `writer.appended` a function that receives the outcome of the write. If a method
+    raises StoreRefused or CommandError, it has appended nothing.
     """
 
     clock: Clock
@@ -75,17 +81,18 @@ class TransactionRecords:
     _owed: list[tuple[int, int]] = field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
-        """Append an op: a record that closes the half message at `offset`.
+        """Append an op message, which closes the half message at the queue offset `offset`.
 
-        `twin` is the log position of the record because of which the half message is closed, or 0.
+        `twin` is the log position of the record because of which the half message is closed, 0 if there is
+        none.
         """
         for refusal in self.ops([(offset, twin)]).values():
             raise refusal
 
     def ops(self, closed: Sequence[tuple[int, int]]) -> dict[int, StoreRefused]:
-        """Append an op for each pair of arguments of `op`, all in one group.
+        """Append an op message for each pair of arguments of `op`, all in one group.
 
-        Return why some are refused, by their index in `closed`.
+        Return the errors of refused op messages by their index in `closed`.
         """
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         appender = self.store.appender
@@ -98,9 +105,9 @@ class TransactionRecords:
         return appender.append_all(ops, appender.limits_within_store)
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
-        """Append the op that belongs to the record `twin`, which has just been appended.
+        """Append the op message that closes the half message at `offset`, after its twin was appended.
 
-        If there is no space for the op, `pay` appends it later.
+        If the store refuses the op message, `pay` appends it later.
         """
         try:
             self.op(offset, twin.physical_offset)
@@ -112,7 +119,7 @@ class TransactionRecords:
         self._owed.append((offset, twin))
 
     def pay(self) -> None:
-        """Append the ops for which there was no space earlier."""
+        """Append the op messages that the store has refused earlier."""
         owed, self._owed = self._owed, []
         for number, (offset, twin) in enumerate(owed):
             try:
@@ -130,14 +137,14 @@ class TransactionRecords:
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Forget an op that `pay` would append, because the record to which it belongs was not written."""
+        """Cancel the later appending of an op message by `pay`, because the write of its twin has failed."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def end(self, endings: Sequence[Ending]) -> dict[int, CommandError]:
-        """Append the records of transactions that end in this tick: first all messages, then all ops.
+        """Append the records of transactions that end in this tick: first all messages, then all op messages.
 
         Returns:
-            Why some transactions do not end, by their index in `endings`.
+            The errors of transactions that could not be ended, by their index in `endings`.
         """
         failed: dict[int, CommandError] = {}
         twins: dict[int, TickMessage] = {}
@@ -170,9 +177,11 @@ class TransactionRecords:
         return failed
 
     def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
-        """Return the message that the commit of a half message, or of its copy at `offset`, stores.
+        """Return the message that the commit of a transaction stores.
 
-        `targets` has the targets of this tick. Finding one takes 2 µs.
+        `offset` is the half message or copy to close.
+
+        `targets` is a cache for this tick of real queues and common values, because finding them takes 2 µs.
         """
         form, flag, sys_flag, times = half.form, half.flag, half.sys_flag, half.reconsume_times
         key = form.real_topic, form.real_queue_id, form.tags_code, flag, sys_flag, times
@@ -190,19 +199,22 @@ class TransactionRecords:
         )  # fmt: skip
 
     def copy(self, half: Half, properties: bytes) -> TickMessage:
-        """Store a copy of a half message at the end of its queue, and close the half message."""
+        """Append a copy of a half message to the half-message queue, and close the original."""
         twin = self._append(TRANS_HALF_TOPIC, half, properties, half.born_ms)
         self._op_behind(twin, half.offset)
         return twin
 
     def give_up(self, half: Half) -> None:
-        """Store a half message in the topic for half messages that are no longer checked, and close it."""
+        """Close a half message, and append it to the topic of half messages that are no longer checked."""
         self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
         twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, half, half.properties)
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Store a filler (an empty half message), and an op that closes the filler."""
+        """Append an empty half message and the op message that closes it.
+
+        `offset` is the queue offset that the half message gets.
+        """
         self.store.appender.append(
             TRANS_HALF_TOPIC,
             0,
@@ -214,7 +226,7 @@ class TransactionRecords:
         self.op(offset)
 
     def resume(self, half: Half, properties: bytes) -> None:
-        """Store a given-up half message as a new half message, so that its checks resume."""
+        """Append a half message that was given up to its queue again, so that its checks resume."""
         self._append(TRANS_HALF_TOPIC, half, properties)
 
     def _append(

@@ -50,16 +50,25 @@ class TransactionService:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """Reset the state before `load`, because other brokers may have written the log meanwhile."""
+        """Discard the state, before `load` reads it from the store again.
+
+        This broker becomes the leader, and other leaders may have changed the store since the last `load`.
+        """
         self.ledger.clear()
         self.inherited.restart()
 
     def load(self) -> None:
-        """Determine which half messages are open. It must run in a thread. Raises OSError."""
+        """Determine which half messages are open. Must run in a thread, because it reads the disk.
+
+        Raises OSError.
+        """
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Store fillers for half messages that a crash has destroyed, before new half messages are stored."""
+        """Replace half messages that a crash has destroyed by empty ones, see `Inherited.fill`.
+
+        This must be done before new half messages are stored.
+        """
         self.inherited.fill(self.records)
         self.writer.appended()
 
