@@ -85,7 +85,8 @@ def consume(
                 await printer.wait(stop, idle_s)
                 hint.cancel()
                 await printer.close()
-                # This command holds messages back on purpose, so warnings about that would be misleading.
+                # The command leaves messages that it has not printed unacknowledged on purpose. Suppress the
+                # client's warnings about these messages.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
                 problems = [] if printer.printed else problems_of(consumer)
         printer.check()

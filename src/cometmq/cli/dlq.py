@@ -51,7 +51,10 @@ def selecting_options(command: F) -> F:
 
 
 def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:
-    """Return the selection that the options describe. Raises UsageError for arguments that are not UTF-8."""
+    """Convert the command's options to a selection of dead letters.
+
+    Raises UsageError for arguments that are not UTF-8.
+    """
     check_utf8(group, *ids, wanted.get("topic"), wanted.get("key"), wanted.get("sql"))
     return Selection(group=group, ids=frozenset(ids), **wanted)
 

@@ -66,7 +66,7 @@ class Member(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """Contents of `cluster.json`. The name server is the first member."""
+    """Contents of `cluster.json`: the mode of the cluster, and its servers, the name server first."""
 
     mode: str
     members: list[Member]

@@ -175,10 +175,10 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
 
 
 class InputLines:
-    """The lines of standard input, read in a separate thread because a read cannot be interrupted.
+    """The lines of standard input. Empty lines are skipped: RocketMQ has no messages without a body.
 
-    Empty lines are skipped: RocketMQ has no messages without a body. Construct the object in the running
-    loop.
+    A separate thread reads the lines, because a read could block the event loop and cannot be cancelled.
+    Construct the object in the running event loop.
     """
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class InputLines:
             self._begun = [more[-1]] if more[-1] else []
             self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
-        if self._begun_size > MAX_LINE_BYTES + 1:  # one byte more for \r at the end of the line
+        if self._begun_size > MAX_LINE_BYTES + 1:  # the additional byte permits \r at the end of the line
             raise click.ClickException(
                 f"a line has more than {MAX_LINE_BYTES} bytes, the maximum size of a message"
             )

@@ -30,7 +30,7 @@ def time_text(epoch_ms: int) -> str:
 
 
 def moment(epoch_ms: int) -> str:
-    """Return a time of a record, which may be any number, as text with milliseconds."""
+    """Return a time of a record as text with milliseconds, or `-` for a number that is no valid time."""
     return local_time(epoch_ms, ".") or "-"
 
 
@@ -67,7 +67,7 @@ def verify_text(report: VerifyReport) -> str:
 
 
 def truncate_text(report: TruncateReport) -> str:
-    """Return a line with the loss of each queue, then the summary."""
+    """Return the lost messages of each queue, one queue per line, the removed segments, and a summary."""
     lines = [
         f"{each.topic}/{each.queue_id}: {counted(each.messages, 'message')} from offset {each.first_offset}"
         for each in report.queues

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 ROUTE_INTERVAL_S = 5.0  # seconds between two searches for new queues and brokers
 RETRY_INTERVAL_S = 1.0  # seconds between a failed pull and the next pull
 EMPTY_PULL_INTERVAL_S = 0.1  # seconds between a pull that returns no messages and the next pull
-SUSPEND_TIMEOUT_S = 15.0  # maximum time in seconds for which a broker parks a pull, as with Java's consumers
+SUSPEND_TIMEOUT_S = 15.0  # maximum time in seconds for which a broker holds a pull, as with Java's consumers
 PULL_BATCH = 32  # maximum number of messages per pull
 MAX_CLOCK_SKEW_MS = 60_000  # maximum number of ms by which a broker's clock may be behind this machine's
 
 
 def start_time(text: str) -> int | None:
-    """Return the value of `--from`: None for now, 0 for the first message, else ms since 1970.
+    """Parse the value of `--from`: a time as ms since 1970, 0 for `first`, None for `now`.
 
-    Raises click.BadParameter.
+    Raises click.BadParameter for any other text.
     """
     if text in ("now", "first"):
         return None if text == "now" else 0
@@ -128,7 +128,10 @@ class Watch:
         )
         self._started_ms = int(time.time() * 1000)
         self._printed_problems: dict[MessageQueue | str, str] = {}
-        """The last printed problem of each queue, or of the topic."""
+        """The last printed problem of each queue.
+
+        The topic is the key of problems that concern the whole topic.
+        """
 
     async def start(self) -> None:
         """Start to read the existing queues of the topic. If the topic does not exist, wait for it.

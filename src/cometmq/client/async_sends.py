@@ -35,7 +35,7 @@ class AsyncSends:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._sends: set[Future[Any]] = set()
-        self._callbacks: set[Future[Any]] = set()  # sends whose callback waits for a thread or is running
+        self._callbacks: set[Future[Any]] = set()  # ended sends whose callback has not returned yet
         self._finished = False
         self._threads: ThreadPoolExecutor | None = None
         self._calling = threading.local()
@@ -46,7 +46,7 @@ class AsyncSends:
         send: Callable[[], Coroutine[Any, Any, R]],
         callback: Callable[[Future[R]], object] | None,
     ) -> Future[R]:
-        """Begin a send on the loop as soon as a slot is free.
+        """Begin a send on the loop. Wait first while the maximum number of sends is in progress.
 
         Args:
             thread: The loop thread of the producer.
@@ -54,9 +54,8 @@ class AsyncSends:
             callback: Called in a thread with the future, once the future is done.
 
         Raises:
-            ClientStateError: `finish` was called, or the caller runs on the loop, which the wait for a slot
-                would block.
-            TooManySends: A callback calls this while twice the permitted number of sends are in progress.
+            ClientStateError: `finish` was called, or the caller runs on the loop, which the wait would block.
+            TooManySends: A callback calls this while twice the maximum number of sends are in progress.
         """
         thread.check_caller()
         future: Future[R] = Future()
@@ -73,11 +72,11 @@ class AsyncSends:
         return future
 
     def _take_slot(self, future: Future[Any]) -> None:
-        """Wait for a free slot.
+        """Wait until fewer than the maximum number of sends are in progress.
 
-        A callback does not wait, because only returning callbacks may free slots. Instead, a callback may
-        exceed the limit, up to twice the limit. Raises TooManySends if a callback would exceed twice the
-        limit, ClientStateError after `finish`.
+        A callback does not wait, because its own send is in progress until the callback returns. Instead, a
+        callback may exceed the maximum, up to twice the maximum. Raises TooManySends beyond that,
+        ClientStateError after `finish`.
         """
         called_back = self._called_back
         limit = self._max_in_flight * (2 if called_back else 1)

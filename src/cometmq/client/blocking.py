@@ -103,8 +103,8 @@ class _BlockingClient(Generic[C]):
         self._name = f"{type(self).__name__} of group {twin.group}"
         self._thread: LoopThread | None = None
         self._stop_ended = threading.Event()
-        """Set when stop() has ended."""
-        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps the running task alive
+        """An event that is set when stop() has ended."""
+        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps a reference to the running task
 
     def __enter__(self) -> Self:
         self.start()
@@ -176,7 +176,7 @@ class _BlockingClient(Generic[C]):
 
         A client that calls a listener keeps running: a program need not hold a reference to it.
         """
-        thread: LoopThread | None = getattr(self, "_thread", None)  # no attribute if __init__ failed
+        thread: LoopThread | None = getattr(self, "_thread", None)  # missing if __init__ has failed
         if thread is None:
             return
         asked = self.state in ("stopping", "stopped")
@@ -190,7 +190,8 @@ class _BlockingClient(Generic[C]):
     async def _release_later(self, thread: LoopThread) -> None:
         """Release the background thread once the client has stopped.
 
-        This is for a stop that a listener requested, because such a stop waits for the listener.
+        Used if the listener has called stop(). The client stops only after the listener has returned, so
+        stop() returns without waiting for the client.
         """
         try:
             await self._twin.wait_stopped()

@@ -28,7 +28,6 @@ def audit(**settings: Any) -> None:
 
 
 def report(summary: AuditSummary) -> None:
-    """Print the findings of the closed windows."""
     opened = f", {summary.open_windows:,} of them still open and not counted" if summary.open_windows else ""
     click.echo(f"{counted(summary.messages, 'message')} in {counted(summary.windows, 'window')}{opened}")
     if summary.windows and summary.windows == summary.open_windows:

@@ -70,7 +70,10 @@ def options_of(struct: type) -> Callable[[F], F]:
 
 
 def _flag(each: Option) -> str:
-    """Return the flag of an option: its name without the unit of a duration."""
+    """Return the command-line form of an option's name: `--poll-interval` for `poll_interval_s`.
+
+    A duration's unit is omitted, except `_ms`. A switch that is on by default also gets a `--no-` form.
+    """
     units = [unit for unit, _ in _UNITS if unit != "_ms" and each.name.endswith(unit)]
     flag = each.name.removesuffix(*units or ("",)).replace("_", "-")
     return f"--{flag}/--no-{flag}" if each.type is bool and each.default else f"--{flag}"
@@ -142,14 +145,14 @@ class Running:
 
     spark: SparkSession
     stop: threading.Event  # set by SIGINT and SIGTERM; the job then ends after its current batch
-    show: Callable[[int, int | None], None]  # shows the progress: items done, and all items (None: unknown)
+    show: Callable[[int, int | None], None]  # shows the number of processed items and the total, if known
 
 
 @contextmanager
 def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
-    """Yield a Spark session for the command of the current context, with a progress bar labelled `doing`.
+    """Yield a Spark session for the current command, and show a progress bar labelled `doing`.
 
-    Errors of the job name the command's options instead of the job's arguments.
+    If the job raises an error about one of its arguments, the error contains the command's option instead.
     """
     context = click.get_current_context()
     check_spark(master)
@@ -157,7 +160,7 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
     from cometmq.pipeline.session import spark_session
 
-    # A session that the caller of this command has created must not be stopped below.
+    # At the end, stop only a session that was created here, not one that the caller had created.
     found = SparkSession.getActiveSession()
     spark = spark_session(f"cometmq {context.command.name}", master=master, memory=memory, quick_start=True)
     try:
@@ -170,7 +173,7 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
 @contextmanager
 def own_names(command: click.Command) -> Iterator[None]:
-    """Make errors name a command's options instead of the arguments of its job, while the block runs."""
+    """Replace the names of job arguments in errors raised by the block with the command's options."""
     from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 
     options = [item for item in command.params if isinstance(item, click.Option)]
@@ -210,8 +213,9 @@ def _check_extra(extra: str, problem: str, *modules: str) -> None:
 def stop_event() -> Iterator[threading.Event]:
     """Yield an event that SIGINT and SIGTERM set, so that the job can finish its current batch.
 
-    A second signal acts as usual. Enter this context after the Spark session is created, because the session
-    sets a handler of its own.
+    A second SIGINT raises KeyboardInterrupt, a second SIGTERM has its previous effect. Enter this context
+    after the Spark session was created: its creation installs a SIGINT handler, which would replace the
+    handler of this context.
     """
     stop = threading.Event()
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -252,7 +256,10 @@ def run_job(
     report_path: str | None = None,
     **arguments: Any,
 ) -> None:
-    """Run the job `cometmq.pipeline.NAME` with these arguments, write a requested report, call `finish`."""
+    """Run the job `cometmq.pipeline.NAME` and report its summary with `finish`.
+
+    If `report_path` is given, a report of the job is written there before.
+    """
     with running(doing, master, memory) as job:
         from cometmq import pipeline
 

@@ -30,7 +30,7 @@ def lag(**settings: Any) -> None:
 
 
 def report(summary: LagSummary) -> None:
-    """Print the lag of the groups, a line for each window."""
+    """Print a table of the lag with a row for each group and time window."""
     click.echo(f"{counted(summary.group_count, 'group')}, {counted(summary.samples, 'sample')}")
     columns: dict[str, str | Callable[[Any], object]] = {
         "group": "group",

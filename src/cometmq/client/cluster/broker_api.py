@@ -102,7 +102,7 @@ class Calls:
     ) -> Frame:
         """Return the answer to a request.
 
-        Raises BrokerError for any code but SUCCESS, RemotingError without an answer.
+        Raises BrokerError if the answer's code is not SUCCESS, RemotingError if no answer arrives.
         """
         answer = await self.ask(addr, Frame.request(code, header, body), timeout_s)
         return succeeded(answer, addr, topic, key)
@@ -294,10 +294,11 @@ class BrokerApi(Calls):
         return offset
 
     async def _stores_offset(self, addr: str, group: str, queue: MessageQueue) -> bool:
-        """Return whether the broker's table of all offsets contains the group's offset.
+        """Return whether the group has a stored offset, after a broker has answered that its offset is 0.
 
-        Brokers of 4.9 ignore set_zero_if_not_found. A broker that does not permit this account to read the
-        table is newer than 4.9. The offset 0 that such a broker has returned is a stored offset.
+        A 4.9 broker also answers 0 for a group without an offset, so the broker's table of all offsets is
+        searched. If the broker refuses access to the table (NO_PERMISSION), it is newer than 4.9. A newer
+        broker answers 0 only for a stored offset, so the result is True.
         """
         answer = await self.ask(addr, Frame.request(RequestCode.GET_ALL_CONSUMER_OFFSET), _PULL_S)
         if answer.code == ResponseCode.NO_PERMISSION:

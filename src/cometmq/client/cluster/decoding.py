@@ -32,15 +32,15 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class Decoded:
-    """The messages in a body of records. All offsets are queue offsets."""
+    """The decoded messages, and the queue offsets of messages that were omitted or stay compressed."""
 
     messages: list[MessageExt]
     damaged: list[int]
-    """Offsets of messages that were omitted because their bodies do not match their CRCs."""
+    """Queue offsets of messages that were omitted because their bodies do not match their CRCs."""
     oversized: list[int]
-    """Offsets of messages whose bodies stay compressed because the decompressed bodies would be too large."""
+    """Queue offsets of messages whose bodies stay compressed, because they would be too large."""
     left_at: int | None
-    """Offset of the first message that was omitted because the limit of the answer was reached."""
+    """Queue offset of the first message that was omitted because the limit of the answer was reached."""
 
 
 def decode_pulled(body: Buffer, broker_name: str, max_body: int = MAX_BODY) -> Decoded:

@@ -69,7 +69,10 @@ _USED_WITHIN_S = 600.0
 def _before_leaving(
     namespace: Namespace, credentials: Credentials | None, signs_all: bool
 ) -> Callable[[Frame], None] | None:
-    """Return the last preparation step of each request: add the namespace, then sign the request."""
+    """Return a function that adds the namespace to an outgoing request and then signs the request.
+
+    None if there is neither a namespace nor an account.
+    """
     wrap = namespace.wrap_request if namespace else None
     if credentials is None:
         return wrap
@@ -159,7 +162,10 @@ class ClientInstance(LifeCycle):
         """The number of producers registered so far, and the number announced by heartbeats."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """The known reply topics: one for each cluster that stores the topic of a request."""
+        """The reply topics whose routes are known.
+
+        Each cluster that stores the topic of a request has one.
+        """
         self._clusters_known = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
@@ -313,7 +319,7 @@ class ClientInstance(LifeCycle):
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # marks the exception as retrieved, so that asyncio does not log it
+            task.exception()  # retrieve the exception, because asyncio would log an unretrieved one
 
     def _put(self, route: TopicRoute) -> None:
         changed = self.routes.put(route)

@@ -210,7 +210,7 @@ class Client(LifeCycle):
 
 
 class QueryClient(Client):
-    """A client of a group. It can query messages and offsets and create a topic."""
+    """The base class of producers and consumers: queries of messages and offsets, and topic creation."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class QueryClient(Client):
         return await by_key(self._running(), topic, key, max_count, unique=False, span=(begin_ms, end_ms))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the offset of the first message of a queue that is still stored.
+        """Return the minimum offset of a queue: the offset of its oldest message that is still stored.
 
         Args:
             queue: The queue.

@@ -28,7 +28,7 @@ The delay doubles after each probe.
 
 
 class Instance(Protocol):
-    """The methods of a client instance that reads use."""
+    """The part of a client instance that `Reads` uses."""
 
     @property
     def routes(self) -> RouteTable: ...
@@ -92,7 +92,7 @@ class Reads:
                 log.debug("%s: replica %s refused, trying the master: %s", queue, target.addr, error)
                 broker_id, failure = MASTER_ID, error
             except RemotingError as error:
-                # An error with another address comes from a filter server, not from the broker.
+                # If the error contains an address other than the broker's, a filter server caused the error.
                 if error.addr != target.addr:
                     raise
                 self._failed(queue, target.addr)

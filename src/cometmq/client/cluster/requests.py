@@ -1,4 +1,4 @@
-"""The request frames that clients and pipelines share, and the evaluation of their answers."""
+"""Request frames that clients and pipelines send, and functions that check and read the answers."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class NameServersUnreachable(NoRouteError):
 class RouteAnswers(Generic[T]):
     """The answers of the name servers to the request for a topic's route. An invalid route is ignored.
 
-    `read` converts a route to the result, or raises BodyError. `first` is the address of the first name
-    server with a valid answer, "" while there is none.
+    `read` converts a route to the result of `take`, and raises BodyError for an invalid route. `first` is the
+    address of the first name server that sent an answer other than an invalid route, "" if there is none yet.
     """
 
     def __init__(self, topic: str, read: Callable[[TopicRouteData], T]) -> None:
@@ -125,9 +125,9 @@ class RouteAnswers(Generic[T]):
         self.first = ""
 
     def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
-        """Record the answer of a name server.
+        """Save a name server's answer for `failure`, and return the route in it, converted by `read`.
 
-        Return the result of `read` for the route in the answer, None without a valid route.
+        Return None if the answer contains no valid route.
         """
         if not isinstance(answer, Frame):
             self._asked.append((addr, str(answer)))
@@ -148,7 +148,10 @@ class RouteAnswers(Generic[T]):
 
     @property
     def failure(self) -> CometError:
-        """The error without a valid route: BodyError if a server sent an invalid one, else NoRouteError."""
+        """The error to raise if no name server returned a valid route.
+
+        BodyError if a name server returned an invalid route, otherwise NoRouteError.
+        """
         if self._unreadable is not None:
             return self._unreadable
         if not self.first:
@@ -182,11 +185,12 @@ def send_request(
     template: str = TBW102,
     template_queue_nums: int = 4,
 ) -> Frame:
-    """Return the request to store a message, or with `batch` the messages that protocol/batch.py encoded.
+    """Return the request to store a message, or several messages with `batch`.
 
-    The keys of SEND_STATUS are the response codes that mean "stored".
+    If the response code is a key of SEND_STATUS, the messages were stored. Any other code is a refusal.
 
     Args:
+        batch: The body contains several messages, encoded by protocol/batch.py.
         reply: The message is a reply, which the broker delivers to the client that sent the request.
         reconsume: For a message sent to a retry topic: its number of retries and their maximum.
         template: The topic whose settings the broker uses if it creates the topic.
@@ -283,10 +287,11 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
-    """Return the request for a group's offset, see `offset_in`. The response code may be QUERY_NOT_FOUND.
+    """Return the request for a group's offset. `offset_in` reads the offset from the answer.
 
-    If the group has no offset, a broker that still stores the queue's first message answers 0. With
-    set_zero_if_not_found=False, CometMQ's broker and 5.x answer QUERY_NOT_FOUND instead.
+    If the group has no offset, the answer's code is QUERY_NOT_FOUND, or the offset is 0 if the broker still
+    stores the queue's first message. With set_zero_if_not_found=False, CometMQ's broker and 5.x answer
+    QUERY_NOT_FOUND in both cases.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumer_group=group,

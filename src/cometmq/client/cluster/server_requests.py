@@ -57,7 +57,10 @@ class Replies:
         return len(self._waiting)
 
     def expect(self, correlation_id: str) -> asyncio.Future[MessageExt]:
-        """Return a future that receives the reply. The caller must finally call `forget`."""
+        """Register a request that waits for a reply, and return a future that receives the reply.
+
+        The caller must call `forget` when it no longer waits.
+        """
         reply: asyncio.Future[MessageExt] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = reply
         return reply
@@ -117,7 +120,7 @@ class ConsumerPeer(Protocol):
 
 
 class TransactionPeer(Protocol):
-    """The methods of a transaction producer that its client instance calls, also for brokers' requests."""
+    """The methods of a transaction producer that its client instance calls."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -232,7 +235,10 @@ class ServerRequests:
 
 
 _TASKS, _DEPTH = 500, 50
-"""Maximum number of tasks in a dump of stacks, and of calls per stack: a dump has at most a few MB."""
+"""The maximum number of tasks in a dump of stacks, and the maximum number of calls per stack.
+
+These maximums limit the size of a dump to a few MB.
+"""
 
 
 def stacks() -> str:
@@ -274,7 +280,7 @@ def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
         frame = None if kind is None else getattr(waiting, f"{kind}_frame")
         if frame is None:
-            return  # no nested call: a future, or a coroutine that has just ended
+            return  # no nested call: `waiting` is a future, or has just ended
         yield frame.f_code, frame.f_lineno
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 

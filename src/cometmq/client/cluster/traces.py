@@ -119,7 +119,7 @@ class Consumption:
     request_id: str
     begun_ms: int
     count: int
-    """The number of messages that the listener receives."""
+    """The number of messages that are passed to the listener in this call."""
     traced: Sequence[tuple[str, str | None]]
     """The id and the keys of each traced message of the call."""
 
@@ -214,7 +214,8 @@ class Traces:
     def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
         """Record that a listener call begins.
 
-        Return the argument of `consumed`, None if nothing is traced.
+        Return the data about the call that `consumed` needs when the call ends, or None if no message of the
+        call is traced.
         """
         now_ms, count = int(time.time() * 1000), 0
         request_id = self._keys.make()
@@ -265,7 +266,7 @@ class Traces:
     def transaction_ended(
         self, group: str, message: MessageExt, addr: str, state: str, *, from_check: bool
     ) -> None:
-        """Record the end of a transaction.
+        """Add a trace record about the end of a transaction.
 
         Args:
             state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling).
@@ -329,7 +330,10 @@ class Traces:
             self._problem = ""
 
     def _drop(self, count: int, why: str) -> None:
-        """Count lost trace records. Log a reason once, and again only after a trace message was sent."""
+        """Count lost trace records, and log the reason.
+
+        A reason is not logged again before a trace message was sent successfully or another reason occurred.
+        """
         self.dropped += count
         if count and why != self._problem:
             self._problem = why
@@ -382,5 +386,8 @@ def traced(
 
 
 def trace_polled(traces: Traces, group: str, messages: Sequence[MessageExt]) -> None:
-    """Record that polled messages were consumed successfully. How the caller processes them is unknown."""
+    """Record that polled messages were consumed successfully.
+
+    This is assumed, because the client does not receive the result of the caller's processing.
+    """
     traces.consumed(traces.consuming(group, messages), ConsumeCode.SUCCESS, success=True)

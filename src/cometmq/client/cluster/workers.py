@@ -1,4 +1,4 @@
-"""Concurrent processing of many items, and the calls of user functions."""
+"""Helpers to process many items concurrently, and to call user functions."""
 
 from __future__ import annotations
 
@@ -70,11 +70,12 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
 
 
 async def call_in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
-    """Call a plain user function in a thread, in the context of the caller.
+    """Call a plain user function in a thread, with the context variables of the caller.
 
     Raises:
-        RuntimeError: The function raised StopIteration or an exit. These must not reach the event loop: a
-            future refuses StopIteration, so the call would never end, and an exit would end the loop.
+        RuntimeError: The function raised StopIteration, or an exception that ends a program, such as
+            SystemExit. These must not reach the event loop: a future refuses StopIteration, so the caller
+            would wait forever, and SystemExit would end the loop.
     """
     run = copy_context().run
     return await asyncio.get_running_loop().run_in_executor(executor, run, _call_here, function, *given)
@@ -111,9 +112,10 @@ def _is_ordinary(error: BaseException) -> bool:
 
 
 def _is_for_program(error: BaseException) -> bool:
-    """Return whether `error` is an exit in the main thread, which ends the program.
+    """Return whether `error` is SystemExit or KeyboardInterrupt in the main thread, which ends the program.
 
-    An exit in any other thread must not end the loop there, because that loop serves other clients, too.
+    In any other thread these exceptions must not end the thread's event loop, because the loop also serves
+    other clients.
     """
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and isinstance(error, SystemExit | KeyboardInterrupt)

@@ -23,7 +23,10 @@ from cometmq.periodic import Tasks
 log = logs.logger("cometmq.client.consumer")
 
 _LOCAL_RETRY_DELAY_S = 5.0
-"""Delay, in seconds, before a retry in this process, after broker and retry topic refused the message."""
+"""Delay, in seconds, before a message is consumed again in this process.
+
+This happens if neither its broker nor the group's retry topic accepts the message.
+"""
 _OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16
 
@@ -79,7 +82,7 @@ class Concurrent:
             await self._handoff.finish_rebalance(held)
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return None: brokers and administrators receive the locks of orderly consumers only."""
+        """Return None, because locks are reported to administrators for orderly consumers only."""
 
     def holds(self, queue: MessageQueue) -> bool:
         del queue

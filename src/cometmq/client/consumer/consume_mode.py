@@ -57,7 +57,10 @@ class ConsumeMode(Protocol[C, S]):
         """Handle the result of a listener call."""
 
     def postpone(self, context: C, delay_level: int) -> S:
-        """Return the listener result for another delivery. Raises ConfigError for an invalid delay level."""
+        """Return the listener result that requests another delivery of a message.
+
+        Raises ConfigError for an invalid delay level.
+        """
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Handle listener calls that take longer than `timeout_s` seconds."""
@@ -68,7 +71,7 @@ class ConsumeMode(Protocol[C, S]):
         """Start to renew the locks of queues. A consume mode without locks does nothing."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Return those queues of this member's share that may be assigned now, see `Holder.claim`."""
+        """Return those of `queues` that this member may consume now, see `Holder.claim`."""
 
     def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
         """Return the process queue for an assigned queue, None if the queue may no longer be pulled."""
@@ -77,10 +80,10 @@ class ConsumeMode(Protocol[C, S]):
         """Ignore the results of a queue's batches from now on."""
 
     async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
-        """Release revoked queues."""
+        """Stop consuming revoked queues, store their offsets, and release their locks if there are any."""
 
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
-        """Complete a rebalance, after which the queues in `held` are assigned."""
+        """Complete a rebalance. `held` contains the queues that are assigned to this member now."""
 
     def locked_at(self, queue: MessageQueue) -> float | None:
         """Return when the queue's lock was last confirmed (clock: boottime), None without a lock."""

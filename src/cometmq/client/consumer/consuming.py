@@ -38,7 +38,7 @@ _FAILING = 3
 
 @dataclass(slots=True, eq=False)
 class _Worker(Generic[C]):
-    """The current work of a worker task."""
+    """The batch that a worker task is processing, and the context of its listener call."""
 
     batch: Batch | None = None
     context: C | None = None
@@ -58,7 +58,7 @@ class Consuming(Generic[C, S]):
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _failing: Tasks = field(default_factory=Tasks)
-    """Tasks that handle the batches of cancelled workers as failed."""
+    """Tasks that acknowledge the batches of cancelled workers as failed."""
     _stopping: bool = False
     running: int = 0
     """The number of running listener calls."""
@@ -162,7 +162,7 @@ class Consuming(Generic[C, S]):
                 continue
             batch = ready.popleft()
             if ready and in_a_row == 0:
-                self._wake(1)  # another worker begins the remaining batches, because this listener may wait
+                self._wake(1)  # wake another worker for the remaining batches, because this call may wait
             context = self._mode.begin(batch)
             if context is None:
                 continue

@@ -194,17 +194,20 @@ class Delivery(Generic[C, S]):
         self._trace_end(delivered, done=done)
 
     def _keep_unacknowledged(self, delivered: _Delivered[C]) -> None:
-        """Leave a message unacknowledged, unless the consume mode delivers it again by itself."""
+        """Restore a delivered message whose acknowledgement failed, so that it can be acknowledged again.
+
+        Do nothing if the consume mode then delivers the message again by itself.
+        """
         if not self._mode.repeats:
             context = self._mode.begin(delivered.batch)
             if context is not None:
                 self._delivered[id(delivered.message)] = replace(delivered, context=context)
 
     async def drop_lost(self) -> None:
-        """Fail the deliveries of messages that can no longer be acknowledged.
+        """Handle delivered messages that can no longer be acknowledged as failed.
 
-        Messages of orderly queues are not affected, because such a queue returns to this member after the
-        last acknowledgement.
+        Messages of orderly queues are not affected: a revoked orderly queue can be assigned to this member
+        again only after its delivered message was acknowledged.
         """
         if self._mode.repeats:
             return
@@ -232,7 +235,10 @@ class Delivery(Generic[C, S]):
         return delivered
 
     def leave(self) -> None:
-        """Record that the user has left the stream: a stop waits only for acknowledgements in progress."""
+        """Record that the user has stopped iterating the stream, so no further acknowledgement will follow.
+
+        A stop then waits only for acknowledgements in progress.
+        """
         self._left = True
         self._settled.set()
 

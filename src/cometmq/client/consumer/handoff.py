@@ -23,9 +23,9 @@ from cometmq.protocol.codes import HANDOFF_PREFIX
 log = logs.logger("cometmq.client.consumer.handoff")
 
 _GRACE_S = 1.0
-"""Seconds that the next member waits longer than the previous member waits for its running calls.
+"""Additional seconds for which a member waits for a queue lock, after `PushOptions.handover_timeout_s`.
 
-Also the grace period for a disconnected member to rejoin its group.
+The only member of a group waits for these seconds only, so that a disconnected member can rejoin the group.
 """
 
 
@@ -45,7 +45,10 @@ class Handoff:
         self._refused: set[MessageQueue] = set()
         """The queues for which a lock request was refused in this rebalance."""
         self._has_begun = False
-        """Whether this member has had queues, or another member was found in the group."""
+        """Whether this member has had queues, or another member was found in the group.
+
+        Until then, queues are assigned although their locks were refused.
+        """
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks lost; the next rebalance requests them", self._group.name, len(queues))
@@ -79,9 +82,10 @@ class Handoff:
         return [queue for queue in wanted if queue not in refused]
 
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
-        """Complete a rebalance: unlock queues that are not assigned, and lock assigned queues without a lock.
+        """Complete a rebalance: unlock queues that are not assigned, and request the missing locks.
 
-        An assigned queue has no lock if another member had the lock, or if the broker has lost it.
+        An assigned queue lacks a lock if another member did not release the lock in time, or if the broker
+        lost the lock.
         """
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()

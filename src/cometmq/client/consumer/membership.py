@@ -20,7 +20,10 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""A queue pauses for this many seconds if its broker corrects the queue's offset twice within this time."""
+"""If a broker corrects the offset of a queue twice within this many seconds, the queue pauses.
+
+The queue is then assigned again after the same number of seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Membership:
         self._ended = False
         self._limits = group.options.flow_limits
         self._corrected: dict[MessageQueue, float] = {}
-        """The last correction of each queue's offset by a broker, in monotonic seconds."""
+        """The time at which a broker last corrected the offset of each queue, on the loop's clock."""
 
     def made_room(self, queue: ProcessQueue) -> None:
         held = self.held.get(queue.message_queue)
@@ -163,7 +166,8 @@ class Membership:
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
         """Drop a queue and assign it again at the offset that the broker returned.
 
-        The queue gets a new ProcessQueue, because late results must not restore the old offset.
+        The queue gets a new ProcessQueue: a listener call that is still running for the old one must not
+        restore the old offset.
         """
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
@@ -177,7 +181,8 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            # The broker has corrected this offset twice within a short time, so the queue pauses first.
+            # The broker has corrected this offset twice within a short time, so the queue is assigned again
+            # only after a pause.
             loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)
         else:
             self.rebalance.wake()

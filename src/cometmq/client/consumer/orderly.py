@@ -77,7 +77,7 @@ class Orderly:
             self._leave(queue)
 
     def _leave(self, queue: ProcessQueue) -> None:
-        """Release a queue once no listener call is processing its messages."""
+        """Store a revoked queue's offset and release its lock, once no listener call is using the queue."""
         assert isinstance(queue, OrderlyQueue)
         queue.leaving = True
         self._leaving[queue.message_queue] = queue
@@ -106,7 +106,7 @@ class Orderly:
         self._user.lost(queues)
 
     async def close(self) -> None:
-        """Release all locks. Only the locks of queues with a running call are left to expire."""
+        """Release the locks, except those of queues with a running listener call, which expire later."""
         await self._pauses.finish(cancel=True)
         await self.locks.close()
         await self._tasks.finish()
@@ -152,20 +152,23 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            # Try the batch again later, because it would never be consumed if the lock renewal does not drop
-            # the queue.
+            # Submit the batch again later: if the lock is renewed, nothing else would submit the batch. If
+            # the lock was lost, the renewal drops the queue.
             self._pauses.start(self._enqueue_batch_later(queue, RETRY_INTERVAL_S))
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: OrderlyStatus, context: OrderlyContext) -> None:
-        """Commit the offset after a success, or consume the same messages again after a moment."""
+        """Handle the result of a listener call.
+
+        After a success the offset is committed. Otherwise the same messages are consumed again after a pause.
+        """
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         again = True
         if not self.locks.holds(queue.message_queue):
-            # The result of a call that has outlasted its lock does not count.
+            # The lock expired while the listener call was running, so the result of the call does not count.
             self.locks.drop_expired()
         try:
             if not queue.dropped:

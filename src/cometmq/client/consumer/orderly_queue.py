@@ -75,7 +75,7 @@ class OrderlyQueue(ProcessQueue):
         return self.called
 
     def put_back(self) -> None:
-        """Return the batch in progress, without a result, to the front of the waiting batches."""
+        """Move the batch in progress back to the front of the waiting batches, because it has no result."""
         self.called, self.under_way = False, None
         self._taken -= 1
 

@@ -53,7 +53,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _MIB = 1024 * 1024
 _LISTENING: ContextVar[PushSession | None] = ContextVar("_LISTENING", default=None)
-"""The session whose listener runs in this task, or ran in the task that created this task."""
+"""The push consumer whose listener is called in this task or in the task that created this task."""
 _DIRECT_RESULTS: dict[Enum, str] = {
     ConsumeStatus.SUCCESS: "CR_SUCCESS",
     ConsumeStatus.RECONSUME_LATER: "CR_LATER",
@@ -247,7 +247,7 @@ class PushSession(Member):
         )
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Call the listener once with an administrator's message. No offset is committed."""
+        """Call the listener once with a message that an administrator has chosen. No offset is committed."""
         begun = time.monotonic()
         remark: str | None = None
         orderly = OrderlyContext(message.queue)
@@ -257,8 +257,8 @@ class PushSession(Member):
         try:
             result = _DIRECT_RESULTS[await self._bound([message], context)]
         except Exception as error:
-            # A failed test call must not affect the consumer, so the error is reported to the administrator
-            # only.
+            # The administrator requested this call as a test. Its failure must not affect the consumer, so
+            # the error is reported to the administrator only.
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         finally:
             _LISTENING.reset(token)

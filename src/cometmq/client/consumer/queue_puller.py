@@ -32,9 +32,9 @@ _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
 """Minimum seconds between two pulls that return no messages."""
 _HELD_S = 1.0
-"""Seconds after which the broker is assumed to hold a pull until messages arrive.
+"""Seconds after which a pull without an answer counts as held by the broker until messages arrive.
 
-A refusal arrives earlier.
+If the broker had refused the pull, its answer would have arrived earlier.
 """
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
@@ -53,7 +53,10 @@ Brokers hold a pull for less time.
 
 
 def unanswered(now: float, requested_at: float | None) -> str | None:
-    """Return a sentence if a pull that began at `requested_at` lacks an answer for too long, else None."""
+    """Return a description of the problem if the pull in progress has waited too long for an answer.
+
+    Return None if there is no such problem, or no pull is in progress (`requested_at` is None).
+    """
     if requested_at is None or now - requested_at < _LATE_S:
         return None
     waited_s = now - requested_at
@@ -138,7 +141,7 @@ class QueuePuller:
         self._resumed.set()
 
     def made_room(self) -> None:
-        """Continue to pull if the puller waits at a flow limit that the queue no longer exceeds."""
+        """Continue to pull if the puller waits because of a flow limit that the queue no longer exceeds."""
         if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
             self._room.set()
 
@@ -248,7 +251,11 @@ class QueuePuller:
         return options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
-        """Split messages into batches. A message that cannot be delivered gets its own batch, which fails."""
+        """Split messages into batches.
+
+        A message whose decompressed body would be too large gets a batch of its own, which is not passed to
+        the listener but counts as failed.
+        """
         options = self._group.options
         if not oversized:
             return self.queue.put(messages, options.consume_batch_max_size)
