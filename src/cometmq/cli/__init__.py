@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-# When the command of this process started, on the monotonic clock. The ready line shows the time since then.
+# The monotonic time at which this process started. The ready line shows the time since then.
 STARTED_S = time.monotonic()
 
 

@@ -125,7 +125,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
 
 
 async def print_problems(consumer: PushConsumer, printer: LinePrinter) -> None:
-    """Print the problems that the consumer reports, once no message has arrived for a moment."""
+    """Print the problems that the consumer reports, if no message was printed in the first seconds."""
     await asyncio.sleep(HINT_DELAY_S)
     MEMBERSHIP.setLevel(logging.NOTSET)
     if not printer.printed:

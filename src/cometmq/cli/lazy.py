@@ -34,7 +34,7 @@ class CometGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return for each heading the commands under it, as pairs of name and line in the list."""
+        """Return the commands under each heading, as pairs of the command's name and its line of help."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return {
             "Commands": [

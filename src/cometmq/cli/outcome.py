@@ -31,7 +31,8 @@ class Exits:
 
 
 COMET_EXITS = Exits()
-# Apache's mqadmin returns 0 even for failed and unknown commands. These codes let scripts detect a failure.
+# `mqadmin` returns 1 for failures, so that scripts can detect them. Apache's `mqadmin` returns 0 even for
+# failed and unknown commands.
 ADMIN_EXITS = Exits(usage=1)
 # The codes of Apache's servers: -1 for invalid options and exceptions, -3 if the store cannot be opened.
 SERVER_EXITS = Exits(usage=255, store=253, failure=255)

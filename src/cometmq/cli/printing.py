@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
 CLOSE_TIMEOUT_S = 0.5
-"""Maximum time in seconds to wait at the end for the current write.
+"""Maximum time in seconds to wait at the end for the current write to standard output.
 
-If the write takes longer, no program reads the output.
+A write that takes longer probably never ends, because no program reads the output.
 """
 
 

@@ -8,7 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar with count, rate and time. Yields a function of (done, total), where total may be None."""
+    """Show a progress bar, and yield a function that updates it.
+
+    The function receives the number of processed items and the total, or None if the total is unknown. The
+    bar also shows the items per second and the elapsed time.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed

@@ -69,7 +69,7 @@ def echo_json(value: object) -> None:
 
     try:
         data = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # The name of a file may not be UTF-8, so its bytes are shown as escapes.
+    except UnicodeEncodeError:  # a file name is not valid UTF-8, so its bytes are shown as escapes
         text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
         data = re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):x}", text).encode()
     click.echo(printable_json(msgspec.json.format(data, indent=2)))

@@ -63,7 +63,7 @@ class AsyncSends:
         try:
             self._take_slot(future)
             thread.submit(send(), future)
-        # A signal handler may raise any exception at any point, so release the slot after every exception.
+        # A signal handler may raise any exception at any point, so remove the send after every exception.
         except BaseException:
             with self._lock:
                 self._sends.discard(future)

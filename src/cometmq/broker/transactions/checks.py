@@ -254,7 +254,7 @@ class TransactionChecks:
         return done
 
     def _store(self, half: Half, verdict: Verdict | None) -> Callable[[], None]:
-        """Append the records for a verdict. Return a function to be called once they are committed.
+        """Append the records that a verdict requires, and return a function to call once they are committed.
 
         Raises:
             StoreError, CommandError: The records cannot be appended at present.

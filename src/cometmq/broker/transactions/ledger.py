@@ -31,7 +31,6 @@ class Ledger:
         self._newest: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Forget all half messages."""
         self.head = 0
         self._closed.clear()
         self._taken.clear()

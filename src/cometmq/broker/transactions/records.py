@@ -137,7 +137,7 @@ class TransactionRecords:
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Cancel the later appending of an op message by `pay`, because the write of its twin has failed."""
+        """Remove an op message from those that `pay` appends later, because its twin could not be written."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def end(self, endings: Sequence[Ending]) -> dict[int, CommandError]:
@@ -181,7 +181,8 @@ class TransactionRecords:
 
         `offset` is the half message or copy to close.
 
-        `targets` is a cache for this tick of real queues and common values, because finding them takes 2 µs.
+        `targets` caches the real queues and common values found in this tick, because finding them takes 2
+        µs.
         """
         form, flag, sys_flag, times = half.form, half.flag, half.sys_flag, half.reconsume_times
         key = form.real_topic, form.real_queue_id, form.tags_code, flag, sys_flag, times

@@ -125,7 +125,10 @@ def metrics_option(command: F) -> F:
 
 @contextmanager
 def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics | None]:
-    """Yield the metrics of this session's streams, None if they are not enabled."""
+    """Collect metrics of the session's streaming queries while the block runs, and yield them.
+
+    Yield None if `where` is None, because metrics are not enabled.
+    """
     if where is None:
         yield None
         return

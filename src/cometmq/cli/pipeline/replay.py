@@ -115,6 +115,6 @@ def report(summary: ReplaySummary) -> None:
 
 
 def line(queue: ReplayQueue) -> str:
-    """Return a line with a source queue and its messages to send."""
+    """Return one line: a source queue, its offset range, the number of messages to send and their target."""
     place = f"{queue.topic} {queue.broker_name}/{queue.queue_id} {queue.start}-{queue.end}"
     return f"{place}: {counted(queue.messages, 'message')} to {queue.target}"

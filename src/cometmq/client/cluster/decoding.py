@@ -126,9 +126,9 @@ def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageEx
 
 
 def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], int]:
-    """Decompress the bodies in place.
+    """Decompress the bodies in place, until the limit of one answer is reached.
 
-    Return the indexes of the bodies that are too large, and the number of messages processed.
+    Return the indexes of the bodies that are too large, and the number of messages before the limit.
 
     A body that cannot be decompressed counts as a body of the maximum size, because the failed attempt may
     have produced as many bytes.

@@ -233,8 +233,8 @@ def namesrv_addresses(
             return ()
         given = "127.0.0.1:9876"
     assert given is not None
-    # The command line passes the value of NAMESRV_ADDR as an argument, so an error about an equal value names
-    # the variable.
+    # The command line passes the value of NAMESRV_ADDR on as an argument. So if the argument equals the
+    # environment variable, an error about it names the variable.
     key = "NAMESRV_ADDR" if given == environment else "namesrv"
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))

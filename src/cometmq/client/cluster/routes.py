@@ -47,10 +47,10 @@ MAX_QUEUES = 262_144
 MAX_ADDRESSES = 10_000
 """Maximum number of addresses in one route, because each address gets a connection and heartbeats."""
 MAX_IDLE_ROUTES = 256
-"""Maximum number of routes of unused topics.
+"""Maximum number of kept routes of unused topics.
 
-Unused routes are kept and refreshed for programs that send rarely: their brokers stay known. The maximum
-limits the memory of a program that keeps sending to new topics.
+Unused routes are kept and refreshed so that a program that sends rarely need not request them again. The
+maximum limits the memory of a program that keeps sending to new topics.
 """
 
 

@@ -206,7 +206,10 @@ class Telemetry:
 
 
 def context_room() -> int:
-    """Return the bytes that the current span's context adds to a message, 0 without OpenTelemetry."""
+    """Return the number of bytes by which the current span's trace context lengthens a message.
+
+    Return 0 without OpenTelemetry.
+    """
     if "opentelemetry.trace" not in sys.modules:
         return 0
     from opentelemetry import trace

@@ -189,7 +189,7 @@ class Traces:
         ids, offset_ids = [result.msg_id], [result.offset_msg_id]
         if len(messages) > 1:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
-        if len(offset_ids) < len(ids):  # RocketMQ 5 may have stored all messages of the batch as one message
+        if len(offset_ids) < len(ids):  # RocketMQ 5 has stored the batch as one message
             offset_ids *= len(ids)
         for message, msg_id, offset_id in zip(messages, ids, offset_ids, strict=False):
             if self._is_chosen(msg_id):

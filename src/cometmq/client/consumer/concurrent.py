@@ -100,7 +100,10 @@ class Concurrent:
         self._user.consume(batches)
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
-        """Return the context of a batch's call, None if the batch was sent back or its queue was revoked."""
+        """Return the context for the listener call that consumes a batch.
+
+        Return None if the batch has been sent back or its queue was revoked.
+        """
         queue = batch.queue
         if batch.done or queue.dropped or queue.leaving:
             return None

@@ -48,10 +48,10 @@ class ConsumeMode(Protocol[C, S]):
     # -- batches
 
     def submit(self, batches: list[Batch]) -> None:
-        """Consume pulled batches."""
+        """Pass pulled batches on to the listener, in the order that the mode requires."""
 
     def begin(self, batch: Batch) -> C | None:
-        """Return the context of the listener call that is about to start, None if the call must not start."""
+        """Return the context for the listener call that consumes `batch`, None if the call must not start."""
 
     async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
         """Handle the result of a listener call."""

@@ -116,7 +116,7 @@ class Consuming(Generic[C, S]):
             self._wake(1)
 
     async def drop_lost(self) -> None:
-        """Do nothing: a listener call for a lost queue ends when the listener returns."""
+        """Do nothing, because listener calls are not interrupted when their queue is revoked."""
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:

@@ -32,7 +32,10 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _WITHOUT_YIELD = 32
-"""Number of messages after which next() yields, because a caller that never waits would block the loop."""
+"""Number of messages after which next() yields to the event loop.
+
+Otherwise a caller that never waits would block the loop.
+"""
 _SENT_BACK_AT_ONCE = 32
 
 

@@ -109,7 +109,7 @@ class Handoff:
             self._tasks.start(self._release_queues(idle))
 
     def ended(self, queue: ProcessQueue) -> None:
-        """Release a revoked queue whose last call has ended."""
+        """Release the lock of a revoked queue whose last listener call has ended."""
         timer = self._timers.pop(queue.message_queue, None)
         if timer is not None:
             timer.cancel()

@@ -245,7 +245,7 @@ class PushConsumer(QueryClient):
         await self._running_session().group.offsets.persist()
 
     def health(self) -> ConsumerHealth:
-        """Return the progress of each queue and the problems of this consumer, each as a sentence.
+        """Return the progress of each queue, and a sentence for each problem of this consumer.
 
         Returns:
             The health. It can also be read before the start and after a stop.
