@@ -52,7 +52,7 @@ class LeaderServices:
         """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # End of the segment to delete, and time of the request
+        self._asked: tuple[int, float] = (-1, 0.0)  # Up to where the log is to be deleted, and since when
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 
@@ -78,8 +78,9 @@ class LeaderServices:
         self.schedule.start()
         self.timers.start()
         self.transactions.start()
-        # Raise the data version of the topics. This broker may have registered as a follower with the current
-        # version, and name servers ignore a follower's topics and then skip an unchanged version.
+        # Increase the data version of the topics. This broker may have registered the current version as a
+        # follower. Name servers ignore a follower's topics, and they would also ignore the leader's topics if
+        # the version had not changed.
         self.tables.topics.touch()
 
     def follow(self) -> None:
@@ -106,7 +107,8 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        # The leader has deleted the segment, and its copies of undelivered messages have arrived.
+        # The leader's log no longer contains this part, and this member's log contains the copies that the
+        # leader has stored of the part's undelivered messages.
         if behind <= begin and end <= committed:
             return True
         if self._asked[0] != behind:
@@ -117,7 +119,7 @@ class LeaderServices:
         for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
             try:
                 await stop()
-            except Exception:  # Continue, because the member must be able to lead again
+            except Exception:  # Stop the other services, too: this member may lead again
                 log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:

@@ -379,7 +379,7 @@ class BrokerParts:
 
         This method must run after `load` and before requests are served.
         """
-        if self.store.raft_log is None:  # In a raft group, the leader determines the topics
+        if self.store.raft_log is None:  # In a raft group, only the leader adds topics found in the log
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()

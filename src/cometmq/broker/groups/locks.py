@@ -17,8 +17,8 @@ from cometmq.protocol.codes import HANDOFF_PREFIX
 # them for only 30 s after a renewal (client/consumer/orderly_queue.py). So no client relies on a lock that
 # has expired at the broker.
 LOCK_LIVE_MS = 60_000
-# The maximum number of locks of a broker: enough for a hundred groups with two thousand queues each, which
-# take 70 MB. Locks for handoffs may take half of them.
+# The maximum number of locks of a broker: enough for a hundred groups with two thousand queues each. They
+# take 70 MB. At most half of them may be locks with which CometMQ's consumers hand queues over to each other.
 MAX_LOCKS = 200_000
 
 

@@ -37,7 +37,7 @@ class GroupNotices:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed: dict[str, bool] = {}  # By group: whether a notification is due
+        self._changed: dict[str, bool] = {}  # Whether each group has changed since its last notification
 
     def changed(self, group: str) -> None:
         """Notify the members of a changed group: immediately, or after the minimum interval."""

@@ -25,29 +25,31 @@ Reader = tuple[str, str, int]  # A reader: consumer group, topic and queue id
 # CPU time of limited pulls as a share of the CPU time of all other work. The share is small, because the I/O
 # of these pulls costs as much CPU time again.
 PART = 0.08
-MIN_SAVED_S = 0.0003  # CPU time in s to save before serving limited pulls while producers send
+MIN_SAVED_S = 0.0003  # While producers send, pulls of old messages wait until they have this CPU time, in s
 NEAR = 64 << 20  # A reader has nearly caught up if it is at most this many bytes before the log's end
 MISS_S = 0.0003  # Extra CPU time, in s, of a pull that reads from the disk in a thread
 MAX_SAVED_S = 0.001
 MAX_OWED_S = 0.002
-# An event-loop tick without sends serves several pulls only if the last send was this many s ago
+# An event-loop tick without sends serves only one waiting pull if the last send was less than this many
+# seconds ago.
 CALM_S = 0.005
 AT_ONCE = 16
 MAX_READERS = MAX_WAITING_REQUESTS = 1 << 14
 
 
 class Backlog(Generic[Request]):
-    """The readers (group and queue) that read from the disk, and their waiting pull requests.
+    """The readers (group, topic and queue id) that read from the disk, and their waiting pull requests.
 
     All methods must be called in the event loop's thread.
 
     Args:
         serve: Answers a request. It must not raise.
-        log_end: Returns a number that grows with every message sent.
+        log_end: Returns a number that increases whenever a message is stored.
         now_s: Returns the time in seconds, on any clock.
         cpu_s: Returns the CPU time of this thread, in seconds.
-        part: The CPU time that pulls may use beside sends, as a share of that of all other work.
-        at_once: The maximum number of requests served per tick without sends.
+        part: The ratio of the CPU time that these pulls may use while producers send to the CPU time of all
+            other work.
+        at_once: The maximum number of requests that an event-loop tick without sends serves.
     """
 
     __slots__ = (
@@ -77,12 +79,12 @@ class Backlog(Generic[Request]):
         self._sent_at = now_s()
         self._left_at = cpu_s()  # CPU time of this thread when `serve_some` last returned
         self._saved_s = 0.0  # CPU time, in s, that pulls may still use; negative if they have used too much
-        self._begun = False  # Whether pulls are served while producers send, until `_saved_s` is used up
+        self._begun = False  # Whether pulls may use the rest of `_saved_s` even while producers send
 
     def missed(self, reader: Reader) -> None:
         """Limit a reader's pulls from now on, because one of them has to read from the disk."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MAX_READERS:  # Readers that still read from the disk are soon added again
+        if len(self.readers) >= MAX_READERS:  # Clear all readers; active ones are soon added again
             self.readers.clear()
         self.readers.add(reader)
 
@@ -101,7 +103,7 @@ class Backlog(Generic[Request]):
         return len(self._line)
 
     def serve_some(self) -> bool:
-        """Serve waiting requests as far as the limit allows. Return whether some are still waiting."""
+        """Serve waiting requests within the limit of CPU time. Return whether any are still waiting."""
         line = self._line
         if not line:
             return False

@@ -38,7 +38,8 @@ K = TypeVar("K")
 class ParkedPull:
     """One parked pull. `request` is the data that the pull processor needs to serve it.
 
-    `weight` is the number of pulls as which this pull counts for the limit of its connection (`owner`).
+    The number of parked pulls of a connection (`owner`) is limited, and this pull counts as `weight` pulls.
+    The weight is greater than 1 if the pull contains a long subscription.
     """
 
     owner: object
@@ -64,7 +65,7 @@ class OnQueue:
 
 
 class OfOwner:
-    """The parked pulls of one connection, and the sum of their weights for the limit per connection."""
+    """The parked pulls of one connection, and the sum of their weights, which has a limit."""
 
     __slots__ = ("pulls", "weight")
 
@@ -196,7 +197,6 @@ class LongPoll:
 
 
 def add(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
-    """Add a pull to the pulls under `key` in a table."""
     pulls = table.get(key)
     if pulls is None:
         table[key] = {pull: None}

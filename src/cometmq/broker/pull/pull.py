@@ -1,10 +1,10 @@
 """Pulls with long polling. Lite pulls of 5.x clients are handled identically.
 
-A pull is checked on arrival. Then it is served at once from the page cache, or by a thread if the records are
-not in memory (then the reader's next pulls must wait, see backlog.py), or it is parked until messages arrive.
-A pull that has waited is checked again before it is served, because its topic, group or subscription may have
-changed. A woken pull without an SQL92 filter is served once more, and always answered then. The commit offset
-of a pull is stored once, on arrival.
+A pull is checked on arrival. If its records are in memory, it is served at once from the page cache. If they
+are not, a thread serves it, and the reader's next pulls must wait (see backlog.py). If there are no records,
+the pull is parked until messages arrive. When a parked pull is woken, it is checked again, because its topic,
+group or subscription may have changed. A woken pull without an SQL92 filter is then always answered, even if
+it finds no message. The commit offset of a pull is stored once, on arrival.
 
 A pull with an SQL92 filter waits in `_filter_scans` for its turn. Then the properties of each record are
 checked for at most FILTER_SCAN_S; its client pulls again for the rest. Bulk pulls wait in `_filter_scans`,
@@ -99,7 +99,7 @@ class PullRequest:
     header: PullMessageRequestHeader
     wanted: Wanted
     may_hold: bool
-    offset: int  # Offset of the first message to return
+    offset: int
     aside: bool = False  # Whether the pull exceeds a limit of parked pulls; its connection is then not read
     until_ms: int = 0  # Deadline of a parked pull; 0: the pull must be answered when it is served
 
@@ -114,7 +114,7 @@ class PullRequest:
 class PullProcessor:
     """Handles the pulls of a broker.
 
-    `end_tick` must run after the writer's `end_tick`, which answers sends.
+    Its `end_tick` must run after `Writer.end_tick`, so that sends are answered before pulls.
     """
 
     config: BrokerConfig
@@ -253,7 +253,7 @@ class PullProcessor:
             try:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
-            except NotCompiled as missing:  # The group's new filter must be compiled first
+            except NotCompiled as missing:  # Compile the group's new SQL92 filter before serving the pull
                 request.may_hold = False
                 self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
@@ -342,8 +342,8 @@ class PullProcessor:
             "offset %d of topic %s queue %d, requested by group %s, is corrected to %d", *where, group, begin
         )
         self.moved.store_event(group, topic, queue_id, offset, begin)
-        # Schedule the event-loop tick via the loop: this method may run at the end of a tick, when it is too
-        # late for the current tick and too early to schedule the next one.
+        # Schedule the next event-loop tick only after the current one: this method may run at the end of a
+        # tick, and a running tick cannot schedule the next one.
         self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
 
@@ -380,7 +380,7 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # The pull must be answered when it is served next
+            request.until_ms = 0  # 0: answer the pull when it is next served, rather than park it
             connection.hold()  # Read no further request from the connection until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
@@ -408,7 +408,6 @@ class PullProcessor:
             self._arm(following, now_ms)
 
     def start(self) -> None:
-        """Start to call `recheck` periodically."""
         self._rechecks.start()
 
     def recheck(self) -> None:
@@ -429,7 +428,7 @@ class PullProcessor:
         self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._filter_scans.serve_all()  # Serve pulls whose filters the tasks have compiled
+        self._filter_scans.serve_all()  # Compiling a filter may have queued further pulls
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pulls whose filter matches messages that have become visible."""
@@ -456,7 +455,7 @@ class PullProcessor:
     def end_tick(self) -> None:
         """Serve woken pulls, up to the limits per event-loop tick.
 
-        Limited pulls and filter scans are scheduled, so that they are served after the tick.
+        Filter scans, and pulls that wait for CPU time (see Backlog), are scheduled to run after the tick.
         """
         ready = self._ready
         most = self._given + WOKEN_BYTES

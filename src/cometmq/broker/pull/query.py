@@ -15,8 +15,8 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
-# The number of bytes as which a query counts towards the limit of its connection's requests in progress. So
-# at most four queries by key, or fifteen by id, keep a response in memory at a time.
+# A query counts as this many bytes of its connection's requests in progress. The number of these bytes is
+# limited, so at most four queries by key, or fifteen by id, keep a response in memory at a time.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # Maximum size of the records in one response, in bytes
 
@@ -61,7 +61,7 @@ class QueryProcessor:
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, raft_log, record = self.store, self.store.raft_log, None
-        if raft_log is None or offset < raft_log.shown:  # Raft may remove the entries from `shown` on
+        if raft_log is None or offset < raft_log.shown:  # Later records are uncommitted and may be removed
             record = await store.executor.query(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")

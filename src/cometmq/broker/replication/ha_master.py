@@ -28,7 +28,7 @@ TURN_INTERVAL_S = 0.5
 SEND_BYTES = 1 << 20
 """The maximum number of log bytes in one Send. A slave that is further behind receives several Sends."""
 NOWHERE = 1 << 62
-"""A position that is greater than that of any log."""
+"""Stands for a missing log position. It is greater than every real position."""
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Slave:
 
     Attributes:
         first: The first reported position.
-        acked: The last reported position that counts.
+        acked: The last reported position that the master has accepted.
         sent: The next position to send.
     """
 
@@ -171,11 +171,10 @@ class HaMaster:
     def copies(self, position: int) -> int:
         """Return the number of slaves that have the log up to `position`.
 
-        The protocol does not identify slaves, so connections are counted. A connection counts in any case if
-        the slave has received bytes before `position` over it. A connection whose slave already had these
-        bytes when it connected counts once per host address, and only if no other connection from that
-        address counts. Otherwise a slave that reconnects before the master has noticed the loss of its old
-        connection would count twice.
+        The protocol does not identify slaves, so connections are counted. A connection over which the slave
+        has received the bytes before `position` counts. A connection whose slave already had these bytes when
+        it connected counts only if no other connection from the same host counts. Otherwise a slave that
+        reconnects before the master has noticed the loss of its old connection would count twice.
         """
         got, had = [], set()
         for slave in self.slaves.values():
@@ -271,7 +270,7 @@ class ReplicaWaits(Generic[Token]):
         self._by_slaves.setdefault(slaves, deque()).append(Wait(position, deadline, token))
 
     def reached(self, copies: Callable[[int], int]) -> list[Token]:
-        """Remove the writes whose position has been reached by enough slaves, and return their tokens.
+        """Remove the writes that enough slaves have stored, and return the tokens that identify them.
 
         `copies` returns the number of slaves that have the log up to a position.
         """
@@ -282,7 +281,7 @@ class ReplicaWaits(Generic[Token]):
         return done
 
     def expired(self, now: float) -> list[Token]:
-        """Remove the writes whose deadline has passed, and return their tokens."""
+        """Remove the writes whose deadline has passed, and return the tokens that identify them."""
         late = []
         for waits in self._by_slaves.values():
             while waits and waits[0].deadline <= now:

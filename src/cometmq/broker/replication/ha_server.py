@@ -160,7 +160,7 @@ class HaServer:
     def opened(self, link: SlaveLink, host: str) -> None:
         """Register a new connection, from a slave or from any other client that connects to the port."""
         assert link.transport is not None
-        if self._stopped:  # The connection was accepted just before the port was closed
+        if self._stopped:  # Close a connection that was accepted just before the port was closed
             link.transport.abort()
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
@@ -238,7 +238,7 @@ class HaServer:
     # -- the end of a tick
 
     def log_state(self) -> LogState:
-        """Return the positions of the log, including the end of the part that slaves may receive."""
+        """Return the begin and end of the log, and the end of the part that slaves may receive."""
         store = self._store
         end = store.log.end
         sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end

@@ -75,7 +75,7 @@ class Report(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Close the connection, or cancel the attempt to connect. The caller need not call `lost`."""
+    """Close the connection, or cancel the attempt to connect. `HaSlave.lost` need not be called."""
 
     reason: str
 
@@ -84,11 +84,12 @@ Effect = Compare | Connect | Report | Disconnect
 
 
 def find_divergence(own: Tail | None, master: MasterLog) -> str:
-    """Return why the slave's log cannot be continued with the master's log, or "" if it can be.
+    """Return why the master's log cannot continue the slave's log, or "" if it can.
 
     Args:
         own: The end of the slave's log, or None if that log is empty.
-        master: The begin, the end and one record of the master's log.
+        master: The begin and the end of the master's log, and its record at the position of the slave's last
+            record.
     """
     if own is None:
         return ""
@@ -181,7 +182,7 @@ class HaSlave:
             self.master_end = -1  # The master or its log may have changed since the last connection
 
     def lost(self, now: float, reason: str) -> None:
-        """Handle a failure: a comparison, connection attempt, connection or write to the store has failed."""
+        """Handle a failed comparison of logs, a failed or lost connection, or a failed write to the store."""
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
             self.problem = reason
             self.phase = Phase.PAUSING

@@ -12,10 +12,11 @@ slave sends it these offsets; the larger offset wins. All other values are taken
 offsets, because an offset may have been reset. In a raft group, a table is copied only if it is newer: a
 newly elected leader may lack entries that its followers have (see raft_tables.py).
 
-If the master has deleted a topic, the slave deletes the topic's queues, too. Otherwise a recreated topic
-would show old messages in those queues that have no new message (RecordDispatch handles the other queues). A
-CometMQ master reports the log position of the deletion, which is valid in both logs. With another master, a
-deletion is recognised because the master has neither the topic nor its queues.
+If the master has deleted a topic, the slave deletes the topic's queues, too. Otherwise, if the topic were
+created again, its queues would still show old messages until they get a new one (then RecordDispatch removes
+the old ones). A CometMQ master reports the log position of the deletion, which is the same in both logs.
+Apache's master reports no deletions, so a topic counts as deleted if the master has neither the topic nor its
+queues.
 
 Nothing is copied before the logs have been compared, because a master that returns with an empty disk has
 empty tables.
@@ -84,8 +85,8 @@ class MasterOffsets(NamedTuple):
     """The offsets that the master has sent, and the end of the master's log after it sent them.
 
     Attributes:
-        asked: The end of the slave's log before the offsets were requested. The master's log was at least as
-            long then.
+        asked: The end of the slave's log just before the offsets were requested. The end of the master's log
+            was not lower.
     """
 
     offsets: ConsumerOffsetTable
@@ -95,7 +96,12 @@ class MasterOffsets(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The merged offsets, and the offsets to be sent to the master: topic@group, queue id, offset."""
+    """The merged offsets of a slave, and the offsets that the slave must send to its master.
+
+    Attributes:
+        offsets: The key "topic@group" maps to the offsets by queue id.
+        returned: The offsets to be sent, each as the key "topic@group", the queue id and the offset.
+    """
 
     offsets: dict[str, dict[int, int]]
     returned: list[tuple[str, int, int]]
@@ -153,10 +159,10 @@ class MetadataSync:
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # Offsets that wait until the log is long enough
+        self._master_offsets: MasterOffsets | None = None  # Applied once this broker's log is long enough
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # By topic: log position of the topic's deletion at the master
-        self._refuted: dict[str, int] = {}  # By topic: position of a refused deletion that was logged
+        self._refuted: dict[str, int] = {}  # By topic: log position of a deletion whose refusal was logged
         self._checked_queues = False  # Whether this broker's queues were compared with the master's topics
         self.master_addr = ""
         self.master_log = Extent(0, 0)
@@ -348,8 +354,8 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
-        # The master's minimum offsets may be those of a topic that was deleted and recreated since the
-        # request. In that case, the next copy corrects them.
+        # A minimum offset from the master may belong to an earlier topic of the same name, if the topic was
+        # deleted and recreated since the request. In that case, the next copy corrects it.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._return_offsets(outcome)

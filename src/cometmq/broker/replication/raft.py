@@ -235,7 +235,7 @@ class RaftReplication:
         }
 
     def leader_log(self) -> Extent:
-        """Return the begin and end of the leader's log when the leader's offsets were last copied."""
+        """Return the begin and end that the leader's log had when the leader's offsets were last copied."""
         return self.sync.master_log
 
     @property

@@ -86,7 +86,7 @@ class LeaderRole(Protocol):
         """Handle a handshake: another member has sent its name and its broker's address."""
 
     def hand_over(self) -> None:
-        """Prepare for sends that clients still address to this broker when another member leads."""
+        """Begin to relay sends, because this leader begins to transfer its leadership, or has lost it."""
 
     async def copy_tables(self) -> None:
         """Wait until a majority has this leader's topics and groups. Raises RaftRefused if that fails."""
@@ -173,7 +173,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._succeeded = asyncio.Event()  # Cleared while a lost leadership has no known successor
+        self._succeeded = asyncio.Event()  # Not set while this former leader does not know its successor
         self._succeeded.set()
         self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None
@@ -248,7 +248,7 @@ class RaftMember:
         to = max(sorted(self.node.members.voters & set(peers)), key=fitness, default="")
         try:
             async with asyncio.timeout(COPY_TIMEOUT_S):
-                if self._slow is not None:  # Transfers are refused during a write to the disk
+                if self._slow is not None:  # Leadership transfers are refused while the disk is written
                     await asyncio.wait({self._slow})
                 await self.transfer(to)
         except (RaftRefused, TimeoutError):
@@ -309,7 +309,7 @@ class RaftMember:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # The node counts whole ms
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # 1 ms: the node's resolution
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
@@ -357,8 +357,8 @@ class RaftMember:
                 await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
-            # The node must not continue, because the log may still contain entries that the node regards as
-            # removed.
+            # After a failed truncation, the node must not continue: the log may still contain entries that
+            # the node regards as removed.
             if cuts:
                 self._fail(error)
             else:
@@ -376,10 +376,10 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Commit entries before the changes of the log are applied, because a change may fail."""
+        """Commit entries, and only then write new ones: a failed write must not prevent the commit."""
         raft_log = self._raft_log
         try:
-            # After a reset, the log may already be committed further.
+            # A reset of the log may already have committed entries beyond `effects.committed`.
             if effects.committed is not None and effects.committed > raft_log.committed:
                 raft_log.commit_to(effects.committed)
                 self.waits.committed(raft_log.location_of(effects.committed).end)
@@ -401,7 +401,7 @@ class RaftMember:
         """
         if not changes:
             return
-        self._commit_tick()  # Answer the senders of messages appended before the changes of the log
+        self._commit_tick()  # Before changing the log, commit what the broker has appended in this tick
         problem: CometError | OSError | None = None
         written = False
         try:
@@ -416,7 +416,7 @@ class RaftMember:
                     written = True
                     if last != change.first + change.count - 1:
                         raise StoreError(f"{last} is the last of the entries that came, not as was said")
-                else:  # The store's commit has written these entries
+                else:  # Nothing to do: the store's commit has already written these entries
                     assert isinstance(change, Proposed)
         except (CometError, OSError) as error:
             problem = error
@@ -520,7 +520,7 @@ class RaftMember:
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
             self._raft_log.flushed(self._store.flusher.flushed)  # Write missing index entries
-            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # A full disk has not failed
+            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # A full disk is no failure
                 self._failed_at = None
                 self.node.disk_recovered()
 
@@ -608,7 +608,7 @@ class RaftMember:
         self._asked(self.node.promote, member)
 
     async def remove(self, member: str) -> None:
-        if member == self.me and self.leading:  # The next leader will need the newest tables
+        if member == self.me and self.leading:  # First copy the tables, which the next leader will need
             await self._leader_role.copy_tables()
         self._asked(self.node.remove, member)
 

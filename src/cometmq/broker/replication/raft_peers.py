@@ -35,12 +35,12 @@ MAX_UNSENT_BYTES = 32 << 20
 MAX_INCOMPLETE_BYTES = 4 * raft_wire.MAX_FRAME_BYTES
 """The maximum number of bytes of incomplete frames on all connections together.
 
-A small multiple of a frame is enough, because only one leader sends at a time.
+Four times the maximum length of a frame is enough, because only one leader sends entries at a time.
 """
 MAX_CONNECTIONS = 64
 """The maximum number of connections from members.
 
-The limit is much larger than a group, because broken connections may remain open for a while.
+The limit is much larger than the number of members, because broken connections may remain open for a while.
 """
 HANDSHAKE_TIMEOUT_S = 5.0
 """The time, in seconds, within which a new connection must send its handshake."""
@@ -125,7 +125,7 @@ class _Link(asyncio.Protocol):
     async def run(self) -> None:
         """Keep the connection open until this task is cancelled."""
         address = parse_address(self.addr)
-        assert address is not None  # The method `use` passes only valid addresses
+        assert address is not None  # `Peers.use` is called only with valid addresses
         loop = asyncio.get_running_loop()
         while True:
             self._broken.clear()
@@ -238,8 +238,8 @@ class Peers:
         """Register a connection from a member, and close an older connection from the same member.
 
         Raises:
-            ProtocolError: Another member has the same name, or the sender would create a group with other
-                members than this member would.
+            ProtocolError: Another member has the same name, or this member and the sender would both create
+                the group, but with different members.
         """
         sender = handshake.sender
         self._compare(handshake)

@@ -57,8 +57,8 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
-    # Write the file without the entries that are not in the log. Otherwise, once the log begins after their
-    # index, they would count as entries of the log.
+    # Remove the entries that the log does not contain from the file. Otherwise, once the log entries up to
+    # their indexes have been deleted, they would be taken for entries of the log.
     if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
     suspect, forgot = is_suspect(disk, raft_log.directory), has_forgotten(disk, raft_log.directory)
@@ -75,8 +75,9 @@ def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
 def before_cut(state: HardState, before: HardState) -> HardState:
     """Return the state to be saved before the log is truncated.
 
-    The saved state still includes the entries about members that the truncation will remove. If the broker
-    crashes before the truncation is complete, these entries are still in the log, and valid.
+    Besides the new state, it contains the changes of the group's members that the truncation will remove from
+    the log. If the broker crashes before the truncation is complete, the log still contains these changes,
+    and they are still valid.
     """
     if set(before.members) <= set(state.members):
         return state
@@ -118,10 +119,10 @@ class NodeLog:
         return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the end of the longest range from `first`, before `stop`, that fits into a message."""
+        """Return the end (exclusive) of the entries from `first` that fit into a message, at most `stop`."""
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
-        except (StoreError, OSError):  # Reading the entry for sending will raise the error again
+        except (StoreError, OSError):  # The error is raised again when the entry is read for sending
             return first + 1
 
 

@@ -86,7 +86,7 @@ class GroupSync(MetadataSync):
         )
         self._one_copy = asyncio.Lock()  # Prevents an older response from being applied after a newer one
         self._wanted = 0  # Number of calls of `settings` so far
-        self._copied = 0  # Number of calls of `settings` that finished copies have served
+        self._copied = 0  # Number of the calls of `settings` whose copy is complete
 
     async def sync(self) -> None:
         """Copy all tables once. A table whose copy fails is copied in the next cycle."""
@@ -152,7 +152,7 @@ class RaftTables:
         self._sync = sync
         self._one_round = asyncio.Lock()
         self._asked = 0  # Number of calls of `_copy_to_majority` so far
-        self._done = 0  # Number of calls of `_copy_to_majority` that finished cycles have served
+        self._done = 0  # Number of the calls of `_copy_to_majority` whose cycle is complete
         self._failure = ""  # Why the last cycle failed, or ""
 
     @property
@@ -244,10 +244,10 @@ class RaftTables:
             self._adopt_newer(copies)
 
     async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
-        """Call `ask` with voters until this member and those that have answered form a majority.
+        """Call `ask` for the other voters until, with this member, a majority has answered.
 
-        Return the answers. Wait up to MAJORITY_TIMEOUT_S for members that have not answered this leader in
-        its term yet.
+        Return the results of `ask`. A voter is asked only after it has answered this leader's messages in the
+        current term. The wait ends after MAJORITY_TIMEOUT_S.
 
         Raises:
             RaftRefused: Too few members have answered in time.
@@ -343,7 +343,8 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        # Report an incomplete copy: queues of deleted topics could return with the next leader.
+        # Fail if this member has not yet applied all deletions of topics. Otherwise, if it became the leader,
+        # the queues of deleted topics could reappear.
         if self._sync.deletions_wait:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"the log of {group.me} has not reached that position yet"

@@ -23,7 +23,7 @@ VERSION = 1
 MAX_FRAME_BYTES = 64 << 20
 """The maximum length of a frame, in bytes.
 
-It leaves room for the entries that `LogView.fit` permits; a single record may have 32 MiB.
+The limit is larger than a message with a single record, which may have 32 MiB.
 """
 MAX_MESSAGES_PER_FRAME = 1024
 """The maximum number of messages in a frame. An event-loop tick has only a few for each member."""

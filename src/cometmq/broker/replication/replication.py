@@ -140,7 +140,7 @@ class Replication:
         return frame.response(body=self.status().encode())
 
     def status(self) -> HaRuntimeInfo:
-        """Return the state of replication: of each slave on a master, of this broker on a slave."""
+        """Return the state of replication: on a master, that of each slave; on a slave, its own."""
         end = self._store.log.end
         if self.slave is None:
             infos = self._connections()

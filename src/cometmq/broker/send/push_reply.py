@@ -78,7 +78,7 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties contain an unexpected separator")
-        if len(properties) > MAX_PROPERTIES_BYTES:  # `admit` has limited the characters, not the bytes
+        if len(properties) > MAX_PROPERTIES_BYTES:  # `admit` has checked only the number of characters
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",

@@ -53,7 +53,8 @@ class Successor(Protocol):
     def leader_addr(self) -> str | None:
         """The broker address of the leader, if another member is the leader.
 
-        The value is "" if no leader is known, and None if this member will not be notified of a new leader.
+        The value is "" if no other leader is known yet. It is None if this member has failed or stopped, so
+        that it will not learn of a new leader.
         """
 
 
@@ -79,7 +80,7 @@ class Relay:
         self._active = False
         self._until = 0.0
         self._held_bytes = 0  # Total size of requests that are held, or forwarded and not answered yet
-        self._held: list[_Held] = []  # Held requests in the order of their arrival
+        self._held: list[_Held] = []
         self._numbers = count()
         self._passed = 0  # Number of requests that are forwarded and not answered yet
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +105,7 @@ class Relay:
         return {code: self._handler(each) if code in codes else each for code, each in handlers.items()}
 
     def shortcuts(self, shortcuts: Mapping[bytes, Shortcut]) -> dict[bytes, Shortcut]:
-        """Return the shortcuts for sends in a form that is not used while the relay is active."""
+        """Wrap the shortcuts for sends: while the relay is active, sends take the normal path instead."""
         return {start: self._shortcut(each) for start, each in shortcuts.items()}
 
     def _shortcut(self, shortcut: Shortcut) -> Shortcut:
@@ -157,7 +158,8 @@ class Relay:
                 self._wake.clear()
                 await self._step()
                 if self._group.accepts and not self._passed:
-                    # Let the handlers of released requests run before later requests arrive
+                    # Let the handlers of held requests, which this broker itself now handles, run before
+                    # those of later requests.
                     await asyncio.sleep(0)
                     continue
                 with contextlib.suppress(TimeoutError):

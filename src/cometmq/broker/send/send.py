@@ -87,7 +87,10 @@ class Place(NamedTuple):
 
 
 class SendRules(NamedTuple):
-    """The cached data of a send's topic. The bits of `sys_flag` are added to the sysFlag of each message."""
+    """The data of a topic that a send needs, cached.
+
+    The bits of `sys_flag` are added to the sysFlag of each message.
+    """
 
     queue_limit: int
     write_queues: int

@@ -35,22 +35,23 @@ from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Trait
 # The maximum number of cached send headers: enough for 2,000 topics of 10 queues.
 MAX_TEMPLATES = 20_000
 MAX_BYTES = 16 << 20  # maximum total size of cached send headers, in bytes; 20,000 usual headers take 9 MB
-MAX_CUTS = 8  # maximum number of cached layouts (positions of the three values) for headers of one length
-# After MAX_MISSES headers that could not be cached, no attempts are made for PAUSE_HEADERS headers. This is
-# for producers whose other properties differ in each message: an attempt to cache a header costs 2 µs, and
-# the pause reduces this to 0.25 µs per message. MAX_MISSES is so large that the headers of a producer which
-# uses almost as many queues in turn are cached without a pause.
+MAX_CUTS = 8  # maximum number of layouts (positions of time, unique key, opaque) per length of header
+# After MAX_MISSES headers that could not be cached, no attempts are made for PAUSE_HEADERS headers. Some
+# producers set a different property value in each message, so caching their headers is useless. An attempt
+# costs 2 µs per message, and the pause reduces this to 0.25 µs. A producer that uses fewer than MAX_MISSES
+# queues in turn causes no pause.
 MAX_MISSES = 12_000
 PAUSE_HEADERS = 100_000
 MAX_HEADER_BYTES = 2_048  # maximum length of a send header that can be cached, in bytes
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # first digit of a number that is 0 or invalid in JSON; such a header is not cached
+ZERO = ord("0")  # a number that begins with 0 is either 0 or invalid JSON; the cache is not used for it
 _word = struct.Struct(">I").pack
-# Matches the bytes that follow `BORN` in a header: the three values that change, and the constant parts after
-# each of them. The atomic group (`?>`) ends at the first unique key. Otherwise the search would be repeated
-# at each further key, which a hostile header could contain many times.
+# Matches the bytes of a header that follow BORN, the key of the born time. The variable parts are the born
+# time, the unique key and the request number; the constant parts are the bytes after each of them. The atomic
+# group `(?>...)` ends at the first unique key. Otherwise the search would be repeated at each further key,
+# and a hostile header could contain many of them.
 PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
@@ -93,11 +94,13 @@ class SendTemplates:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
-        # Functions that split the header bytes after `BORN` into parts. The key is the number of these bytes.
+        # Functions that split the part of a header after BORN, the key of the born time, into its variable
+        # and constant parts. The dict's key is the length of that part of the header.
         self._cuts: dict[int, list[Cut]] = {}
-        # The cached results. The key is the bytes up to `BORN` and the three constant parts after it.
+        # The cached results of parsing. The key is the constant parts of a header, which surround the born
+        # time, the unique key and the request number.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # Interned traits: headers with equal traits share one object. Each key is its own value.
+        # Maps traits to equal traits, so that headers with equal traits share one object.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
         # The hashes of headers that have arrived once. A header is cached when its hash arrives a second
@@ -205,11 +208,11 @@ class SendTemplates:
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, int, StoredForm, Traits] | None:
-        """Return the result of parsing and checking a header, without its three variable values.
+        """Parse and check a header. The result omits the born time, unique key and request number.
 
         The result contains the topic and queue id in which the message is stored, the requested queue id, the
-        stored form and the traits. It is None if the parsed values differ from the three values in the bytes,
-        or if the header is not that of a single plain message or half message.
+        stored form and the traits. It is None if the parsed values of the three omitted fields differ from
+        `parts`, or if the header is not that of a single plain message or half message.
         """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)
@@ -246,7 +249,7 @@ def _divider(*parts: bytes) -> Any:
 
 
 def _twin(parts: Parts) -> Parts:
-    """Return the parts of a header with the three variable values replaced by others of the same lengths."""
+    """Return a header's parts with another born time, unique key and request number of the same lengths."""
     born, first, unique, second, opaque, third = parts
     return _other(born, b"12"), first, _other(unique, b"YZ"), second, _other(opaque, b"12"), third
 

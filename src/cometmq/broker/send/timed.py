@@ -28,8 +28,8 @@ If a message has several, the first in this list counts.
 _PROOF_S = 60.0
 """How long, in seconds, a clock that jumped forward must keep the new time before messages are delivered.
 
-In this period, an operator or a time daemon may correct a wrong clock. If the jump was a correction, the
-messages are late anyway.
+The period gives an operator or a time daemon the chance to correct a wrong clock. If instead the jump was
+right, the messages that it made due are late already, so a further minute does little harm.
 """
 # Bytes that later copies and the delivery may add to the properties, so a send may not use them.
 _ROOM = 128
@@ -44,7 +44,7 @@ class Timed(NamedTuple):
 
 
 def without_times(properties: bytes) -> bytes:
-    """Return properties without the delivery times, for a message whose delay level has priority."""
+    """Return properties without the delivery times, which are ignored if a message has a delay level."""
     for name in TIMES:
         properties = drop(properties, name)
     return properties
@@ -54,9 +54,10 @@ def without_times(properties: bytes) -> bytes:
 class TimedSends:
     """Stores messages that wait for their delivery time.
 
-    The delivery uses two attributes. `steps` records how the wall clock was changed between two messages.
-    `wall` is the clock that decides whether a message is due. It follows a jump of the wall clock only if the
-    wall clock keeps the new time (SteadyTime).
+    Attributes:
+        steps: By how much the monotonic clock was ahead of the wall clock when each message was stored.
+        wall: The clock that decides whether a message is due. It adopts a forward jump of the wall clock only
+            if the wall clock keeps the new time (SteadyTime).
     """
 
     config: BrokerConfig

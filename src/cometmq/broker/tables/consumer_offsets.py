@@ -30,7 +30,7 @@ class ConsumerOffsets:
         self.version: DataVersion | None = None
         """In a raft group: the version of the leader's offsets that this table contains."""
         self._table: dict[str, dict[int, int]] = {}
-        # The topics of each group, and the groups of each topic, that have entries in the table.
+        # The topics in which each group has offsets, and the groups that have offsets in each topic.
         self._topics: dict[str, set[str]] = {}
         self._groups: dict[str, set[str]] = {}
         self._count = 0
@@ -40,7 +40,7 @@ class ConsumerOffsets:
         return self._count
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Store an offset. Return False if that would exceed MAX_OFFSETS."""
+        """Store an offset. Return False if it would be a new entry beyond the limit MAX_OFFSETS."""
         key = topic + SEPARATOR + group
         queues = self._table.get(key)
         if queues is None or queue_id not in queues:

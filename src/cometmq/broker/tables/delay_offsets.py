@@ -29,7 +29,7 @@ class DelayOffsets:
         The offsets in the file include all deliveries that were stored before this position.
         """
         self.reached: Callable[[], int] = lambda: self.log_position
-        """Returns the log position before which the current offsets include all deliveries."""
+        """Returns a log position: the current offsets include all deliveries stored before it."""
 
     def get(self, level: int) -> int:
         """Return the offset of a delay level's next message to deliver, 0 for a level without deliveries."""

@@ -59,7 +59,7 @@ class SettingsReplicas(Protocol):
         """
 
     async def confirm(self) -> int:
-        """Return the term like `check`, once the other members confirm that this broker is the leader."""
+        """Return the term since which this broker is the leader, if the other members confirm it."""
 
     async def keep(self, since: int) -> None:
         """Wait until a majority of the members has the current tables.
@@ -84,7 +84,7 @@ class DurableTables:
         self._topics_changed = topics_changed
         self.versions = Versions(clock.time_ms)
         self.replicas: SettingsReplicas | None = None
-        """In a raft group: the members that must have a change before it is acknowledged. Otherwise None."""
+        """In a raft group: the members, of which a majority must store each change. Otherwise None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
         self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
         self.offsets = ConsumerOffsets()
@@ -152,9 +152,9 @@ class DurableTables:
     def adopt(self) -> None:
         """Add topics and queues that have messages in the log but are missing in the topic table.
 
-        After a kill, or if it was copied from a former master, the table may lack the changes of the last
-        seconds. Queues are added to a known topic only if they contain a message that is newer than the
-        table: any other missing queue was removed on purpose.
+        The table may lack the changes of the last seconds, after a kill or if it was copied from a former
+        master. Queues are added to a known topic only if they contain a message that is newer than the table:
+        any other missing queue was removed on purpose.
         """
         topics, store = self.topics, self._store
         counts: dict[str, int] = {}
@@ -191,7 +191,10 @@ class DurableTables:
         return 0 if self.replicas is None else self.replicas.check()
 
     async def confirm_changeable(self) -> int:
-        """Like `check_changeable`, but let the other members confirm that this broker is still the leader."""
+        """Check with the other members that topics and groups may be changed at this broker.
+
+        The result is that of `check_changeable`.
+        """
         return 0 if self.replicas is None else await self.replicas.confirm()
 
     async def topics_kept(self, since: int) -> None:

@@ -129,7 +129,7 @@ class TableFile:
         return None
 
     def _end_waits(self, asked: int, error: OSError | None) -> None:
-        """End the waits for the table's first `asked` changes. Each wait raises `error` if there is one."""
+        """Wake callers of `saved` that wait for the first `asked` changes. Raise `error` in them, if any."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

@@ -35,7 +35,7 @@ class TimerState:
         self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
         """Returns the current progress of timer messages, or None if it cannot be determined."""
-        self._taken = -1  # the value of `changes` when `take_mark` last set `mark`
+        self._taken = -1  # Number of changes that `mark` includes; -1 before `mark` was first set
 
     def count(self, topic: str, change: int) -> None:
         """Add `change` to the number of messages that wait for a topic."""
@@ -50,7 +50,7 @@ class TimerState:
         self.changes += 1
 
     def counted_ms(self, topic: str) -> int:
-        """Return when a topic's number last changed (ms), or the start time if it has not changed."""
+        """Return when a topic's number of waiting messages last changed (ms), or the broker's start time."""
         return self._counted_ms.get(topic, self._began_ms)
 
     def take_mark(self) -> bool:
@@ -65,7 +65,7 @@ class TimerState:
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """Return `mark` as the content of timers.json."""
+        """Return the saved progress of timer messages, as the content of timers.json."""
         table: dict[str, Any] = msgspec.to_builtins(self.mark)
         return table
 

@@ -39,14 +39,16 @@ from cometmq.protocol.codes import (
 log = logs.logger(__name__)
 
 READ_WRITE = Perm.READ | Perm.WRITE
-# A registration contains all topics and must fit into a frame (16 MiB); otherwise the broker would disappear
-# from all routes. When a registration reaches one of the following sizes, topics can no longer be created by
-# sends, then not for groups (retry and dead-letter topics), and finally not by administrators.
+# A registration contains all topics and must fit into a frame (16 MiB). Otherwise the broker could not
+# register, and would disappear from all routes. So a topic is refused if the registration would exceed a
+# limit: BYTES_BY_SEND for topics created by sends, BYTES_BY_GROUPS for retry and dead-letter topics,
+# MAX_REGISTRATION_BYTES for topics created by administrators.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)
-# The size of a topic in a registration without its attributes and its name (which occurs twice), for numbers
-# of any length. A full frame has fewer than the 100,000 topics that a name server accepts.
+# An upper bound of the bytes of one topic in a registration, without its attributes and its name, which
+# occurs twice. The bound holds for all values of the topic's numbers. With this size per topic, a frame has
+# room for fewer topics than the 100,000 that a name server accepts.
 TOPIC_BYTES = 168
 
 

@@ -1,7 +1,8 @@
-"""Reads the queue of the timer topic: at the start the messages that are still waiting, later the new ones.
+"""Reads the timer topic's consume queue: at the start the waiting messages, later the new ones.
 
-The units of this consume queue contain the delivery times (protocol/timers.py). A record is read only for
-data that its unit lacks: the key of a recall, or all data of a message that Apache's broker has stored.
+Each unit of this consume queue contains the delivery time of its message (protocol/timers.py). So the message
+itself is read from the log only for data that its unit lacks: the key of a recall, or all data if Apache's
+broker has stored the message.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 256  # consume-queue units per step; reading 256 records blocks the loop for a few ms
+_UNITS_AT_ONCE = 256  # Number of consume-queue units per step; reading their records takes a few ms
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -65,7 +66,8 @@ class Known:
     linked: NDArray[np.int64]
     uncounted: NDArray[np.int64]
     apache: tuple[int, int]
-    # Hashes of the messages that Apache's broker has stored, by which its copies are recognised.
+    # Hashes of the messages that Apache's broker has stored. A copy that it has made of such a message has
+    # the same hash.
     seen: set[int] = field(default_factory=set)
 
     def is_done(self, offset: int, out_ms: int) -> bool:
@@ -75,10 +77,11 @@ class Known:
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """Return two masks of consume-queue units: still waiting, and no longer waiting according to the log.
+        """Return two masks that select consume-queue units by the state of their messages.
 
-        `first` is the queue offset of the first unit. The units in neither mask wait no longer according to
-        the saved progress.
+        The first mask selects messages that still wait. The second one selects messages that, according to
+        the log, no longer wait, although the saved progress does not show it. Neither mask selects messages
+        that no longer wait according to the saved progress. `first` is the queue offset of the first unit.
         """
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
@@ -125,7 +128,8 @@ class Follower:
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
         self._newest_ms = self.store.newest_ms  # newest store time (ms) in the log at the start
-        # The state of a `load` that failed: the end of the queue, and the messages that wait no longer.
+        # What `_begin` has returned, if `load` failed afterwards: the end of the timer topic's queue, and
+        # which messages no longer wait. The next `load` uses it.
         self._loading: tuple[int, Known] | None = None
 
     @property
@@ -157,7 +161,7 @@ class Follower:
             log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the end of the queue, and the messages that wait no longer. Raises OSError.
+        """Return the end of the timer topic's queue, and which messages no longer wait. Raises OSError.
 
         Set `pending.followed` to the offset of the first consume-queue unit to read.
         """
@@ -169,8 +173,8 @@ class Follower:
             unit = await executor.query(partial(queue.unit, first)) if first < high else None
             start = self.store.log.end if unit is None else max(start, unit[0])
         except OSError as failure:
-            # The disk cannot read a unit, so start at the first one: reading all units logs the damage in
-            # detail.
+            # If the disk cannot read a consume-queue unit, begin at the queue's first unit: reading all units
+            # logs the damage in detail.
             _raise_unless_unreadable(failure)
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
         before = await self._links(start, counted)
@@ -181,7 +185,7 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the log positions of all messages of which a part of the log contains copies, ascending."""
+        """Return the log positions of all messages that have copies in a part of the log, ascending."""
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
@@ -230,11 +234,11 @@ class Follower:
                 await executor.pause(0)
 
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
-        """Return up to `count` consume-queue units at an offset.
+        """Return up to `count` consume-queue units from the queue offset `first`.
 
         At the end of a file, fewer units are returned, and none if the file is missing. If the disk cannot
-        read the units, they are recomputed from the log, from the log position `reached` on, because no
-        earlier unit refers to a higher position. Raises OSError.
+        read the units, they are recomputed from the log. The search in the log begins at `reached`, the
+        highest log position in the preceding units. Raises OSError.
         """
         store = self.store
         try:
@@ -319,7 +323,7 @@ class Follower:
 
 
 def _raise_unless_unreadable(failure: OSError) -> None:
-    """Raise the error, unless it is EIO: the disk cannot read the data, and a retry may never succeed."""
+    """Return if the error is EIO, for which a retry may never succeed. Otherwise raise the error."""
     if failure.errno != errno.EIO:
         raise failure
 
@@ -329,7 +333,10 @@ def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> by
 
 
 def counted_as(properties: bytes) -> int:
-    """Return the change that a record of the timer topic makes to its topic's number of waiting messages."""
+    """Return by how much a record of the timer topic changes the number of waiting messages.
+
+    It is 1 for a message, -1 for a recall that has found its message waiting, and 0 for any other recall.
+    """
     if not value_of(properties, b"TIMER_DEL_UNIQKEY"):
         return 1
     return -1 if value_of(properties, RECALL_FOUND) else 0
@@ -355,7 +362,7 @@ def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) 
 
 
 def _check_point(store: MessageStore) -> tuple[int, int]:
-    """Return the queue offset and the time (ms) in Apache's file, or zeros if it is missing or unreadable."""
+    """Return queue offset and time (ms) from the file timercheck, or zeros if it is missing or unreadable."""
     try:
         data = read_file(store.disk, check_point_path(store))
     except FileNotFoundError:

@@ -3,11 +3,15 @@
 An absolute delivery time is compared with the wall clock (SteadyTime). A delay is measured with a monotonic
 clock that also counts the time of a suspended machine, so setting the wall clock does not change the delay.
 
-A message is done when it was delivered, moved or recalled. The progress is saved as a few numbers, the
-high-water mark; everything else is in the queue of the timer topic. After a start, three kinds of messages
-count as done: those before `queue_offset` whose TIMER_OUT_MS is at most `delivered_ms`, those before the log
-position `first_position`, and those whose position is contained in a record after `log_position` (links.py).
-While a done message is covered only by the third rule, `log_position` does not advance. Examples are a
+A message is done when it was delivered, recalled, or moved (copied to the end of the log). The progress is
+saved as a few numbers, the high-water mark; everything else is in the queue of the timer topic. After a
+start, a message counts as done in three cases:
+
+- Its queue offset is below `queue_offset`, and its TIMER_OUT_MS is at most `delivered_ms`.
+- Its log position is below `first_position`.
+- A record at or after the log position `log_position` refers to it, for instance its copy (links.py).
+
+While only the third case applies to some done messages, `log_position` must not advance. Examples are a
 message that arrived after a change of the clock with an early delivery time, and a message that was moved out
 of a segment in which another message still waits.
 """
@@ -27,7 +31,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # maximum length of the list of finished messages; a longer list is reduced to its maxima
+_MAX_DONE = 1 << 20  # maximum number of done messages stored individually; of more, only maxima are stored
 # The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
 # moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
@@ -54,7 +58,7 @@ class Listed(NamedTuple):
 
 
 class _Hashes(NamedTuple):
-    """The hashes of the recalls of one minute: a sorted array, and the hashes that arrived after sorting."""
+    """The hashes of the recalls of one minute: a sorted array, and a set of those added after sorting."""
 
     ascending: Ints
     since: set[int]
@@ -71,29 +75,35 @@ class Pending:
     def __init__(self) -> None:
         self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        # The recalls, by the minute of their TIMER_OUT_MS. The field for the delivery time contains the hash
-        # of the recall's key, and the field for TIMER_OUT_MS whether the recall was counted.
+        # The recalls, by the minute of their TIMER_OUT_MS. Instead of a delivery time, a recall has the hash
+        # of its key. Instead of TIMER_OUT_MS, it has 1 if it has reduced the number of waiting messages, else
+        # 0.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """By recently used minute: the hashes of all recalls, and the hashes of the counted recalls."""
+        """For recently used minutes: the hashes of all recalls, and the hashes of the counted recalls.
+
+        A counted recall has reduced the number of waiting messages of its topic.
+        """
         self._log_position = 0  # `log_position` of the last high-water mark
         # TIMER_OUT_MS and log position of each delivered, moved or recalled message that no high-water mark
         # covers.
         self._done_outs, self._done_positions = array("q"), array("q")
-        # The highest TIMER_OUT_MS and log position that the high-water marks have covered. A later message
-        # with lower values would wrongly count as done.
+        # The highest TIMER_OUT_MS and the highest log position of the messages that a high-water mark has
+        # covered as done. A message that arrives later with lower values would wrongly be covered, too.
         self._covered_out = self._covered_position = -1
         self._moving_before = 0  # log position before which all moved messages were stored
         self._last_copy = -1  # log position of the newest copy of a moved message; -1 without one
-        # The buckets with messages before `_moving_before`: each table with the keys of its buckets.
+        # The buckets that contain messages to be moved, which are stored before `_moving_before`. Each pair
+        # is a table and the keys of the buckets in it.
         self._places: list[tuple[Buckets, list[int]]] = []
-        # The messages that `before` last returned, as table, key of the bucket, and number of messages.
+        # The messages that `before` last returned. Each tuple is a table, the key of a bucket in it, and how
+        # many messages of this bucket were returned.
         self._moving: list[tuple[Buckets, int, int]] = []
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
-        self._listed_ahead_ms = 0  # monotonic minus wall-clock time, in ms, as used by `page`
+        self._listed_ahead_ms = 0  # Monotonic minus wall-clock time (ms), kept equal for all pages of a list
 
     def __len__(self) -> int:
         """Return the number of waiting messages and recalls."""
@@ -137,7 +147,10 @@ class Pending:
                 del self._recalled[out_ms // _MINUTE]
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
-        """Return whether a message was recalled or, with `counted`, was recalled by a counted recall."""
+        """Return whether a message was recalled.
+
+        With `counted`, consider only recalls that have reduced the number of waiting messages.
+        """
         minute = out_ms // _MINUTE
         bucket = self._recalls.get(minute)
         if bucket is None or not unique_key:
@@ -233,7 +246,8 @@ class Pending:
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
             self._moving.append((table, keys[-1], len(waiting)))
-            # If the result is full, the bucket may contain further messages to move, so its key stays.
+            # If the result is full, keep the bucket's key, because the bucket may contain further messages to
+            # move.
             if len(found) < most:
                 keys.pop()
         return found
@@ -252,19 +266,21 @@ class Pending:
     # -- saving and listing
 
     def mark(self, log_end: int) -> TimerTable | None:
-        """Return the current high-water mark, or None while some copies have not been read from the queue.
+        """Return the current high-water mark, or None while copies of moved messages are still unread.
 
-        If a mark were saved before a copy is read, the recall of the copied message would count as done.
-        `log_end` is the end of the log: now, or before work that `done` and `moved` have not recorded yet.
+        If a mark were saved before a copy has been read from the queue, the recall of the copied message
+        would count as done, and would not apply to the copy after a restart. `log_end` is the end of the log
+        or, during a delivery or move that `done` or `moved` has not recorded yet, the end of the log before
+        that.
         """
         if self.followed_position < self._last_copy:
             return None
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:
-            # The clock was set back, so the last high-water mark covers messages that still wait. Only
-            # copies in the log show which messages wait no longer, so `log_position` must not advance past
-            # these copies.
+            # The clock was set back, so the last high-water mark covers messages that still wait. Now only
+            # the copies in the log show which messages are done. So `log_position`, from which a start
+            # searches the log for copies, must not advance past these copies.
             self._log_position = min(self._log_position, first)
             self.note_done(self._covered_position, self._covered_out)
             self._covered_out = self._covered_position = -1
@@ -278,18 +294,18 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Remove the finished messages that the new high-water mark covers.
+        """Remove the done messages that the new high-water mark covers. Return whether others are left.
 
-        Return whether any others are left.
-
-        The mark covers messages below `first_out` and messages below `first_position`.
+        The mark covers messages whose TIMER_OUT_MS is below `first_out`, and messages whose log position is
+        below `first_position`.
         """
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        # Keep only the maxima: when a high-water mark covers them, it covers all removed messages, too.
+        # Of too many messages, store only the highest TIMER_OUT_MS and the highest log position. A high-water
+        # mark that covers these values covers all the messages.
         if len(outs) > _MAX_DONE:
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
@@ -300,11 +316,11 @@ class Pending:
     def forget_recalls(self, now: Times) -> None:
         """Remove the recalls whose messages, if they existed, would have been delivered by now.
 
-        The queue of the timer topic must have been read to its end. Otherwise a moved message that is
-        recalled and due may still be unread.
+        The queue of the timer topic must have been read to its end. Otherwise a copy of a recalled message
+        could be unread, and would later be delivered without its recall.
         """
         before_ms = now.wall_ms - PRECISION_MS
-        # Usually, no recall is old enough to be removed.
+        # Usually, no recall is old enough to be removed, so return early.
         if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:
             return
         before_ms = min(before_ms, self._first_out())
@@ -313,9 +329,9 @@ class Pending:
             self._recalls.pop(self._recalls.first_key)
 
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
-        """Return the next `most` messages after the pair `after` (delivery time in ms, log position).
+        """Return at most `most` waiting messages, by delivery time on the wall clock, then by log position.
 
-        The result is sorted by delivery time on the wall clock, then by log position. Recalled messages are
+        The result begins after the pair `after` (delivery time in ms, log position). Recalled messages are
         included.
         """
         # The difference between two clocks that are read in sequence varies by about 1 ms, but all pages of a

@@ -1,4 +1,4 @@
-"""Stores messages that have waited in another topic in the queues of their destinations."""
+"""Stores messages in their destinations after they have waited in another topic."""
 
 from __future__ import annotations
 

@@ -35,12 +35,16 @@ log = logs.logger(__name__)
 # The limits of one page: returned messages, examined messages, and bytes.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
-NO_TIME = -1  # stands for TIMER_OUT_MS in the list of waiting messages, for messages with a delay level
+NO_TIME = -1  # in lists of waiting messages: replaces TIMER_OUT_MS, which messages with a delay level lack
 
 
 @dataclass(eq=False)
 class Page:
-    """A page of a list of waiting messages: records, delivery times (ms), and the end of the page."""
+    """A page of the list of waiting messages: their records, and their delivery times in ms.
+
+    `after` is the pair (delivery time, log position) after which the next page begins. `more` is whether
+    there are further messages.
+    """
 
     after: tuple[int, int]
     records: list[bytes] = field(default_factory=list)
@@ -55,7 +59,7 @@ class Page:
 
 @dataclass(eq=False, kw_only=True)
 class TimerProcessor:
-    """Handles the requests about timers: 60, 61 and 370 of RocketMQ, and CometMQ's own 21002."""
+    """Handles requests about timer messages: RocketMQ's codes 60, 61 and 370, and CometMQ's code 21002."""
 
     config: BrokerConfig
     clock: Clock
@@ -91,7 +95,8 @@ class TimerProcessor:
             found = await self._waits(handle)
         except OSError as error:
             log.warning("a recall is missing in the statistics, because the index cannot be read: %s", error)
-            # The recall is stored nevertheless, but does not reduce the number of waiting messages.
+            # Store the recall although the index cannot be read. Because it is unknown whether the recalled
+            # message waits, the recall does not reduce the number of waiting messages.
             found = False
         properties = encode_properties(
             {

@@ -55,10 +55,11 @@ RETRY_S = 0.1
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in seconds, at which the clock is read for a delay level. The interval is limited
-# because the event loop's timers run on another clock.
+# The maximum time, in seconds, that a delay level waits before it reads the clock again. An event-loop timer
+# may expire too late, because the loop's clock does not count the time that the machine is suspended.
 CLOCK_CHECK_INTERVAL_S = 10.0
-# If the arrival of a message differs from its store time by more than this (ms), the wall clock was set.
+# The maximum difference, in ms, between the store time of a message and the time at which its arrival is
+# reported. A larger difference means that the wall clock may have been set in between.
 MAX_SYNC_MS = 1_000
 
 
@@ -74,7 +75,7 @@ class LevelCursor:
     """Counts how often the store refused the message at `offset`, and determines the delay before a retry."""
     errors: int = 0  # number of consecutive unexpected errors with the message at `offset`
     timer: asyncio.TimerHandle | None = None
-    began: int = -1  # end of the log before the deliveries in progress; -1 without any
+    began: int = -1  # Log end before the deliveries in progress were stored; -1 if there are none
 
 
 @dataclass(eq=False, kw_only=True)
@@ -94,9 +95,9 @@ class ScheduleService:
         self.restart()
 
     def restart(self) -> None:
-        """Reset the state before a start, because other brokers may have written the log meanwhile."""
+        """Reset the delivery state. Since the last stop, another broker may have delivered messages."""
         now_ms, monotonic_ms = self._times()
-        self._ahead_ms = monotonic_ms - now_ms  # clock difference at the last arrival, in ms
+        self._ahead_ms = monotonic_ms - now_ms  # Difference of the clocks when a message last arrived (ms)
         self.cursors = {}
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -155,7 +156,10 @@ class ScheduleService:
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Start to deliver each delay level from the offset where the last run stopped, within its queue."""
+        """Start to deliver each delay level, from the offset at which the last run stopped.
+
+        If the queue of a level no longer contains this offset, begin at the nearest offset that it contains.
+        """
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -168,14 +172,14 @@ class ScheduleService:
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
         self.offsets.log_position = min(
             self.offsets.log_position, self.store.log.end
-        )  # at most the log's end, because recovery may have truncated the log
+        )  # recovery may have truncated the log before the saved position
         while not self._stopped:
             try:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
                 break
             except Exception as error:
-                # An error other than OSError, and EIO, may be permanent, so it must not stop the deliveries
-                # forever.
+                # EIO, or an error that is not an OSError, may be permanent. Then deliver anyway, because
+                # repeated attempts could delay the deliveries forever.
                 if not isinstance(error, OSError) or error.errno == errno.EIO:
                     log.exception(
                         "could not determine the last delivered message of each delay "
@@ -200,12 +204,15 @@ class ScheduleService:
         if not used or self._delivered:
             return self.offsets.log_position
         # In a raft group, a delivered message is in the log for some time before it is committed and the
-        # level's offset advances, so the result is the position before such messages.
+        # level's offset advances. So return the end that the log had before the oldest such message.
         under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Freeze the saved log position, because another broker delivers the messages from now on."""
+        """Save the current log position for delayOffset.json, and no longer advance it.
+
+        From now on, another broker delivers the messages.
+        """
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
 
@@ -237,9 +244,9 @@ class ScheduleService:
             cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue
-            # If the clock was set, it is unknown whether this was before or after the message was stored. A
-            # message that waits for a sync is even reported after later messages. So in case of doubt, the
-            # delay of the message counts from now.
+            # If the wall clock was set, it is unknown whether the message was stored before or after that,
+            # because a message that waits for a sync is reported late. In case of doubt, count the delay of
+            # the message from its report.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
@@ -333,7 +340,7 @@ class ScheduleService:
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            # In a raft group, messages may still be committed after this error, so `began` keeps its value.
+            # Keep `began`: in a raft group, the messages may still be committed after this error.
             if code != ResponseCode.SUCCESS:
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
@@ -386,8 +393,8 @@ class ScheduleService:
                     reached = offset + 1
                     continue
                 try:
-                    # A message that Apache's broker has committed to this queue keeps the position of its
-                    # half message.
+                    # If Apache's broker has committed a half message to this queue, the copy keeps the link
+                    # to that half message. Otherwise, the copy is linked to this record.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
                     self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True

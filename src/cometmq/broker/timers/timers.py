@@ -47,8 +47,8 @@ RETRY_S = 0.1
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in ms, at which the clocks are read. The interval is limited because the event
-# loop's timers run on another clock.
+# The maximum time, in ms, until the clocks are read again. An event-loop timer may expire too late, because
+# the loop's clock does not count suspension of the machine and changes of the wall clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
@@ -63,7 +63,7 @@ class Move:
     done: asyncio.Future[bool]
 
     def answer(self, worked: bool) -> None:
-        """Report whether the move has succeeded, unless the requester no longer waits for the result."""
+        """Report whether the messages were moved, unless the requester no longer waits for the result."""
         if not self.done.done():
             self.done.set_result(worked)
 
@@ -89,7 +89,7 @@ class TimerService:
         self.restart()
 
     def restart(self) -> None:
-        """Reset the state before a start, because other brokers may have written the log meanwhile."""
+        """Reset the delivery state. Since the last stop, another broker may have delivered messages."""
         self.pending = Pending()
         self.state = self.tables.timers
         self.state.take = self._mark
@@ -101,7 +101,7 @@ class TimerService:
         self._task: asyncio.Task[None] | None = None
         self._loaded = False
         self._move: Move | None = None
-        self._began = -1  # end of the log before the current batch; -1 without a batch
+        self._began = -1  # log end before the current batch was stored; -1 if no batch is in progress
         self._refusals = Backoff(RETRY_S, ERROR_S)
         self._errors = 0  # number of consecutive unexpected errors with the next message
 
@@ -162,8 +162,8 @@ class TimerService:
                 try:
                     busy = await self._deliver()
                 except Refused:
-                    # Moving messages has priority: it allows segments to be deleted, and deliveries may need
-                    # that space.
+                    # If the store refuses deliveries, first move messages out of the segments that are to be
+                    # deleted: deliveries may need the space that this frees.
                     while not self._stopping.is_set() and await self._move_some():
                         await self.follower.follow()
                     raise
@@ -215,7 +215,8 @@ class TimerService:
         queue = self.follower.queue
         if not self._loaded or queue is None:
             return None
-        # As long as a message has not been read, its recall must be kept.
+        # Remove old recalls only if all messages have been read, because an unread message may need its
+        # recall.
         if not self.follower.behind():
             self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
@@ -272,7 +273,10 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """Return the records at the first log positions, up to BATCH_BYTES. An unreadable record is None."""
+        """Return the records at the given log positions: as many as fit into BATCH_BYTES, but at least one.
+
+        A record that cannot be read is None.
+        """
         found: list[bytes | None] = []
         size = 0
         for position in positions:
@@ -311,7 +315,10 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """Reduce the number of waiting messages of a record's topic, because the record waits no longer."""
+        """Subtract a message that no longer waits from the number of waiting messages of its topic.
+
+        Nothing is subtracted if the record is None, or if a recall has already been subtracted for it.
+        """
         if record is None:
             return
         properties = properties_of(record)
@@ -399,11 +406,12 @@ class TimerService:
             done += 1
         if copies:
             await self._committed()
-            if self.store.dispatcher.waits:  # copies are readable only after a flush
-                # Even if the flush fails, the copies are in the log and will be read later.
+            if self.store.dispatcher.waits:  # Flush, because only flushed copies are readable
+                # Ignore a failed flush: the copies are in the log and will be read later.
                 with contextlib.suppress(OSError):
                     await self.tables.log_flushed()
-        # Record the copies only after the commit: if the commit fails, other records may get their positions.
+        # Record the log positions of the copies only after the commit. After a failed commit, other records
+        # may get these positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done, max(copies, default=-1))
         self._began = -1

@@ -55,7 +55,8 @@ class Bucket:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
         self._head = 0  # number of removed messages at the beginning of the columns
         self.first_position = NEVER
-        # The extremes of all messages that the bucket has ever contained, including removed ones.
+        # The latest delivery time, the earliest delivery time, and the lowest TIMER_OUT_MS of all messages
+        # that the bucket has ever contained, including removed ones.
         self.last_due, self.first_due, self.first_out = 0, NEVER, NEVER
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class Bucket:
 
     @classmethod
     def of(cls, columns: Ints) -> Bucket:
-        """Create a bucket from the columns of at least one message, as the method `columns` returns them."""
+        """Create a bucket from non-empty arrays, as the method `columns` of another bucket returns them."""
         bucket = cls()
         for store, column in zip((bucket._dues, bucket._positions, bucket._outs), columns, strict=True):
             store.frombytes(column.tobytes())
@@ -114,7 +115,7 @@ class Bucket:
         self.first_position = self._positions[self._head] if len(self) else NEVER
 
     def behind(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Return the next `most` messages after the pair `after` (due_ms, position), sorted like `after`."""
+        """Return at most `most` messages that follow `after` in the order of the pairs (due_ms, position)."""
         if self.last_due < after[0]:
             return []
         dues, positions, outs = self._views()
@@ -136,12 +137,15 @@ class Bucket:
 
 
 class Buckets:
-    """Buckets for periods of the same length (ms), by the number of the period. No bucket is empty."""
+    """Buckets of messages, one for each period of `length_ms` that has messages.
+
+    The key of a bucket is the start time of its period, divided by `length_ms`.
+    """
 
     def __init__(self, length_ms: int) -> None:
         self._length_ms = length_ms
         self._buckets: dict[int, Bucket] = {}
-        self._order: list[int] = []  # the keys of `_buckets` (numbers of periods), ascending
+        self._order: list[int] = []  # the keys of `_buckets`, ascending
         self._count = 0
 
     def __len__(self) -> int:
@@ -150,7 +154,7 @@ class Buckets:
 
     @property
     def first_key(self) -> int:
-        """The number of the first period that has a bucket, or NEVER if no period has one."""
+        """The lowest key of a bucket, or NEVER if there are no buckets."""
         return self._order[0] if self._order else NEVER
 
     def get(self, key: int) -> Bucket | None:
@@ -168,7 +172,7 @@ class Buckets:
         return bucket
 
     def put(self, key: int, bucket: Bucket) -> None:
-        """Add a bucket for the period with the number `key`, which must not have a bucket yet."""
+        """Add a bucket under `key`, under which there must not be a bucket yet."""
         self._buckets[key] = bucket
         insort(self._order, key)
         self._count += len(bucket)
@@ -190,7 +194,7 @@ class Buckets:
             self.pop(key)
 
     def stretches(self, length_ms: int) -> set[int]:
-        """Return the numbers of the periods of `length_ms` milliseconds in which a bucket's period begins."""
+        """Return the start times of the buckets' periods, each divided by `length_ms` and rounded down."""
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
@@ -202,7 +206,7 @@ class Buckets:
         return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
 
     def before(self, position: int) -> list[int]:
-        """Return the numbers of all periods whose bucket contains messages before a log position."""
+        """Return the keys of all buckets that contain a message with a log position below `position`."""
         return [key for key, bucket in self._buckets.items() if bucket.first_position < position]
 
     def behind(self, time_ms: int) -> Iterator[tuple[int, Bucket]]:
@@ -212,20 +216,26 @@ class Buckets:
 
 
 class Wheel:
-    """The waiting messages whose delivery times are on one clock, which may be set back between two calls."""
+    """The waiting messages whose delivery times are measured on one clock.
+
+    The clock may be set back between two calls.
+    """
 
     def __init__(self) -> None:
         self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
         self.tables = (self._seconds, self._stretches)
         """The buckets of one second and of five minutes, which together contain all waiting messages."""
-        self._divided: set[int] = set()  # five-minute periods whose messages go to `_seconds`
-        self._taken = -1  # the second whose messages the last call of `take` returned
+        self._divided: set[int] = set()  # keys of the five-minute periods whose messages are in `_seconds`
+        self._taken = -1  # key of the one-second bucket from which `take` last returned messages
 
     def __len__(self) -> int:
         return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
-        """Add a message. Divide its five-minute bucket into seconds if the bucket now has many messages."""
+        """Add a message.
+
+        If its five-minute bucket now has many messages, divide it into one-second buckets.
+        """
         if due_ms // _STRETCH in self._divided:
             self._seconds.add(due_ms, due_ms, position, out_ms)
         elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
@@ -253,7 +263,7 @@ class Wheel:
         return bucket.last_due if bucket is not None else NEVER
 
     def _stretch_is_next(self) -> bool:
-        """Return whether the earliest messages are in a five-minute bucket, not yet divided into seconds."""
+        """Return whether the next due messages are in a five-minute bucket, not in a one-second bucket."""
         return self._stretches.first_key * _STRETCH < self._seconds.first_key * _SECOND
 
     def _divide(self, stretch: int) -> None:
@@ -265,7 +275,7 @@ class Wheel:
         self._divided = self._seconds.stretches(_STRETCH)
 
     def page(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Return the next `most` messages after the pair `after` (due_ms, position), sorted like `after`."""
+        """Return at most `most` messages that follow `after` in the order of the pairs (due_ms, position)."""
         found: list[Waiting] = []
         for _, bucket in heapq.merge(*(each.behind(after[0]) for each in self.tables), key=itemgetter(0)):
             found += bucket.behind(after, most - len(found))
