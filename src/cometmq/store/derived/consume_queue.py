@@ -26,10 +26,10 @@ UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
-_UNITS_KEPT = 64  # Number of newest units that stay in memory after they were written
+_UNITS_KEPT = 64  # Number of newest queue units that stay in memory after they were written
 _UNITS_PER_READ = 64  # Number of units per read if the caller may need only a few of them
 _UNITS_PER_SEARCH_READ = 1024  # Number of units per read in the search for the end of a queue
-_PAGE_BYTES = 205 * UNIT  # Size of a memory page in bytes, rounded up to whole units
+_PAGE_BYTES = 205 * UNIT  # Bytes per read: 4096, rounded up to a multiple of the unit size
 
 
 def file_name(position: int) -> str:
@@ -37,7 +37,7 @@ def file_name(position: int) -> str:
 
 
 class ConsumeQueue:
-    """The units of the queue of one topic and queue id. For the loop thread only."""
+    """The consume queue of one topic and queue id. For the loop thread only."""
 
     __slots__ = (
         "_dir_made",
@@ -78,20 +78,20 @@ class ConsumeQueue:
         self.file_size = file_size
         # Values for the records of the queue: the topic with its length, the magic number of the record
         # format, and the `key_prefix` of the topic.
-        self.record_topic = b""  # Set by the first record. All queues of a topic share one object.
+        self.record_topic = b""  # Empty until the first record. The queues of a topic share it.
         self.magic = 0
         self.key_prefix = 0
         self.positions: list[int] = []  # First positions of the existing files, ascending
         self.next_offset = 0  # Queue offset of the next message
-        self.max_offset = 0  # Offset after the last unit that readers can see
+        self.max_offset = 0  # End of the queue: the offset after its last queue unit
         self.min_offset = 0
-        self.max_physical = 0  # Log position after the record of the last unit
+        self.max_physical = 0  # Log position at which the record of the last queue unit ends
         self.window = bytearray()
         self.window_start = 0
         self.written = 0
         self.dirty = False
         self.deleted = False
-        self.damaged = False  # Whether units are known to be missing from the files
+        self.damaged = False  # Whether the files are known to lack some of the queue's units
         self.zeros_after_end = False  # Whether only zeros followed the end of the queue in the loaded files
         self.unsynced_files: set[int] = set()
         self.new_names = False  # whether files were created or deleted after the last directory sync
@@ -122,21 +122,25 @@ class ConsumeQueue:
         self.max_physical = physical + size
 
     def skip_to(self, offset: int) -> None:
-        """Continue the queue at a later offset, with fillers in between (see `push`)."""
+        """Move the end of the queue forward to `offset`, so that the next unit gets this offset.
+
+        The offsets in between get fillers, because their records are lost (see `push`). Raises ValueError if
+        `offset` is before the end of the queue.
+        """
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if self.max_offset == 0:
-            # The queue continues at `offset` without files, or with files that hold no valid unit. `write`
-            # puts fillers before `offset` in the first file that it creates.
+            # The queue has no files, or its files hold no valid unit. So it begins at `offset`, and `write`
+            # puts fillers before `offset` into the first file that it creates.
             self._begin_at(offset)
         else:
             self.window += FILLER * (offset - self.max_offset)
             self.max_offset = offset
 
     def forget_all(self) -> None:
-        """Drop all units, because no record is left.
+        """Delete all units and files of the queue, because none of its records is left.
 
-        The queue may continue at any offset, without fillers.
+        The next record may have any queue offset.
         """
         self._begin_at(0)
 
@@ -162,8 +166,8 @@ class ConsumeQueue:
             count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
             fd = self._open(base, position)
             begin = (self.written - self.window_start) * UNIT
-            # The slice of the bytearray is a copy, unlike a view, which the traceback of an error could keep
-            # alive. A bytearray with a view cannot grow.
+            # The slice of the bytearray is a copy. A memoryview would prevent the bytearray from growing, and
+            # after an error the traceback could keep the view alive.
             write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
@@ -173,9 +177,10 @@ class ConsumeQueue:
             self.window_start += surplus
 
     def make_last_file(self) -> None:
-        """Create the last file of a queue that has no files but an end above 0, with fillers up to that end.
+        """Create the last file of a queue that has no files although its end is above 0. Raises OSError.
 
-        Without the file, the next start would assume that units are lost. Raises OSError.
+        The file contains fillers up to the end of the queue. Without the file, the next start would assume
+        that units are lost.
         """
         last = (self.max_offset - 1) * UNIT
         base = last - last % self.file_size
@@ -215,18 +220,22 @@ class ConsumeQueue:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, count: int, reads: Reads = WAITING) -> Buffer | None:
-        """Read up to `count` units from `offset` on, at least one. Raises NotInMemory, OSError.
+        """Read at least one and at most `count` queue units from `offset` on.
 
-        The result ends at the end of the queue. It also ends at the end of a file, unless the following units
-        are in memory.
+        The result ends at the end of the queue, or at the end of a queue file whose following units are not
+        in memory.
 
         Args:
-            offset: The first unit, in [min_offset, max_offset).
+            offset: The offset of the first unit, in [min_offset, max_offset).
             count: The maximum number of units.
-            reads: Whether the read may wait for the device.
+            reads: Whether the read may wait for the disk.
 
         Returns:
-            The units, or None if the file is missing.
+            The units, or None if their file is missing.
+
+        Raises:
+            NotInMemory: The units are not in memory, and the read must not wait for the disk.
+            OSError: The file cannot be read.
         """
         if offset >= self.window_start:
             begin = (offset - self.window_start) * UNIT
@@ -264,14 +273,15 @@ class ConsumeQueue:
         return next((position for _, position, size, _ in units if size != FILLER_SIZE), -1)
 
     def next_file_offset(self, offset: int) -> int:
-        """Return the first offset of the file that follows the file with the unit of `offset`."""
+        """Return the offset at which the queue file after the file of `offset` begins."""
         per_file = self.file_size // UNIT
         return (offset // per_file + 1) * per_file
 
     def search(self, low: int, high: int, physical: int, reads: Reads) -> int:
-        """Return the first offset in [low, high) whose record is at position `physical` or later, or `high`.
+        """Return the first offset in [low, high) whose record begins at log position `physical` or later.
 
-        Fillers are skipped, because their positions are not in order.
+        If there is no such offset, return `high`. Fillers are skipped, because the log positions in them are
+        not in order.
         """
         best = high
         while low < high:
@@ -396,9 +406,10 @@ class ConsumeQueue:
         return notes
 
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
-        """Return the number of valid units at the start of a file, whose records lie before `log_end`.
+        """Return the number of valid units at the start of a file. Their records lie before `log_end`.
 
-        The search for the last valid unit begins at `allocated`, the number of bytes that the device holds.
+        The binary search for the last valid unit begins at `allocated`, the number of bytes that the file
+        system has allocated for the file.
         """
         fd = self._files.descriptors.get(self.path_of(base))
         pages: dict[int, bytes] = {}
@@ -418,10 +429,10 @@ class ConsumeQueue:
         return bisect_left(range(count), True, low, high, key=beyond)
 
     def _position_before(self, offset: int) -> int:
-        """Return the log position in the last unit before `offset` that is not a filler.
+        """Return the log position in the last queue unit before `offset` that is not a filler.
 
         Returns:
-            The position; 0 if all units before `offset` are fillers, -1 if the search reaches a missing unit.
+            The position; 0 if all units before `offset` are fillers; -1 if an unwritten unit is found first.
         """
         disk = self._files.disk
         for base in reversed(self.positions):
@@ -438,7 +449,11 @@ class ConsumeQueue:
         return 0
 
     def _check_after_end(self, end: int, log_end: int) -> None:
-        """Record damage if units after `end` refer to records in the log: `end` is then not the true end."""
+        """Check what follows the end of the queue in its files. Set `zeros_after_end` and `damaged`.
+
+        The queue is damaged if a unit after the offset `end` refers to a record before `log_end`: some units
+        before that unit are then missing or invalid.
+        """
         disk = self._files.disk
         self.zeros_after_end = True
         for base in self.positions:
@@ -461,9 +476,10 @@ class ConsumeQueue:
                 at = None if following is None else following - following % UNIT
 
     def cut(self) -> bool:
-        """Overwrite the files with zeros after the end of the queue, so that no old unit reappears.
+        """Remove everything after the end of the queue from its files, so that no old unit reappears.
 
-        Return whether the overwritten part held anything but zeros.
+        Files that begin after the end are deleted; in other files, zeros are written. Return whether a file
+        was deleted or anything but zeros was overwritten.
         """
         changed = False
         end = self.max_offset * UNIT

@@ -29,16 +29,16 @@ ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOTS_A_STEP = 1 << 19
-_MAX_CHECKED_ENTRIES = 1_000_000  # Number of newest entries that are checked even if a checkpoint covers them
+_MAX_CHECKED_ENTRIES = 1_000_000  # Number of newest entries that a start checks despite a checkpoint
 _MAX_SECONDS = 0x7FFFFFFF
 MAX_ENTRIES_PER_STEP = 256
 """The maximum number of entries that a search visits per loop iteration: 1 to 2 ms, at 5 us per entry."""
 
 MAX_STEP_BACK_MS = 600_000
-"""The amount, in ms, by which the clock may step back while a file is filled without losing search results.
+"""How far, in ms, the clock may be set back while a file is filled, so that searches still find all messages.
 
-A search finds all messages after such a step. Apache's broker does not: it assumes that the times of the
-first and the last entry limit those of a file, and stops at the first entry that is too old.
+Apache's broker tolerates no such step: it assumes that all times in a file lie between those of the first and
+the last entry, and a search ends at the first entry that is too old.
 """
 
 IntArray = NDArray[np.int64]
@@ -82,10 +82,10 @@ class IndexFile:
         self.begin_ms = self.end_ms = 0
         self.begin_position = self.end_position = 0
         self.slots_in_use = 0
-        self.count = 1  # Number of the next entry
-        self.written = 1  # Number of the first entry that is not in the file
+        self.count = 1  # Number that the next entry will get
+        self.written = 1  # Number of the first entry that has not been written to the file
         self.slots_written = True
-        self.slots_lack = 1  # Number of the first entry that the slots in the file may lack
+        self.slots_lack = 1  # Entries from this number on may be missing from the hash slots in the file
         self._slots: NDArray[np.int32] | None = None
         self._pending: list[NDArray[np.void]] = []
 
@@ -102,7 +102,12 @@ class IndexFile:
     def create(self, seed_ms: int, seed_position: int) -> None:
         """Create the index file as a sparse file. Raises OSError.
 
-        Its begin time and begin position are the end of the previous file, as in Apache's broker.
+        Until the first entry is added, the header has the end time and end position of the previous file as
+        its begin time and begin position, as in Apache's broker.
+
+        Args:
+            seed_ms: The end time of the previous file; 0 if there is none.
+            seed_position: The end position of the previous file; 0 if there is none.
         """
         disk = self._files.disk
         fd = disk.open(self.path, create=True, exclusive=True)
@@ -120,11 +125,10 @@ class IndexFile:
     def load(self) -> bool:
         """Read the header of the index file.
 
-        If the clock was set back, the end time may be before the begin time. Then the newest entry has 0
-        seconds.
-
         Returns:
-            False if the length or the header cannot be those of an index file.
+            False if the length or the header cannot be those of an index file. If the clock was set back, the
+                end time may be before the begin time, but only if the field `seconds` of the newest entry is
+                0.
         """
         facts = self._files.disk.facts(self.path)
         if facts is None or facts.size != file_length(self.slot_count, self.capacity):
@@ -138,15 +142,15 @@ class IndexFile:
         return self.begin_ms <= self.end_ms or self.count == 1 or not self.entries(count - 1)[0]["seconds"]
 
     def load_counted(self, count: int, slots_lack: int, end_position: int) -> bool:
-        """Read the header of a file that a checkpoint position covers, and drop newer entries.
+        """Read the header of a file that a checkpoint position covers, and drop entries that are not durable.
 
         Args:
-            count: Entries with a smaller number are known to be durable.
-            slots_lack: The slots contain all entries with a smaller number.
-            end_position: The record position in the last durable entry.
+            count: All entries with a number less than this one are durable.
+            slots_lack: The hash slots in the file include all entries with a number less than this one.
+            end_position: The log position in the last durable entry.
 
         Returns:
-            False if the durable entries in the file contradict these values.
+            False if the header or the durable entries contradict these values.
         """
         if not self.load() or not 1 <= slots_lack <= count <= self.count:
             return False
@@ -199,9 +203,9 @@ class IndexFile:
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
-        """Add the entries from number `first` on to `slots`, and return `slots`.
+        """Enter the entries from number `first` on into the hash slots `slots`, and return `slots`.
 
-        A slot holds the number of its chain's newest entry.
+        A hash slot holds the number of the newest entry in its chain.
         """
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
@@ -214,7 +218,10 @@ class IndexFile:
         return np.frombuffer(data, ">i4").astype(np.int32)
 
     def cut(self, position: int) -> None:
-        """Remove the entries of records at or after `position`. Allowed only between `load` and `resume`."""
+        """Remove the entries of records at or after log position `position`.
+
+        Allowed only after `load` and before `resume`.
+        """
         self._pending = []
         self.count = self.written
         low, high = 1, self.written
@@ -231,9 +238,10 @@ class IndexFile:
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded index file writable.
+        """Make a loaded index file writable, and load its hash slots into memory.
 
-        With `rebuild_slots`, the entries that the slots lack are added to them.
+        With `rebuild_slots`, entries that may be missing from the hash slots in the file are added to those
+        in memory.
         """
         if not rebuild_slots:
             self._slots = self._slots_on_disk()
@@ -254,9 +262,10 @@ class IndexFile:
     # -- writing ----------------------------------------------------------------------------------
 
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
-        """Append entries (absolute hashes, ascending positions).
+        """Append entries with the given hashes, log positions and times.
 
-        Return the number of entries for which the file had room.
+        The hashes are not negative, and the positions are in ascending order. Return the number of entries
+        that were added. The others do not fit into the file.
         """
         added = min(len(hashes), self.capacity - self.count)
         if added <= 0:
@@ -269,8 +278,8 @@ class IndexFile:
             self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
         seconds = self._seconds(times_ms, self.begin_ms)
         if first == 1:
-            # As in Apache's broker, the time of the first entry counts from `seed_ms`, so it is computed
-            # before the begin time of the header changes.
+            # As in Apache's broker, the time of the first entry is relative to `seed_ms`, the begin time of
+            # the header before the first entry was added.
             seconds[0] = self._seconds(times_ms[:1], seed_ms)[0]
         previous = chain(self._slots, hashes, np.arange(first, first + added, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
@@ -293,9 +302,9 @@ class IndexFile:
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
     def write(self, *, slots: bool) -> bool:
-        """Write the new entries and the header of the index file, and its slots if `slots` is set.
+        """Write the new entries and the header, and the hash slots if `slots` is set. Raises OSError.
 
-        Return False if there was nothing to write. Raises OSError.
+        Return False if there was nothing to write.
         """
         if self.written == self.count and (self.slots_written or not slots):
             return False
@@ -326,7 +335,7 @@ class IndexFile:
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
-                return  # The file was filled and written completely between two steps
+                return  # The file has become full and was written completely since the last step
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
             fd = self._files.descriptors.get(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
@@ -362,17 +371,18 @@ class IndexFile:
         found: list[int],
         before: int,
     ) -> None:
-        """Add the positions of matching entries to `found`, newest first, up to `limit` positions.
+        """Add the log positions of matching entries to `found`, newest first, until it has `limit` positions.
 
-        An entry matches if it has the hash `key_hash`, possibly a time in [begin, end], and a position less
-        than `before`. The time of an entry is rounded to seconds. An entry that is earlier than the first
-        entry counts as 0 s. A key may have as many entries as the file holds, so the search runs in steps.
+        An entry matches if its hash is `key_hash`, its position is less than `before`, and its time may be in
+        [begin, end]. The exact time is unknown: it is rounded to seconds, and an entry from before the begin
+        time of the file has 0 seconds. A key may have as many entries as the file holds, so the search runs
+        in steps.
         """
         count = self.count
         number: int | None = None
 
         def step(reads: Reads) -> bool:
-            """Visit the next entries of the chain. Return False at the end of the chain."""
+            """Examine the next entries of the chain. Return False if the search is complete."""
             nonlocal number
             if number is None:
                 number = self._newest_of(key_hash % self.slot_count, reads)
@@ -387,8 +397,8 @@ class IndexFile:
                 in_range = begin <= time_ms + 999 and earliest <= end and position < before
                 if stored_hash == key_hash and in_range and position not in found:
                     found.append(position)
-                # An entry with 0 seconds does not end the search: the clock may have been set back before it
-                # was added, so older entries of the chain may have later times.
+                # The clock may have been set back before an entry with 0 seconds was added. Older entries of
+                # the chain may then have later times, so such an entry does not end the search.
                 if previous >= number or (seconds and time_ms + MAX_STEP_BACK_MS < begin):
                     return False
                 number = previous

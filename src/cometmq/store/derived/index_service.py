@@ -31,8 +31,9 @@ from cometmq.store.derived.index_file import IndexFile, IntArray
 _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # Maximum total length of topic and key, in characters
 NO_POSITION = 1 << 63
 """A position that is greater than that of any record."""
-_MIN_BATCH = 1024  # Number of waiting records whose keys are hashed together
-# The maximum number of entries that the slots in the file may lack. Recovery adds 2 million entries in 0.1 s.
+_MIN_BATCH = 1024  # Number of records whose keys are hashed together
+# The maximum number of entries that may be missing from the hash slots in the file. Recovery adds 2 million
+# missing entries in 0.1 s.
 _MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000
 
 
@@ -64,13 +65,13 @@ class IndexService:
         self.capacity = config.max_index_num
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
-        self.full_until_ms = 0  # End time, in ms, of the newest index file that was full when it was written
+        self.full_until_ms = 0  # End time, in ms, of the newest full index file; 0 if there is none
         self._waiting = _Waiting()
-        # Hashes, positions and times of the oldest waiting keys, which are hashed but not in a file yet.
+        # Hashes, log positions and times of keys that have been hashed but not added to an index file yet.
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unchecked_files: list[IndexFile] = []
-        self._files_to_delete: list[str] = []  # Damaged index files, and files created after the checkpoint
+        self._files_to_delete: list[str] = []  # Paths of files that are damaged or newer than the checkpoint
         self._new_names = False
 
     @property
@@ -88,11 +89,10 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Add dispatched records, in the order of their positions.
+        """Add dispatched records, in the order of their log positions.
 
-        `index_waiting_keys` indexes the records later.
-
-        The properties of a record are used only if its `keys` are not given.
+        This method only collects their keys; `index_waiting_keys` adds these to the index files later. The
+        properties of a record are read only if its `keys` are None.
         """
         waiting = self._waiting
         waiting.prefixes += prefixes
@@ -109,18 +109,17 @@ class IndexService:
         return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash the waiting keys and add them to the index files.
+        """Hash the keys that `add` has collected, and add them to the index files. Raises OSError.
 
-        When the newest file is full, create a new one.
-
-        After an OSError, the keys that were not added keep waiting.
+        When the newest file is full, a new one is created. After an OSError, the next call continues with the
+        keys that have not been added.
         """
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
                 self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
-                self._roll()  # Created even without keys, because recovery treats a missing index as lost
+                self._roll()  # Even if no record has a key, as recovery treats a missing index as lost
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
@@ -130,7 +129,7 @@ class IndexService:
             self._hashed = None
 
     def add_hashed(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> None:
-        """Add keys that `hashed_keys` returned, after the keys that already wait. Raises OSError."""
+        """Add keys that `hashed_keys` has returned, after those that `add` has collected. Raises OSError."""
         self.index_waiting_keys()
         self._hashed = hashes, positions, times_ms
         self.index_waiting_keys()
@@ -165,16 +164,16 @@ class IndexService:
         return os.path.join(self._directory, name)
 
     def write(self, *, slots: bool = False) -> None:
-        """Index the waiting keys and write the newest file, with its slots if `slots` is set.
+        """Add the keys that `add` has collected to the index, and write the newest file. Raises OSError.
 
-        Raises OSError.
+        The hash slots of the file are written only if `slots` is set.
         """
         self.index_waiting_keys()
         if self.files and self.files[-1].write(slots=slots):
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots of the newest file in steps, if the slots in the file lack many entries.
+        """Write the hash slots of the newest file in steps, if many entries are missing from those on disk.
 
         Raises OSError.
         """
@@ -185,7 +184,10 @@ class IndexService:
             self._unsynced.add(file.path)
 
     def checkpoint_position(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
-        """Return the checkpoint position that becomes valid with the next sync. Call it after `write`."""
+        """Return the checkpoint position for the index files as they were last written.
+
+        It becomes valid when these files have been synced. The arguments are its fields of the same names.
+        """
         if not self.files:
             return CheckpointPosition(position, last, queue_ends)
         file = self.files[-1]
@@ -242,15 +244,17 @@ class IndexService:
 
         A disabled index is loaded, too, for searches and retention, but its files are not rebuilt.
 
-        After an unclean stop, Apache's broker deletes every file that ends after the checkpoint. CometMQ
-        removes only the entries after the checkpoint position. If there is no checkpoint position, each file
-        that ends after the checkpoint's times is checked entry by entry, and deleted only if it is damaged.
-        `resume` deletes the files. Before that call, the caller must make sure that the checkpoint covers
-        none of these files.
+        After an unclean stop, Apache's broker deletes every file whose end is later than the checkpoint.
+        CometMQ removes only the entries and files after the checkpoint position. If there is no checkpoint
+        position, each file whose end is later than `checkpoint_ms` is checked entry by entry. Only a damaged
+        file is removed, together with all later files.
+
+        `resume` deletes the files. Before it is called, the caller must make sure that the checkpoint does
+        not declare any of them durable.
 
         Returns:
-            Notes about damage, and whether entries are lost. If entries are lost, the log after
-                `end_position` must be dispatched again.
+            Notes about damage, and whether entries are lost. If entries are lost, the caller must dispatch
+                the log after `end_position` again.
         """
         notes: list[str] = []
         counted = self._trusted(saved)
@@ -262,7 +266,7 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if counted is not None and saved is not None and path >= counted.path:
                 if path > counted.path:
-                    # The checkpoint does not cover a file that was created after the checkpoint position.
+                    # This file was created after the checkpoint position, so it may not be durable.
                     self._files_to_delete.append(path)
                     continue
                 file, good = counted, True
@@ -290,7 +294,10 @@ class IndexService:
         return notes, self.enabled
 
     def _trusted(self, saved: CheckpointPosition | None) -> IndexFile | None:
-        """Return the newest index file, with the entries that the checkpoint position covers, or None."""
+        """Load the index file that the checkpoint position names, without the entries after that position.
+
+        Return None if the checkpoint position names no file, or if the file contradicts it.
+        """
         if saved is None or saved.index_name <= 0:
             return None
         path = os.path.join(self._directory, f"{saved.index_name:017d}")
@@ -312,7 +319,7 @@ class IndexService:
             self.files[-1].resume(rebuild_slots=not clean)
         for file in self._unchecked_files:
             if file in self.files and file.full:
-                file.resume(rebuild_slots=True)  # The slots of an unchecked file may be damaged
+                file.resume(rebuild_slots=True)  # The hash slots on disk may be incomplete or damaged
                 file.write(slots=True)
                 file.release()
                 self._unsynced.add(file.path)
@@ -352,7 +359,10 @@ def hashed_keys(
 
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
-    """Remove the oldest waiting records. Return hashes, positions and times of their keys."""
+    """Remove a batch of records from `waiting`, the oldest first, and hash their keys.
+
+    Return the hashes, and the log position and store time of the record to which each hash belongs.
+    """
     columns: list[list[Any]] = []
     for each in fields(waiting):
         column = getattr(waiting, each.name)
@@ -364,7 +374,7 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     positions = np.frombuffer(struct.pack(f"={len(given)}q", *found_positions), np.int64)
     times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
     hashes = _hash_equal(given)
-    if hashes is None and any(given) and () in given:  # ops of transactions have no keys
+    if hashes is None and any(given) and () in given:  # Op messages of transactions have no keys
         rows = [row for row, keys in enumerate(given) if keys != ()]
         given, properties = [given[row] for row in rows], [properties[row] for row in rows]
         prefixes, positions, times = prefixes[rows], positions[rows], times[rows]
@@ -383,14 +393,14 @@ def _hash_equal(keys: list[Any]) -> NDArray[np.uint32] | None:
     """Return the hashes of single keys of equal length, or None for other keys."""
     try:
         return hash_equal(keys)
-    except TypeError:  # some keys are strings, not bytes
+    except TypeError:  # `hash_equal` accepts only bytes, but some keys are strings
         return None
 
 
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
     """Return the hashes that index entries contain: the absolute hashes of `topic#key`."""
     absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
-    absolute[absolute > 0x7FFFFFFF] = 0  # The smallest i4 has no absolute value; Apache's broker uses 0
+    absolute[absolute > 0x7FFFFFFF] = 0  # Apache's broker uses 0 for the smallest 32-bit integer
     return absolute
 
 

@@ -1,9 +1,10 @@
 """Ext units: the data that Apache's broker stores beside a queue unit with `enableConsumeQueueExt`.
 
 The tags code of such a queue unit is the address of an ext unit: a byte position in the files of
-consumequeue_ext/<topic>/<queue id>, plus the smallest i8. An ext unit is i2 size (20 + bitmap), i8 tags code,
-i8 store time, i2 length of the bitmap, bitmap (docs/reference/storage.md, Queue extension). CometMQ reads
-such queues, deletes their ext files together with the units that refer to them, and writes no ext files.
+consumequeue_ext/<topic>/<queue id>, plus the smallest 64-bit integer. An ext unit consists of its size (2
+bytes: 20 plus the length of the bitmap), the tags code (8 bytes), the store time (8 bytes), the length of the
+bitmap (2 bytes), and the bitmap (docs/reference/storage.md, Queue extension). CometMQ reads such queues,
+deletes their ext files together with the queue units that refer to them, and writes no ext files.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ class ExtFiles:
         return [os.path.join(directory, name) for name in names if is_numbered(name, 20)]
 
     def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
-        """Return the files of a queue that end before the ext unit at the address `code`.
+        """Return the ext files of a queue that end before the ext unit with the address `code`.
 
-        No visible unit refers to these files. As in Apache's broker, the result is empty if `code` is a hash.
-        The result is also empty if the address lies outside all files.
+        `code` is the tags code of the queue's first unit that has not expired, so only expired units refer to
+        these files. As in Apache's broker, the result is empty if `code` is a hash and not an address. The
+        result is also empty if the address lies outside all files.
         """
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST

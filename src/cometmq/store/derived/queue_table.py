@@ -51,7 +51,7 @@ class QueueTable:
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size
-        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # Read-only for other modules
+        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # Other modules must only read it
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: deque[ConsumeQueue] = deque()  # Queues with unwritten units, the longest waiting first
 
@@ -240,7 +240,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).mark_deleted()  # `write_dirty` skips a queue that is marked as deleted
+            queues.pop(queue_id).mark_deleted()  # `write_dirty` then writes nothing for the queue
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)
@@ -258,8 +258,9 @@ class QueueTable:
         disk = self._files.disk
         if not disk.is_dir(self._trash) or disk.is_link(self._trash):
             return
-        # The moves must be durable before files are removed. Otherwise a power failure could restore the
-        # directory of a topic with half its files, which would look like damage.
+        # The renames that moved directories to the trash must be durable before files are removed. Otherwise
+        # a power failure could put the directory of a topic back in its place with only half of its files,
+        # which would look like damage.
         disk.fsync_dir(self.directory)
         disk.fsync_dir(self._trash)
         for name in disk.listdir(self._trash):

@@ -27,17 +27,17 @@ from cometmq.store.writing.queue_order import QueueOrder
 from cometmq.store.writing.record_dispatch import set_delivery_times
 
 UNITS = np.dtype([("queue", "i4"), ("size", "i4"), ("position", "i8"), ("tags", "i8"), ("offset", "i8")])
-"""The type of a unit that is not in its queue yet. `queue` is an index in `DerivedData.queues`."""
+"""The type of a queue unit that is not in its queue yet. `queue` is an index in `DerivedData.queues`."""
 KEYS = np.dtype([("hash", "i8"), ("position", "i8"), ("ms", "i8")])
 
 Array = NDArray[np.void]
 
 
 class DerivedData:
-    """The units and keys of records, in the order of the log.
+    """The queue units and index keys of records, in the order of the log.
 
     Attributes:
-        queues: Topic and queue id of each queue. A unit contains the index in this list.
+        queues: Topic and queue id of each queue. A queue unit refers to its queue by the index in this list.
         records: The number of records.
         hidden: The number of records of deleted topics.
         indexed: The number of records passed to the index, including those without keys.
@@ -56,7 +56,7 @@ class DerivedData:
         self._keys: list[Array] = []
 
     def add(self, group: RecordGroup) -> None:
-        """Compute units and keys of the next records of the log."""
+        """Compute the queue units and index keys of `group`, which contains the next records of the log."""
         self.records += len(group.properties)
         served = ~np.isin(group.position, self._superseded)
         if self._deleted:
@@ -77,11 +77,14 @@ class DerivedData:
 
     @property
     def waiting(self) -> int:
-        """The number of units or keys, whichever is larger, that `take` would return."""
+        """The number of queue units or index keys, whichever is larger, that `take` would return."""
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:
-        """Remove and return the units and keys computed so far, as arrays of the types UNITS and KEYS."""
+        """Remove and return the queue units and index keys that have been computed since the last call.
+
+        The arrays have the types UNITS and KEYS.
+        """
         units = np.concatenate([*self._units, np.empty(0, UNITS)])
         keys = np.concatenate([*self._keys, np.empty(0, KEYS)])
         self._units, self._keys = [], []
@@ -134,9 +137,10 @@ class DerivedData:
 
 
 class QueueBuilder:
-    """Builds queues from units.
+    """Builds consume queues from queue units.
 
-    `former_ends` is passed to QueueOrder. `findings` receives the records that fit into no queue.
+    `former_ends` contains the end of each queue before the rebuild, by topic and queue id (see QueueOrder).
+    `findings` receives the records that do not fit into their queue.
     """
 
     def __init__(
@@ -147,7 +151,7 @@ class QueueBuilder:
         self._queues = queues
         self._findings = findings
         self._root = root
-        self._codes: dict[int, int] = {}  # Tags codes of the records that may wait, by log position
+        self._codes: dict[int, int] = {}  # By log position: tags codes of the records passed to `order`
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue of records with the given topic and queue id; None if the pair is invalid."""
@@ -157,12 +161,13 @@ class QueueBuilder:
             return None
 
     def add(self, units: Array, numbered: list[tuple[str, int]], table: list[ConsumeQueue | None]) -> None:
-        """Add the next units of the log to their queues.
+        """Add queue units to their queues, in the order of the log.
 
         Args:
-            units: Units of the type UNITS, in the order of the log.
-            numbered: Topic and queue id of each queue. A unit contains the index in this list.
-            table: The queues at the same indexes; None for an invalid topic or queue id.
+            units: The queue units, of the type UNITS.
+            numbered: Topic and queue id of each queue. A queue unit refers to its queue by the index in this
+                list.
+            table: For each index in `numbered`, the queue, or None for an invalid topic or queue id.
         """
         waiting = self.order.waiting
         columns = [units[name].tolist() for name in ("queue", "position", "size", "tags", "offset")]
@@ -183,9 +188,10 @@ class QueueBuilder:
         self._queues.write_dirty()
 
     def finish(self, log_min: int) -> int:
-        """Write the units that still wait for a next record.
+        """Complete and write the queues. Return the number of queue units that have not expired.
 
-        Return the number of units that readers can read if the log begins at `log_min`.
+        Units that waited for the next record of their queue are added or left out (see QueueOrder). A unit
+        has expired if its record is before `log_min`, the beginning of the log.
         """
         self.order.finish()
         self._queues.write_dirty()
@@ -213,6 +219,6 @@ class QueueBuilder:
 
 
 def add_keys(index: IndexService, keys: Array) -> None:
-    """Add keys to the index and write the index. Raises OSError."""
+    """Add keys of the type KEYS to the index, and write its newest file. Raises OSError."""
     index.add_hashed(keys["hash"].copy(), keys["position"].copy(), keys["ms"].copy())
     index.write()

@@ -27,7 +27,7 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_MAX_ENTRIES_AHEAD = 4096  # Maximum number of entries searched for a match where files and log differ
+_MAX_ENTRIES_AHEAD = 4096  # Number of further entries searched for a match where index and log differ
 _BATCH = 1024  # Number of records whose keys are hashed together
 
 IntArray = NDArray[np.int64]
@@ -85,8 +85,8 @@ class IndexCheck:
         self._first = True
         self._expired_to = -1
         self._missing = _Keys()
-        self._behind = _Keys()  # Keys of the records after the last record with an entry
-        self._wrong_seconds: dict[int, list[int]] = {}  # By file number: count and first of the wrong entries
+        self._behind = _Keys()  # Keys without an entry, after the last key that has one
+        self._wrong_seconds: dict[int, list[int]] = {}  # Per file: number of wrong entries, first wrong entry
         self._repeated = 0
         self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
@@ -114,7 +114,10 @@ class IndexCheck:
             self._compare(*self._wanted(group, part))
 
     def _drop(self, positions: IntArray) -> None:
-        """Skip the entries of the records at `positions`."""
+        """Remove the entries of the records at `positions` from the entries that are still to be compared.
+
+        These records belong to deleted topics, so they need no entries.
+        """
         more = len(positions) > 0
         while more:
             known = len(self._ahead.position)
@@ -133,7 +136,10 @@ class IndexCheck:
         return whole, group.position[owners], group.store_ms[owners]
 
     def _skip_expired(self, first_position: int) -> None:
-        """Skip the entries before `first_position`, where the log begins after retention."""
+        """Remove the entries of records before `first_position` from those that are still to be compared.
+
+        The log begins at `first_position`, because retention has deleted the earlier records.
+        """
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
@@ -153,9 +159,9 @@ class IndexCheck:
                 self._expired_to = header.end_position  # Retention has deleted the file and its records
 
     def _peek(self, count: int) -> IntArray:
-        """Make `_ahead` hold at least `count` entries, or all remaining ones.
+        """Read entries until `_ahead` holds at least `count` of them, or all remaining ones.
 
-        Return the record positions in these entries.
+        `_ahead` holds the entries that are still to be compared. Return the log positions in them.
         """
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
@@ -185,7 +191,8 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # Process the entries up to the last match, and later ones with positions before the given records.
+        # Process the entries up to the last match, and further ones as long as they belong to records before
+        # the given ones. The rest may belong to later records.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1
@@ -213,7 +220,7 @@ class IndexCheck:
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         if self._layout.live and window.position[at] < self.log_min:
-            return  # The surplus is no error, because retention has deleted the record of the entry
+            return  # No error: retention has deleted the record of this entry in the meantime
         if self._repeats(window, at):
             return
         what = "whose record has no such key" if record_there else "where no valid record with a key begins"
@@ -236,8 +243,8 @@ class IndexCheck:
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
         begins = np.array([header.begin_ms for header in headers], np.int64)
-        # The seconds of a file's first entry count from the end time of the previous file. The seconds of the
-        # very first entry are 0.
+        # The field `seconds` of a file's first entry counts from the end time of the previous file. In the
+        # oldest file, it is not checked, because that time is unknown.
         before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
         since = np.where(entries.number > 1, begins[entries.file], before)
         seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
@@ -250,7 +257,10 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """Compare a header time with a record: the begin time exactly, the end time to within a second."""
+        """Report an error if the begin or end time in the header is not that of the first or last record.
+
+        The begin time must be exact. The end time may differ from the record's time by less than a second.
+        """
         file, header = self._readable[file_number]
         if not self._index.all_written(file_number):
             return
@@ -264,7 +274,7 @@ class IndexCheck:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Report the index entries after those of the last record, and the keys without an entry."""
+        """Report what is known only at the end: surplus entries, wrong times, and keys without an entry."""
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
@@ -295,7 +305,7 @@ class IndexCheck:
             self._findings.add(severity, kind, path, place, problem, repair)
 
     def _report_left_over(self) -> None:
-        """Report the entries in `_ahead`, which follow the entries of the last record."""
+        """Report the entries that are left in `_ahead` after those of the log's last record."""
         ahead, self._ahead = self._ahead, _EMPTY
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
         if not strange:
