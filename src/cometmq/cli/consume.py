@@ -76,7 +76,7 @@ def consume(
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
-        MEMBERSHIP.setLevel(logging.ERROR)  # silenced, because `print_problems` prints the same problems
+        MEMBERSHIP.setLevel(logging.ERROR)  # no warnings, because `print_problems` prints the problems
         async with ClientInstance(namesrv) as client:
             if start == "last":
                 await skip_to_end(client, name, topic)

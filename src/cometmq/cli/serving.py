@@ -1,4 +1,4 @@
-"""A server in the foreground: start, print the ready line, wait for a signal, drain, stop."""
+"""Runs a server in the foreground: start, print the ready line, wait for a signal, drain, stop."""
 
 from __future__ import annotations
 

@@ -131,7 +131,8 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
     width = max(len(name) for name, _ in fields)
     lines = [f"{name:<{width}}  {value}" for name, value in fields]
     if form != "none":
-        # The body comes last, because its lines are printed unchanged and could be mistaken for fields.
+        # The body comes last, because its lines are printed unchanged and could otherwise be mistaken for
+        # fields.
         text = f"{f'body ({form})':<{width}}  {text}"
     if raw:
         return "\n".join([*lines, text] if form != "none" else lines)

@@ -24,9 +24,9 @@ _CALLBACKS_END_S = 30.0
 class AsyncSends:
     """The asynchronous sends of one blocking producer, and the threads that call their callbacks.
 
-    A send keeps its slot until its callback has returned, so a slow callback does not let finished sends pile
-    up. A signal handler may raise an exception at any point of a call, so a slot may be released twice. Slots
-    are futures in sets, where a second removal has no effect.
+    A send counts towards the maximum until its callback has returned, so that a slow callback limits the
+    number of sends. The futures of these sends are kept in sets: a signal handler may raise an exception at
+    any point of a call, so a future may be removed twice, and the second removal from a set has no effect.
     """
 
     def __init__(self, max_in_flight: int) -> None:

@@ -59,7 +59,7 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # pause, in seconds, between two pieces of a round, for other work of the event loop
+PAUSE_S = 0.01  # pause, in seconds, between two parts of a round, in which other tasks run
 MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 
@@ -108,7 +108,7 @@ class TransactionChecks:
     # -- a round
 
     async def round(self) -> None:
-        """Process all half messages that are open now, for at most MAX_CYCLE_S."""
+        """Check all half messages that are open now, for at most MAX_CYCLE_S seconds."""
         limit = self.store.max_offset(TRANS_HALF_TOPIC, 0)
         if len(self._marks) < MAX_MARKS:
             self._marks.append((self.store.max_offset(TRANS_OP_HALF_TOPIC, 0), limit))
@@ -270,7 +270,8 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                # The properties of a copy make the message too long for a record, so its checks end.
+                # The properties of a copy would make the message too long for a record, so the message is
+                # given up.
                 why = refusal.remark
             self.records.give_up(half)
         except Damaged as damage:

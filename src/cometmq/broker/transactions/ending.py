@@ -130,10 +130,10 @@ class TransactionEnds:
             raise self._log_refusal(error, header.transaction_id, header.producer_group) from None
 
     def _recent_half(self, header: EndTransactionRequestHeader) -> Half | None:
-        """Return the half message that a request names, if the log still holds it in memory, or None.
+        """Return the half message that a request names, or None if the log does not hold it in memory.
 
-        Most transactions end soon after they begin, so most half messages are found here. The queue unit
-        proves that the record is a half message, and bytes from memory cannot be damaged.
+        Most transactions end soon after they begin, so most half messages are found here. The consume-queue
+        entry proves that the record is a half message, and bytes from memory cannot be damaged.
         """
         queue, offset = self.store.queues.find_queue(TRANS_HALF_TOPIC, 0), header.tran_state_table_offset
         if queue is None or not queue.window_start <= offset < queue.max_offset:

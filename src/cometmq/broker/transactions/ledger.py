@@ -96,7 +96,7 @@ class Ledger:
             start += count
 
     def advance(self, end: int) -> None:
-        """Advance `head` to the first open half message, or to `end` (the end of the queue) if none is."""
+        """Advance `head` to the first open half message, but at most to `end`, the end of the queue."""
         head = min(self.next_open(self.head), end)
         for chunk in range(self.head // CHUNK, head // CHUNK):
             self._closed.pop(chunk, None)

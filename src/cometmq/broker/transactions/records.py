@@ -39,7 +39,7 @@ OP_TRAITS = Traits(tags_code=stored_tags_code(OP_PROPERTIES))
 
 
 Target = tuple[ConsumeQueue, Traits]
-"""The queue of committed messages, and the values that they have in common."""
+"""The real queue of committed messages, and the other values that these messages have in common."""
 
 
 class Ending(NamedTuple):
@@ -179,10 +179,8 @@ class TransactionRecords:
     def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
         """Return the message that the commit of a transaction stores.
 
-        `offset` is the half message or copy to close.
-
-        `targets` caches the real queues and common values found in this tick, because finding them takes 2
-        µs.
+        `offset` is the queue offset of the half message or copy to close. `targets` caches the real queues
+        and common values found in this tick, because finding them takes 2 µs.
         """
         form, flag, sys_flag, times = half.form, half.flag, half.sys_flag, half.reconsume_times
         key = form.real_topic, form.real_queue_id, form.tags_code, flag, sys_flag, times

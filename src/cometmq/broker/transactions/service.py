@@ -65,7 +65,7 @@ class TransactionService:
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Replace half messages that a crash has destroyed by empty ones, see `Inherited.fill`.
+        """Store empty half messages in place of those that a crash has destroyed, see `Inherited.fill`.
 
         This must be done before new half messages are stored.
         """

@@ -176,7 +176,7 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
 @contextmanager
 def own_names(command: click.Command) -> Iterator[None]:
-    """Replace the names of job arguments in errors raised by the block with the command's options."""
+    """In errors that the block raises, replace the name of a job argument by that of the command's option."""
     from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 
     options = [item for item in command.params if isinstance(item, click.Option)]
@@ -261,7 +261,7 @@ def run_job(
 ) -> None:
     """Run the job `cometmq.pipeline.NAME` and report its summary with `finish`.
 
-    If `report_path` is given, a report of the job is written there before.
+    If `report_path` is given, first write a report of the job to that path.
     """
     with running(doing, master, memory) as job:
         from cometmq import pipeline

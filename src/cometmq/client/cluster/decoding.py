@@ -38,7 +38,7 @@ class Decoded:
     damaged: list[int]
     """Queue offsets of messages that were omitted because their bodies do not match their CRCs."""
     oversized: list[int]
-    """Queue offsets of messages whose bodies stay compressed, because they would be too large."""
+    """Queue offsets of messages whose bodies stay compressed, because they are too large to decompress."""
     left_at: int | None
     """Queue offset of the first message that was omitted because the limit of the answer was reached."""
 

@@ -50,7 +50,7 @@ def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
 def check_choice(key: str, value: object, choices: type[Enum]) -> None:
     """Raise ConfigError unless the value is a member of the enum.
 
-    The name or the value of a member is refused, too.
+    A text or number that equals the name or value of a member is refused, too.
     """
     if not isinstance(value, choices):
         names = ", ".join(f"{choices.__name__}.{each.name}" for each in choices)

@@ -98,7 +98,7 @@ def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
     """Parse an order configuration, `broker-a:4;broker-b:2`, into broker names and numbers of queues."""
     parts = [part.partition(":") for part in order_topic_conf.split(";")]
     return [
-        (broker_name.strip(), int(count[:10]))  # ten digits exceed MAX_QUEUES
+        (broker_name.strip(), int(count[:10]))  # ten digits suffice to exceed MAX_QUEUES
         for broker_name, _, text in parts
         if (count := text.strip()).isascii() and count.isdecimal()
     ]

@@ -65,7 +65,7 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         if isinstance(error, GeneratorExit) and not _is_current(task):
-            raise  # a GeneratorExit from outside closes this coroutine
+            raise  # close() was called on this coroutine outside of its task
         raise _as_failure(error) from error
 
 

@@ -23,9 +23,9 @@ from cometmq.periodic import Tasks
 log = logs.logger("cometmq.client.consumer")
 
 _LOCAL_RETRY_DELAY_S = 5.0
-"""Delay, in seconds, before a message is consumed again in this process.
+"""Delay, in seconds, before this process consumes a message again that it could not send back.
 
-This happens if neither its broker nor the group's retry topic accepts the message.
+Neither the message's broker nor the group's retry topic has accepted the message.
 """
 _OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16

@@ -29,7 +29,10 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _BATCHES_WITHOUT_YIELD = 32
-"""Number of batches after which a worker yields, because a listener that never waits would block the loop."""
+"""Number of batches after which a worker yields to the event loop.
+
+Otherwise a listener that never waits would block the loop.
+"""
 
 
 _FAILING = 3
@@ -58,7 +61,7 @@ class Consuming(Generic[C, S]):
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _failing: Tasks = field(default_factory=Tasks)
-    """Tasks that acknowledge the batches of cancelled workers as failed."""
+    """Tasks that handle the batches of cancelled workers. These batches count as failed."""
     _stopping: bool = False
     running: int = 0
     """The number of running listener calls."""

@@ -207,7 +207,7 @@ class Delivery(Generic[C, S]):
                 self._delivered[id(delivered.message)] = replace(delivered, context=context)
 
     async def drop_lost(self) -> None:
-        """Handle delivered messages that can no longer be acknowledged as failed.
+        """Treat delivered messages that can no longer be acknowledged as failures.
 
         Messages of orderly queues are not affected: a revoked orderly queue can be assigned to this member
         again only after its delivered message was acknowledged.
@@ -274,7 +274,8 @@ class Delivery(Generic[C, S]):
         await for_each(passed_by, self._fail, _SENT_BACK_AT_ONCE)
         for each in left:
             if each not in passed_by:
-                # Mark the queue as dropped, so that the delivery ends without a result.
+                # Mark the queue as dropped. `_fail` then does not send the message back, and the message is
+                # delivered again from the committed offset.
                 each.batch.queue.dropped = True
                 await self._fail(each)
         return 0

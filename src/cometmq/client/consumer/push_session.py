@@ -192,7 +192,7 @@ class PushSession(Member):
         )
 
     async def _persist(self) -> None:
-        self._mode.drop_expired()  # the dropped queues may already belong to another member
+        self._mode.drop_expired()  # drop queues that may already belong to another member
         await self.consuming.drop_lost()
         await self.group.offsets.try_persist()
 
