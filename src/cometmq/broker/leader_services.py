@@ -52,7 +52,8 @@ class LeaderServices:
         """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # Up to where the log is to be deleted, and since when
+        # The log position up to which a deletion is to remove segments, and when it was first attempted
+        self._asked: tuple[int, float] = (-1, 0.0)
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 
@@ -119,7 +120,7 @@ class LeaderServices:
         for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
             try:
                 await stop()
-            except Exception:  # Stop the other services, too: this member may lead again
+            except Exception:  # Go on: all services must be stopped before this member leads again
                 log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:

@@ -342,8 +342,8 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        # Shortcuts accept a send whose header equals an earlier one without decoding the header. With a guard
-        # they are not used, because each request has its own signature.
+        # Shortcuts accept a send whose header equals an earlier one without decoding the header. They are not
+        # used with access control, because then each request has its own signature.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
         if self._relay is not None:
             shortcuts = self._relay.shortcuts(shortcuts)

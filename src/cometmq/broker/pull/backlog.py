@@ -22,8 +22,8 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # A reader: consumer group, topic and queue id
 
-# CPU time of limited pulls as a share of the CPU time of all other work. The share is small, because the I/O
-# of these pulls costs as much CPU time again.
+# The CPU time of pulls that read old messages, as a share of the CPU time of all other work. The share is
+# small, because the I/O of these pulls costs as much CPU time again.
 PART = 0.08
 MIN_SAVED_S = 0.0003  # While producers send, pulls of old messages wait until they have this CPU time, in s
 NEAR = 64 << 20  # A reader has nearly caught up if it is at most this many bytes before the log's end
@@ -79,7 +79,7 @@ class Backlog(Generic[Request]):
         self._sent_at = now_s()
         self._left_at = cpu_s()  # CPU time of this thread when `serve_some` last returned
         self._saved_s = 0.0  # CPU time, in s, that pulls may still use; negative if they have used too much
-        self._begun = False  # Whether pulls may use the rest of `_saved_s` even while producers send
+        self._begun = False  # Whether pulls may use their remaining CPU time even while producers send
 
     def missed(self, reader: Reader) -> None:
         """Limit a reader's pulls from now on, because one of them has to read from the disk."""

@@ -78,7 +78,8 @@ class LongPoll:
     """All parked pulls of a broker."""
 
     def __init__(self) -> None:
-        # The queues with parked pulls, and the watched queues. Other modules must not change this table.
+        # The queues whose new messages are reported: those with parked pulls, and those passed to `watch`.
+        # Other modules must not change this table.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
         self._buckets: dict[int, dict[ParkedPull, None]] = {}

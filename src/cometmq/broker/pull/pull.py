@@ -81,7 +81,7 @@ CHARACTERS_OF_A_PULL = 256
 FILTER_SCAN_S = 0.001
 """The maximum duration of one filter scan, in seconds, as a filter scan blocks the event loop."""
 FILTER_SCAN_SHARE = 0.5
-"""The CPU time that filter scans may use beside sends, as a share of all other CPU time.
+"""The CPU time that filter scans may use while producers send, as a share of all other CPU time.
 
 The share is large, so that consumers with filters can keep up with the sends.
 """

@@ -179,7 +179,7 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # The master or its log may have changed since the last connection
+            self.master_end = -1  # Unknown: the master or its log may have changed since the last connection
 
     def lost(self, now: float, reason: str) -> None:
         """Handle a failed comparison of logs, a failed or lost connection, or a failed write to the store."""

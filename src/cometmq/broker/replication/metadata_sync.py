@@ -13,8 +13,8 @@ offsets, because an offset may have been reset. In a raft group, a table is copi
 newly elected leader may lack entries that its followers have (see raft_tables.py).
 
 If the master has deleted a topic, the slave deletes the topic's queues, too. Otherwise, if the topic were
-created again, its queues would still show old messages until they get a new one (then RecordDispatch removes
-the old ones). A CometMQ master reports the log position of the deletion, which is the same in both logs.
+created again, its queues would still show old messages until they get a new one (then RecordDispatch begins
+the queue anew). A CometMQ master reports the log position of the deletion, which is the same in both logs.
 Apache's master reports no deletions, so a topic counts as deleted if the master has neither the topic nor its
 queues.
 
@@ -159,7 +159,7 @@ class MetadataSync:
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # Applied once this broker's log is long enough
+        self._master_offsets: MasterOffsets | None = None  # Offsets to apply once the log is long enough
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # By topic: log position of the topic's deletion at the master
         self._refuted: dict[str, int] = {}  # By topic: log position of a deletion whose refusal was logged
@@ -255,7 +255,7 @@ class MetadataSync:
             raise NotTheMaster(f"{asked} is no longer the master")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
-        """Return the log positions of deletions, by topic, that `table` contains but this broker lacks."""
+        """Return topics and log positions of deletions that `table` contains but this broker lacks."""
         known = self._store.deleted.ends
         return {
             topic: end

@@ -173,7 +173,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._succeeded = asyncio.Event()  # Not set while this former leader does not know its successor
+        self._succeeded = asyncio.Event()  # Unset while the successor of this former leader is unknown
         self._succeeded.set()
         self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None

@@ -174,7 +174,7 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
     sock: socket.socket = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_USER_TIMEOUT", USER_TIMEOUT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
-        option = getattr(socket, name, None)  # Some platforms lack some of the TCP options
+        option = getattr(socket, name, None)  # None if the platform lacks this TCP option
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 

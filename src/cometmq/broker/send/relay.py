@@ -117,7 +117,7 @@ class Relay:
     def _handler(self, handler: Handler) -> Handler:
         def send(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
             if frame.flag & RELAYED_FLAG:
-                # This member's tables may be old, so checks against them could be wrong.
+                # Refuse without further checks: this member's tables may be outdated.
                 if not self._group.accepts:
                     return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader")
             elif self._active and self._takes():

@@ -18,8 +18,8 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 # The delay level of the first retry (10 s). Each further retry has the next level.
 FIRST_RETRY_LEVEL = 3
 DLQ_QUEUES = 1
-# The number of version 3.4.9. Requests of older clients contain no maximum number of retries
-# (docs/reference/remoting.md, Languages and versions).
+# The code of RocketMQ 3.4.9 in the version field of requests. Requests of older clients contain no maximum
+# number of retries (docs/reference/remoting.md, Languages and versions).
 MAX_RECONSUME_TIMES_SINCE = 121
 
 

@@ -100,7 +100,8 @@ class SendTemplates:
         # The cached results of parsing. The key is the constant parts of a header, which surround the born
         # time, the unique key and the request number.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # Maps traits to equal traits, so that headers with equal traits share one object.
+        # The distinct traits of the cached headers, each mapped to itself, so that headers with equal traits
+        # share one object.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
         # The hashes of headers that have arrived once. A header is cached when its hash arrives a second
@@ -160,7 +161,7 @@ class SendTemplates:
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
-        """Cache the header of a plain send or half message that was parsed, if it has arrived before."""
+        """Cache the header of a parsed plain send or half message, if an equal header has arrived before."""
         if not frame.raw_header:
             return
         if self._resting:

@@ -76,7 +76,7 @@ class TimedSends:
             CommandError: The delivery time is invalid, or too many messages are waiting already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        # A message with TIMER_OUT_MS has already waited for its delivery time.
+        # A message with TIMER_OUT_MS has already waited for its delivery time, so it does not wait again.
         if name is None or value_of(properties, b"TIMER_OUT_MS"):
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))

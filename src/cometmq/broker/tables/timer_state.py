@@ -50,7 +50,7 @@ class TimerState:
         self.changes += 1
 
     def counted_ms(self, topic: str) -> int:
-        """Return when a topic's number of waiting messages last changed (ms), or the broker's start time."""
+        """Return when a topic's number of waiting messages last changed (ms); if never, the start time."""
         return self._counted_ms.get(topic, self._began_ms)
 
     def take_mark(self) -> bool:

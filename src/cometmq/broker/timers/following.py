@@ -1,8 +1,8 @@
 """Reads the timer topic's consume queue: at the start the waiting messages, later the new ones.
 
-Each unit of this consume queue contains the delivery time of its message (protocol/timers.py). So the message
-itself is read from the log only for data that its unit lacks: the key of a recall, or all data if Apache's
-broker has stored the message.
+Each unit that CometMQ has stored in this consume queue contains the delivery time of its message
+(protocol/timers.py). So the message itself is read from the log only for data that its unit lacks, such as
+the key of a recall. Units of Apache's broker contain no delivery time, so their messages are always read.
 """
 
 from __future__ import annotations

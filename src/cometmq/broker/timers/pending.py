@@ -31,7 +31,9 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # maximum number of done messages stored individually; of more, only maxima are stored
+# The maximum number of done messages of which TIMER_OUT_MS and log position are stored. If there are more,
+# only the highest TIMER_OUT_MS and the highest log position are stored.
+_MAX_DONE = 1 << 20
 # The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
 # moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
@@ -81,7 +83,7 @@ class Pending:
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """For recently used minutes: the hashes of all recalls, and the hashes of the counted recalls.
+        """For recently used minutes of TIMER_OUT_MS: the hashes of all recalls, and of the counted recalls.
 
         A counted recall has reduced the number of waiting messages of its topic.
         """

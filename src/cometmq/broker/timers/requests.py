@@ -73,7 +73,7 @@ class TimerProcessor:
 
     @handles(RequestCode.GET_TIMER_CHECK_POINT)
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the progress of reading and delivery, in 56 bytes in the format of Apache's broker."""
+        """Return the progress of timer messages, in 56 bytes in the format of Apache's broker."""
         return frame.response(body=self.service.check_point(self.service.pending.followed))
 
     @handles(RequestCode.GET_TIMER_METRICS)

@@ -113,7 +113,7 @@ class ScheduleService:
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
-        """Return the delivered offset and the end of the queue for each used level, for the runtime table."""
+        """Return the delivered offset and the queue's end of each used delay level, for the runtime table."""
         found = {}
         for level in self.cursors:
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -172,7 +172,7 @@ class ScheduleService:
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
         self.offsets.log_position = min(
             self.offsets.log_position, self.store.log.end
-        )  # recovery may have truncated the log before the saved position
+        )  # the saved position may be beyond the log's end after a recovery
         while not self._stopped:
             try:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
@@ -246,7 +246,7 @@ class ScheduleService:
                 continue
             # If the wall clock was set, it is unknown whether the message was stored before or after that,
             # because a message that waits for a sync is reported late. In case of doubt, count the delay of
-            # the message from its report.
+            # the message from the time of the report.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
@@ -324,6 +324,7 @@ class ScheduleService:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
                 # The messages at the delay level's offset were deleted, or the queue ends before this offset.
+                # So continue at the nearest offset that the queue contains.
                 if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
                         "delay level %d: %d messages were deleted with their segments before "

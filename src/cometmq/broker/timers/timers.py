@@ -48,7 +48,7 @@ ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
 # The maximum time, in ms, until the clocks are read again. An event-loop timer may expire too late, because
-# the loop's clock does not count suspension of the machine and changes of the wall clock.
+# the loop's clock stops while the machine is suspended, and ignores changes of the wall clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
