@@ -60,13 +60,28 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
     try:
         return await function(*given)
     except BaseException as error:
-        if _is_ordinary(error) or _is_for_program(error):
+        if (failure := failure_of(error, task)) is None:
             raise
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        if isinstance(error, GeneratorExit) and not _is_current(task):
-            raise  # close() was called on this coroutine outside of its task
-        raise _as_failure(error) from error
+        raise failure from error
+
+
+def failure_of(error: BaseException, task: asyncio.Task[Any] | None) -> RuntimeError | None:
+    """Return the error that replaces the exception of a user function on the loop, see `call_on_loop`.
+
+    Args:
+        error: The exception.
+        task: The task that has called the function.
+
+    Returns:
+        The error, or None if the exception must be raised as it is.
+    """
+    if _is_ordinary(error) or _is_for_program(error):
+        return None
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        return None
+    if isinstance(error, GeneratorExit) and not _is_current(task):
+        return None  # close() was called on the coroutine outside of its task
+    return _as_failure(error)
 
 
 async def call_in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:

@@ -117,7 +117,7 @@ class Concurrent:
             if batch.done or queue.dropped:
                 return  # the batch was overdue and has been sent back, or its queue was revoked
             delay_level, ack_index = context.delay_level, context.ack_index
-            if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
+            if not isinstance(delay_level, int) or not (ack_index is None or isinstance(ack_index, int)):
                 wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
                 log.warning(
                     "the listener context contains %s instead of whole numbers: all messages of the "

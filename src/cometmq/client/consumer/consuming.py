@@ -180,19 +180,36 @@ class Consuming(Generic[C, S]):
     async def _consume(self, batch: Batch, context: C, loop: asyncio.AbstractEventLoop) -> None:
         handled = self._mode.handled
         batch.started_at = loop.time()
-        if batch.refusal is None:
-            begun = str(int(time.time() * 1000))
-            for message in batch.messages:
-                message.properties[CONSUME_START_TIME] = begun
-            status = await self._call(batch, context)
-            self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
-        else:
+        if batch.refusal is not None:
             self.last_error = batch.refusal
             status = self._mode.later
             log.warning(
                 "offset %d of %s is not delivered to the listener: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
             )  # fmt: skip
+            await self._acknowledge(batch, status, context, loop)
+            return
+        begun = str(int(time.time() * 1000))
+        for message in batch.messages:
+            message.properties[CONSUME_START_TIME] = begun
+        self.running += 1
+        try:
+            status = await self._listener(batch.messages, context)
+            if status not in handled:
+                self._last_failure = "it asked for later"
+        except Exception as error:
+            self.last_error = error
+            # Escape the text, because an error may quote a message body.
+            self._last_failure = printable(repr(error))
+            log.warning(
+                "listener failed on %s from offset %d (%d messages); they are consumed again: %r",
+                batch.queue.message_queue, batch.first_offset, len(batch.messages), error,
+                exc_info=error,
+            )  # fmt: skip
+            status = self._mode.later
+        finally:
+            self.running -= 1
+        self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
         await self._acknowledge(batch, status, context, loop)
 
     async def _acknowledge(
@@ -210,26 +227,3 @@ class Consuming(Generic[C, S]):
         except Exception:
             # The batch stays unfinished: its offset is not committed and its messages are delivered again.
             log.exception("could not acknowledge messages of %s", batch.queue.message_queue)
-
-    async def _call(self, batch: Batch, context: C) -> S:
-        self.running += 1
-        try:
-            status = await self._listener(batch.messages, context)
-            if status not in self._mode.handled:
-                self._last_failure = "it asked for later"
-            return status
-        except Exception as error:
-            self.last_error = error
-            # Escape the text, because an error may quote a message body.
-            self._last_failure = printable(repr(error))
-            log.warning(
-                "listener failed on %s from offset %d (%d messages); they are consumed again: %r",
-                batch.queue.message_queue,
-                batch.first_offset,
-                len(batch.messages),
-                error,
-                exc_info=error,
-            )
-            return self._mode.later
-        finally:
-            self.running -= 1
