@@ -398,8 +398,8 @@ class MessageStore:
             elif not self.config.flush_commit_log_timed:
                 self.flusher.timed()
             return 0, []
-        # Records also wait if earlier records wait, which is possible after a change to ASYNC_FLUSH: records
-        # become visible in the order of the log.
+        # Even after a change from SYNC_FLUSH to ASYNC_FLUSH, new records wait for a flush while earlier
+        # records do, because records become visible in the order of the log.
         if self.config.sync_flush or self.dispatcher.waits:
             if groups:
                 self.dispatcher.dispatch_flushed(self.log.end, groups)

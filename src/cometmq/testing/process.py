@@ -238,5 +238,5 @@ class StandaloneProcess(ServerProcess):
         return line
 
     def _brokers(self) -> dict[str, str]:
-        """Return the addresses of the brokers by broker name, from the output so far."""
+        """Return the addresses of the brokers by broker name, as the process has printed them so far."""
         return dict(match.groups() for line in self.lines if (match := BROKER.match(line)))  # type: ignore[misc]

@@ -26,7 +26,7 @@ from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-WHOLE = 1 << 30  # Maximum size, in bytes, of a piece without a SPLIT fault; no piece is larger
+WHOLE = 1 << 30  # Limit, in bytes, for the size of a piece without a SPLIT fault; no piece reaches it
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff = 1, l_linger = 0 s: closing the socket sends a reset
 
 
@@ -254,7 +254,7 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.out.end_came()
-        return True  # True keeps the transport open for bytes of the other direction
+        return True  # Returning True keeps the transport open for bytes of the other direction
 
     def pause_writing(self) -> None:
         self.into.hold(True)

@@ -273,7 +273,7 @@ class QueueCheck:
         return unit[:12] == expected[:12] and self._ext.tags_code(state.topic, state.queue_id, code) == wanted
 
     def _unit(self, state: QueueProgress, offset: int) -> bytes:
-        """Return the unit at an offset. If the queue has none, return zeros."""
+        """Return the consume-queue unit at an offset. If the queue has no unit there, return zeros."""
         there = state.units.first <= offset < state.units.end
         return state.units.read(offset, offset + 1) if there else bytes(UNIT)
 
@@ -490,9 +490,9 @@ def _tags_flipped(properties: bytes, code: int) -> bool:
 
 
 def _is_delay(ms: int) -> bool:
-    """Return whether a delay level may have a length of `ms`.
+    """Return whether `ms` may be the delay of a delay level: a multiple of one second, and not too long.
 
-    Levels are whole seconds. A flipped bit in a delivery time hardly ever leads to whole seconds.
+    A flipped bit in a delivery time hardly ever leads to a delay of whole seconds.
     """
     return 0 <= ms <= _MAX_DELAY_MS and ms % 1000 == 0
 
@@ -502,6 +502,6 @@ def _pieces(units: bytes) -> list[bytes]:
 
 
 def _consecutive_groups(chosen: NDArray[np.bool_]) -> list[IntArray]:
-    """Return the indexes of the true elements, divided into groups of consecutive indexes."""
+    """Return the indexes of the true elements of a boolean array, in groups of consecutive indexes."""
     numbers = np.flatnonzero(chosen)
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []

@@ -35,7 +35,7 @@ from cometmq.store.tables.table_checks import TOPICS
 
 
 class RecordFinder:
-    """Finds the records of a store directory. A context manager, which closes the files at the end.
+    """Finds single records in a store directory. A context manager, which closes the files at the end.
 
     The constructor raises StoreError if there is no store.
     """
@@ -65,7 +65,10 @@ class RecordFinder:
         self._files.__exit__()
 
     def at(self, position: int) -> MessageExt | None:
-        """Return the message whose record begins at a log position, or None."""
+        """Return the message whose record begins at a log position, or None if no valid record begins there.
+
+        Of a raft member's log, only committed records are returned.
+        """
         record = self._log.record(position) if position < self._committed else b""
         return decode_record(record) if record else None
 

@@ -81,7 +81,8 @@ class Outlook(msgspec.Struct):
 class StoreStats(msgspec.Struct):
     """The statistics of a whole store.
 
-    `allocated` is in bytes on the device. `queue_files` includes the files of consumequeue_ext.
+    The fields whose names end in `allocated` hold the bytes that files occupy on disk. `queue_files` includes
+    the files of consumequeue_ext.
     """
 
     root: str

@@ -170,7 +170,7 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def roll(self) -> None:
-        """Close the current segment with a blank record and enter the next one.
+        """Close the current segment with a blank record, and continue the log in the next segment.
 
         If OSError is raised, both segments are unchanged.
         """

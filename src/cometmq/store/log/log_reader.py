@@ -37,9 +37,10 @@ class LogReader:
         return found[0] if found is not None else None
 
     def facts_after(self, position: int) -> Facts | None:
-        """Return the facts about the record that follows the entry header at `position`.
+        """Return the fields of the record that follows the entry header at `position`.
 
-        Only a raft log has entry headers. In another log, the record begins at `position`.
+        Only a raft log has entry headers. In another log, the record begins at `position`. The result is None
+        if no valid record begins there.
         """
         return self.facts(position + self.framing.gap)
 

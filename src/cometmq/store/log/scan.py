@@ -42,8 +42,8 @@ class SegmentScan:
         closed: Whether a blank record closed the segment.
         blank_end: The position after the used bytes of that blank record, or -1.
         dirty: Whether anything but zeros follows `end`.
-        damage: The skipped parts.
-        unreadable: The positions of 4 KiB pieces that the device could not read. The content of such a piece
+        damage: The parts that hold no valid record although valid records follow them. The scan skips them.
+        unreadable: The positions of 4 KiB pieces that the disk could not read. The content of such a piece
             after the last record is unknown, so the segment then counts as closed: none of its bytes are
             removed or overwritten.
     """

@@ -38,7 +38,7 @@ class EntryLocation(NamedTuple):
 
 
 class EntryIndex:
-    """The index files of one member. For the loop thread only."""
+    """The files that hold the location of each entry in a member's raft log. For the loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
         """Open the index of a raft log. Raises OSError, and StoreError if a file has another length."""
@@ -46,7 +46,7 @@ class EntryIndex:
         self._disk = files.disk
         self._directory = directory
         self._bases: list[int] = []
-        self._unsynced: set[str] = set()  # paths to sync: changed files, and directories with new names
+        self._unsynced: set[str] = set()  # Paths to sync: changed files, and directories with new files
         for name in self._disk.listdir(directory):
             if is_numbered(name, 20):
                 facts = part_facts(

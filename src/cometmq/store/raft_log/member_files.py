@@ -86,7 +86,7 @@ def write_suspect(disk: Disk, directory: str, why: str) -> None:
 
 
 def has_forgotten(disk: Disk, directory: str) -> bool:
-    """Return whether a suspect member has also lost its term and vote."""
+    """Return whether the member has lost its term and vote, besides entries of its log."""
     return is_suspect(disk, directory) and disk.facts(os.path.join(directory, _FORGOT)) is not None
 
 

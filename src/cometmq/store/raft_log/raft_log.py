@@ -46,7 +46,7 @@ Their records are marked as rolled back, so that they get no units in a queue.
 """
 FOLLOWING = "this broker is a follower, send to the leader of its raft group"
 MAX_FRAME_BYTES = 1 << 20
-"""Maximum size, in bytes, of several entries in a frame. A single entry may be larger."""
+"""Maximum total size, in bytes, of the entries in one frame. A single entry may be larger."""
 _MAX_ENTRIES_PER_LOOKUP = 4096  # maximum number of entries that one call locates
 
 

@@ -44,7 +44,7 @@ _MAX_UNITS_PER_CHECK = 64  # Maximum number of queue units that are checked toge
 _UNITS_AT_ONCE = 128  # Number of queue units decoded at a time while records are checked one by one
 _MAX_BLOCKS_PER_READ = 64  # Maximum number of blocks that one bulk read loads; loading them takes 3 ms
 _UNITS_PER_CACHED_READ = 1024  # Number of queue units (20 KiB) read at once and cached for later pulls
-_MAX_CACHED_QUEUES = 64  # Maximum number of queues whose units are cached; the cache takes up to 1.3 MiB
+_MAX_CACHED_QUEUES = 64  # Maximum number of queues with cached units; the cache takes up to 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 Unit = tuple[int, int, int]

@@ -31,7 +31,7 @@ class Recovered:
     end: int = 0
     visible: int = 0  # Position after the last visible record; in a raft log, uncommitted entries may follow
     last_store_ms: int = 0
-    # Latest store time of all records; if the clock was set back, the last record is older.
+    # Latest store time of all records. If the clock was set back, the last record has an earlier store time.
     newest_ms: int = 0
     last_position: int = -1  # Log position of the last scanned record; -1 if none was scanned
     records: int = 0

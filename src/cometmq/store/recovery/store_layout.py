@@ -137,8 +137,8 @@ def read_layout(
         config = config.at_root(*moved)
     check_paths(config)
     strays: list[str] = []
-    # The lock shows whether a broker is running. It is read before the files are listed: if a broker starts
-    # in between, the layout only lacks its new files.
+    # The lock shows whether a broker is running. It is read before the files are listed: a broker that starts
+    # in between only adds files, so the list still contains all older ones.
     live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
@@ -215,9 +215,10 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
 
 
 def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
-    """Return the settings, changed to those of a raft member if the only log in `root` is a member's.
+    """Return the settings for the log that lies in `root`, which may be the log of a raft member.
 
-    Raises StoreError if `root` contains several logs.
+    If the only log is that of a raft member, raft mode and the member's name are set. Raises StoreError if
+    `root` contains several logs.
     """
     root, plain = config.root, config.replace(enable_d_leger_commit_log=False)
     found = [match[1] for name in disk.listdir(root) if (match := _MEMBER(name))]
@@ -320,10 +321,10 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
 
 
 def check_paths(config: StoreConfig) -> None:
-    """Check that the store uses no path in its settings twice, or inside another directory of the store.
+    """Check the paths in the settings: none may equal, contain or lie in another path of the store.
 
     Raises:
-        ConfigError: A setting names such a path, or a path that contains the store directory.
+        ConfigError: Two paths overlap in this way, or a path contains the store directory.
     """
     root, member = os.path.realpath(config.root), config.enable_d_leger_commit_log
     unused = _LOG_KEYS[:2] if member else _LOG_KEYS[2:]
@@ -332,7 +333,8 @@ def check_paths(config: StoreConfig) -> None:
     if member:
         raft_log = os.path.basename(config.raft_log_dir)
         usual |= {raft_log: _LOG_KEYS[0], f"{raft_log}/index": ""}
-    # Each path that the store uses, with the setting that may name this path or a path inside it.
+    # The paths that the store uses. With each path: the only setting that may name this path or a path inside
+    # it.
     taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
     seen: set[tuple[str, str]] = set()
     for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):

@@ -45,7 +45,10 @@ class CleanEnds:
         self.sizes = found.segment_size, found.queue_file_size, found.index_file_size
 
     def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
-        """Write the maximum offsets of all queues to the table. Raises OSError."""
+        """Write the ends of all queues, the end of the log and the lengths of the files to the table.
+
+        Raises OSError.
+        """
         sizes = sizes_of(config)
         ends: dict[str, dict[int, int]] = {}
         for queue in queues:

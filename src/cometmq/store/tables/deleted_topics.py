@@ -47,7 +47,8 @@ class DeletedTopics:
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
         self._lock = threading.Lock()  # `add` in a thread and `lower` in the loop both replace `ends`
-        # Deletions in progress: their topics are in the table, although their queues may still exist.
+        # Number of deletions in progress. Their topics are already in the table, but their queues may still
+        # exist.
         self.under_way = 0
 
     def add(self, topics: Sequence[str], log_end: int, log_min: int) -> None:

@@ -80,7 +80,8 @@ class JsonTable:
     def save(self, table: Table) -> None:
         """Replace the content of the file by `table`.
 
-        In CometMQ's own tables, all keys must be strings, because the CRC covers the text as it is read.
+        In CometMQ's own tables, all keys must be strings. Keys that were read from JSON are strings, and the
+        CRC of the table must be the same after reading.
 
         Raises:
             OSError: Writing failed. The previous table still exists.

@@ -148,9 +148,9 @@ def render(value: Any, level: int = 0) -> str:
 
 
 def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
-    """Return a rule for a table of Apache's broker.
+    """Return a function that checks a table of Apache's broker.
 
-    The rule requires the field `name`. It accepts a version and unknown fields.
+    The field `name` is required. A version and unknown fields are accepted.
     """
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
@@ -220,9 +220,9 @@ def _bits_apart(one: str, other: str) -> int:
 
 
 def _own(kind: type[Body]) -> TableRule:
-    """Return a rule for one of CometMQ's own tables.
+    """Return a function that checks one of CometMQ's own tables.
 
-    The rule accepts only known fields. It checks the CRC of the content if there is one.
+    Only known fields are accepted. If the table contains a CRC, it is checked.
     """
 
     def rule(table: Table) -> Table:

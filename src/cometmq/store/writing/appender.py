@@ -277,8 +277,8 @@ class Appender:
             prepared_transaction_offset: The log position that the record refers to: for a message that a
                 commit stores, that of the half message.
             index_keys: The keys to index; None for those in the properties.
-            delay_ms: For a delayed message, the delay. Its unit contains the store time plus this delay as
-                tags code.
+            delay_ms: For a delayed message, the delay. The message's consume-queue unit then contains the
+                delivery time (store time plus delay) instead of a tags hash.
             stored_before: Whether the message moves within the store. Then a lowered maxMessageSize does not
                 apply.
             makes_room: Whether the message moves so that its segment can be deleted. Then it is accepted even
@@ -454,7 +454,10 @@ class Appender:
                 raise
 
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
-        """Drop records that are not in the write buffer yet. Refuse all messages without an outcome."""
+        """Drop the records that are not in the write buffer yet.
+
+        Refuse all messages that have no record there.
+        """
         if isinstance(error, StoreRefused):
             refusal = error
         else:  # The cause is a lack of memory, or a bug, so only the messages being encoded are refused

@@ -226,5 +226,5 @@ class Dispatcher:
         self.flushed(end)
 
     def forget_waiting(self) -> None:
-        """Drop the records that wait for their flush, because the log has been truncated before them."""
+        """Drop the records that wait for their flush, because the log now ends before them."""
         self._unflushed.clear()

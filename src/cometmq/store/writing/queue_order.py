@@ -19,7 +19,7 @@ from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
-MAX_GAP_UNITS = 1_000_000  # Maximum number of missing units; a larger gap means a damaged offset
+MAX_GAP_UNITS = 1_000_000  # Maximum number of units missing before a record; more mean a damaged offset
 SPARE = 100_000
 """The maximum number of filler units, in all queues together, for lost records that the log had no space for.
 

@@ -137,7 +137,7 @@ class RecordDispatch:
         return touched
 
     def _index_group(self, group: RecordGroup, keys: list[bytes] | None, indexed: range) -> None:
-        """Add the keys of records to the index. `keys` is a result of `codes_and_keys`."""
+        """Add the keys of records to the index. `keys` is the second result of `codes_and_keys`."""
         positions = group.position
         wanted = (indexed.start <= positions) & (positions < indexed.stop)
         if self._deleted:

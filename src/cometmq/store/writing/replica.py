@@ -88,7 +88,7 @@ class ReplicaLog:
         """Create a replica.
 
         `written` is called with written records. It makes the records visible, immediately or after their
-        flush, and returns the number of visible records and the arrivals.
+        flush. It returns the number of visible records, and those of watched queues (see `Arrivals`).
         """
         self._log = commit_log
         self._flusher = flusher
@@ -120,7 +120,10 @@ class ReplicaLog:
 
     @property
     def safe(self) -> int:
-        """The position that a slave reports to its master: the durable end with SYNC_FLUSH, else `end`."""
+        """The log position that a slave reports to its master.
+
+        With SYNC_FLUSH, it is the position up to which the log is synced to disk, otherwise `end`.
+        """
         if self._flusher.config.sync_flush:
             return min(self._flusher.flushed, self.end)
         return self.end
