@@ -13,7 +13,7 @@ from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """A leader's first request in its term that contains this suspect member's current incarnation."""
+    """A leader's first request in its term that contains this suspect member's incarnation number."""
 
     term: int
     leader: str
@@ -51,7 +51,7 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record a leader's request if it is the first one in its term with the current incarnation."""
+        """Record a leader's request if it is the term's first one with this member's incarnation number."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 

@@ -202,7 +202,7 @@ class RemotingClient:
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(addr, None)
         if not task.cancelled():
-            task.exception()  # Read it, because asyncio logs an exception that nobody has read
+            task.exception()  # Retrieve it: asyncio logs a task's exception that nobody has retrieved
 
     def _make_connection(self, addr: str) -> Connection:
         return Connection(

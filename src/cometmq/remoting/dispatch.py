@@ -14,7 +14,7 @@ from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
-MAX_REMARK_LENGTH = 4096  # Limit in characters, because an error text may contain the whole request
+MAX_REMARK_LENGTH = 4096  # Maximum length of a response's remark, as an error may quote the whole request
 
 
 class Dispatcher:

@@ -83,10 +83,11 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # Begin of the log that minimum offsets reflect
+        # The beginning of the log when minimum offsets were last raised to it.
+        self._corrected_min = self.commit_log.min_position
         self._derived_min = -1
         self._sweep_end = -1  # End of the log when a deletion of unexpired segments last began; else -1
-        self._swept = 0  # Number of bytes that moved messages have appended after `_sweep_end`
+        self._swept = 0  # Bytes that moved messages have added to the log after `_sweep_end`
         self._logged_full = False
         self._logged_needed = -1  # End of the segment that was last logged as needed by a slave
         self.synced_min = -1

@@ -21,7 +21,7 @@ log = logs.logger(__name__)
 
 # Pause after a failed reservation of a segment, in seconds. It ends early if retention frees space.
 _RESERVE_RETRY_INTERVAL_S = 10.0
-PART = 512 << 10  # Number of zeros per write, in bytes. It is small, because the next sync includes them
+PART = 512 << 10  # Bytes of zeros per write: few, because the next sync of the log writes them, too
 # The minimum distance, in bytes, from the end of the log to the range to which zeros are written next. It is
 # large, so that the log seldom reaches that range before the zeros are written.
 MARGIN = 16 << 20
@@ -42,7 +42,7 @@ class ZeroAhead:
         self._disk = disk
         self._pool = pool
         self._zeros = bytes(PART)
-        self._start = self._stop = 0  # Log positions of the current or previous write of zeros
+        self._start = self._stop = 0  # Begin and end, in the log, of the current or last write of zeros
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
@@ -53,7 +53,7 @@ class ZeroAhead:
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # Only a warning: without zeros, just the log's syncs take longer
+            if failure is not None:  # Only a warning, because a log without zeros merely syncs more slowly
                 log.warning("the next part of the log could not be allocated: %s", failure)
                 self._stop = commit_log.limit  # Ends the writing of zeros to this segment
         start = max(self._stop, commit_log.next + MARGIN)
@@ -69,7 +69,7 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def wait_for_zeros(self, stop: int) -> None:
-        """If the next write of the log reaches the range to which zeros are being written, wait for them.
+        """If the next write of the log reaches the range to which zeros are being written, wait for its end.
 
         `stop` is the log position at which the next write of the log will end.
         """

@@ -208,8 +208,8 @@ class TopicDeletion:
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
             await self.executor.run(self.queues.empty_trash)
-            # A new topic with the name of a deleted one loses no data here, because CometMQ writes no ext
-            # files.
+            # `remove` finds ext files by the name of the topic. It cannot delete data of a new topic with the
+            # same name, because CometMQ writes no ext files.
             await self.executor.run(self.ext.remove, topics)
         except OSError as failure:
             log.error("files of deleted topics remain until the next start: %s", failure)

@@ -172,9 +172,10 @@ class TopicRetention:
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
-        """Return the record sizes in the queue units of at least one offset, from `begin` on.
+        """Return the record sizes in the queue units from offset `begin` on, but before `end`.
 
-        The size is 0 for a filler, and for an offset whose queue file is missing.
+        The result covers at least one offset, and not always all of them. The size is 0 for a filler, and for
+        an offset whose queue file is missing.
         """
         want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)

@@ -149,8 +149,8 @@ class Checkpoint:
 def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
     """Return the checkpoint position in the bytes of a checkpoint file.
 
-    The result is None if the file holds no undamaged checkpoint position, or if the times in the file were
-    changed without it.
+    The result is None if the file holds no undamaged checkpoint position, or if the times in the file have
+    been changed since it was written.
     """
     at = POSITION_LOCATION.start
     if len(data) < POSITION_LOCATION.stop or not is_position_whole(data):

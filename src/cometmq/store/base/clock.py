@@ -85,7 +85,8 @@ class SteadyTime:
         wall_ms = clock.time_ms()
         self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
         self._at = self._since = clock.boottime()
-        self._ahead_ms = wall_ms - self._now_ms  # Minimum by which the wall clock is ahead since `_since`
+        # The smallest lead, in ms, that the wall clock has had over the steady time since `_since`.
+        self._ahead_ms = wall_ms - self._now_ms
 
     def now_ms(self) -> int:
         """Read the clock and return the steady time in epoch milliseconds."""

@@ -119,9 +119,9 @@ def lock_held(disk: Disk, root: str) -> bool:
 
 
 def is_store(disk: Disk, root: str) -> bool:
-    """Return whether a directory is that of a store, which its file `lock` shows.
+    """Return whether a directory contains the lock file of a store.
 
-    The store need not be running. The result is also True if permission to read the file is denied.
+    The store need not be running. The result is also True if permission to read the lock file is denied.
     """
     try:
         path = _lock_path(root)

@@ -78,7 +78,7 @@ class ConsumeQueue:
         self.file_size = file_size
         # Values for the records of the queue: the topic with its length, the magic number of the record
         # format, and the `key_prefix` of the topic.
-        self.record_topic = b""  # Empty until the first record. The queues of a topic share it.
+        self.record_topic = b""  # Topic with its length, shared by the topic's queues; empty at first
         self.magic = 0
         self.key_prefix = 0
         self.positions: list[int] = []  # First positions of the existing files, ascending
