@@ -111,7 +111,7 @@ def camel(field: str) -> str:
 
 
 def read_value(key: str, text: str, kind: type) -> Any:
-    """Return a setting's text as a bool, int or str. Raises ConfigError."""
+    """Convert a setting's text to a bool, int or str. Raises ConfigError if it is not of this type."""
     text = text.strip()
     if kind is bool:
         # Java treats every text but "true" as false. Here, a text that is neither true nor false is an error.
@@ -189,7 +189,7 @@ class Inert:
         self.defaults = {**without_use, **not_built}
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Validate the settings of a server. Log which of them are set without effect.
+        """Validate the settings of a server. Log the names of those that are set but have no effect.
 
         Raises:
             ConfigError: A value is invalid for Apache's server, too.

@@ -95,7 +95,10 @@ class BadHandle(ProtocolError):
 
 
 class RecallHandle(NamedTuple):
-    """The handle of a waiting message in request RECALL_MESSAGE (docs/reference/remoting.md, Recall)."""
+    """The handle by which the request RECALL_MESSAGE names a message that waits for its delivery time.
+
+    See docs/reference/remoting.md, Recall.
+    """
 
     topic: str
     broker_name: str

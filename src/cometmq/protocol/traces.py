@@ -45,7 +45,7 @@ class MessageType(IntEnum):
 
 
 class ConsumeCode(IntEnum):
-    """The outcome of a call of a listener."""
+    """The outcome of a listener's call in a trace record."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -62,7 +62,7 @@ class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel"
 
 
 class Pub(_Trace, frozen=True, kw_only=True, gc=False):
-    """The record about a send to which a broker responded. `success` means the status SEND_OK."""
+    """The trace record of a send to which a broker responded. `success` means the status SEND_OK."""
 
     may_be_left_out: ClassVar[int] = 1
     timestamp_ms: int
@@ -114,7 +114,7 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
-    """The record about a commit or rollback that a producer sent.
+    """The trace record of a commit or rollback that a producer sent.
 
     `from_check` marks the response to a broker's check.
     """
@@ -134,7 +134,7 @@ class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class Recall(_Trace, frozen=True, kw_only=True, gc=False):
-    """The record about a recalled delayed message (5.x)."""
+    """The trace record of the recall of a delayed message (5.x)."""
 
     timestamp_ms: int
     region: str | None

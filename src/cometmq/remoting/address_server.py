@@ -135,7 +135,7 @@ async def _get(host: str, port: int, path: str) -> bytes:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Return whether a response that declares its length is complete."""
+    """Return whether an HTTP response states its length, or is chunked, and is complete."""
     try:
         response, _ = _parsed(answer)
     except _NO_HTTP:

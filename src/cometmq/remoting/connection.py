@@ -31,9 +31,9 @@ log = logs.logger(__name__)
 
 Bytes = bytes | bytearray | memoryview
 Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
-# A shortcut is a function that handles a request without decoding it, and returns True, or does nothing and
-# returns False. Its arguments are the connection, the buffer, the start and end of the header, and the end of
-# the frame.
+# A shortcut is a function that may handle a request without decoding it. It either handles the request and
+# returns True, or does nothing and returns False. Its arguments are the connection, the buffer, the start and
+# end of the header, and the end of the frame.
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 TAIL_LIMIT = 64 * 1024
@@ -399,9 +399,10 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames
 
     def _handle(self, buf: memoryview, pos: int, end: int) -> int:
-        """Handle the complete frames in buf[pos:end], up to the limits of one callback.
+        """Handle the complete frames in buf[pos:end], until a limit of one callback is reached.
 
-        Return the end of the last handled frame.
+        There are limits on frames, time, requests in progress and unsent bytes. Return the end of the last
+        handled frame.
         """
         limits = self._limits
         max_payload = limits.max_frame - 4
@@ -497,8 +498,8 @@ class Connection(asyncio.BufferedProtocol):
             self._start = pos
             self._end = end
         else:
-            # The size of the buffer follows from the number of bytes that have arrived, because the length
-            # field of the frame may be false.
+            # The buffer is only as large as the bytes that have arrived require, because the length field of
+            # the frame may be false.
             self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 2 * rest)))
 
     def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:

@@ -342,9 +342,9 @@ def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
 
 
 def searched(part: Part, word: str, text: str, wanted: bool) -> Part:
-    """Create the expression node for CONTAINS, STARTSWITH or ENDSWITH, or for NOT if `wanted` is False.
+    """Create the expression node for CONTAINS, STARTSWITH or ENDSWITH, negated by NOT unless `wanted` is set.
 
-    Both forms are False for a value that is not text, and for an empty `text`.
+    With and without NOT, the value is False for an operand that is not text, and for an empty `text`.
     """
     inner = part.evaluate
     test: Callable[[str], bool] = {

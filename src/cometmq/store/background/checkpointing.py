@@ -15,7 +15,8 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-# The maximum number of records after the checkpoint. Recovery scans so many records in one or two seconds.
+# The maximum number of records between the checkpoint and the end of the log. Recovery scans this many
+# records in one to two seconds.
 _MAX_RECORDS_BEHIND = 300_000
 _MAX_BYTES_BEHIND = 384 << 20
 

@@ -89,7 +89,7 @@ class DerivedWriter:
         self._search_at = _MIN_RECORDS_PER_SEARCH  # The search begins once `_unwritten` reaches this value
         self._lost: OSError | None = None  # Error of a failed sync, after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # Changed files of queues and index that are not synced yet
-        # Directories with new or deleted names that are not synced yet.
+        # Directories in which files were created or deleted and which are not synced yet.
         self._unsynced_names: set[str] = set()
         self._durable_until = 0  # Queues and index are synced for all records before this log position
 

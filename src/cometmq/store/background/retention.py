@@ -51,7 +51,8 @@ _LOG_CYCLE, _DERIVED_CYCLE = "retention (log)", "retention (queues)"
 class Retention:
     """Deletes the expired files of one store. For the loop thread only.
 
-    There are two cycles: one for the log, one for queues and index. Each runs at most once at a time.
+    Two background tasks, called cycles, do the work: one for the log, one for queues and index. Each runs at
+    most once at a time.
 
     Attributes:
         config: The settings; a change of settings replaces it.
@@ -107,9 +108,9 @@ class Retention:
         self._corrected_min = self._derived_min = -1
 
     def begin(self) -> None:
-        """Start the cycles for the log and for queues and index in the background.
+        """Start to delete files in the background: log segments, and files of queues and index.
 
-        The store calls this method every cleanResourceInterval.
+        The store calls this method every cleanResourceInterval ms.
         """
         self.tasks.begin(_LOG_CYCLE, self._log_cycle_first)
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)

@@ -1,8 +1,8 @@
 """Retention of single topics by age or by bytes, and purges on request.
 
 Both raise the minimum offsets of queues. The space is freed when the retention of the store deletes the
-segments. A cycle processes only some of the queues and counts a limited number of units, so its work is
-bounded. A thread reads units that are not in memory.
+segments. A run of topic retention processes only some of the queues and a limited number of queue units, so
+its work is bounded. A thread reads units that are not in memory.
 
 Hidden messages never become visible again. So ages are measured by `SteadyTime`, which a wrong clock does not
 change immediately.
@@ -50,7 +50,7 @@ class TopicLimit(msgspec.Struct, frozen=True):
 
 
 class _Counted(msgspec.Struct):
-    """The counted bytes of one queue: `total` bytes in the records of the units [begin, end)."""
+    """The total size, in bytes, of the records of one queue that have offsets in [begin, end)."""
 
     begin: int
     end: int
@@ -87,9 +87,9 @@ class TopicRetention:
         }
 
     def begin(self) -> None:
-        """Start a cycle of topic retention in the background.
+        """Start a run of topic retention in the background.
 
-        The store calls this every cleanResourceInterval.
+        The store calls this every cleanResourceInterval ms.
         """
         self.tasks.begin("retention (topics)", self.topic_cycle)
 

@@ -51,7 +51,7 @@ class Upkeep:
         self._syncer: ThreadSyncer | None = None
         self._timers: list[Periodic] = []
         self.sync_process: ChildSyncer | None = None
-        """The process that syncs the log under SYNC_FLUSH, where sends wait for syncs; otherwise None."""
+        """The process that syncs the log if sends wait for syncs (SYNC_FLUSH); otherwise None."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on, use `loop` and threads for flushes, reservations and deletions."""

@@ -1,9 +1,10 @@
 """The file `checkpoint`: three times that tell recovery which part of the store is known to be durable.
 
-The file has 4096 bytes: big-endian i8 at 0 (commit log), 8 (consume queues) and 16 (full index files), then
-zeros. 5.x keeps replication fields at 24 and 32, which are preserved. Times are in milliseconds. The store
-raises a time only after everything stored up to that time has been flushed. So recovery may trust everything
-stored up to the earlier one of the first two times.
+The file has 4096 bytes and begins with three big-endian 8-byte integers: the times of the commit log, of the
+consume queues and of the full index files. The rest is zeros. 5.x keeps replication fields at 24 and 32,
+which are preserved. Times are in milliseconds. The store raises a time only after everything stored up to
+that time has been flushed. So recovery may trust everything stored up to the earlier one of the first two
+times.
 
 A time is coarse (a hundred megabytes may be stored in a second), so CometMQ also stores the exact position
 where the durable part ends: a `CheckpointPosition`, in the zeros from byte 64 on. It repeats the three times
@@ -70,7 +71,7 @@ class Checkpoint:
         """
         self._disk = disk
         self._path = path
-        self._lock = threading.Lock()  # Admits one `flush` at a time, so that the newest values come last
+        self._lock = threading.Lock()  # Allows one `flush` at a time, so the newest values are written last
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0

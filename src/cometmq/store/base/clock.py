@@ -21,14 +21,14 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Return the seconds since an arbitrary start, without the time in which the machine is suspended.
+        """Return the seconds since an arbitrary start, except the time in which the machine is suspended.
 
-        This clock measures timeouts of peers and devices. It never goes backwards.
+        This clock measures timeouts of peers and disks. It never goes backwards.
         """
         ...
 
     def boottime(self) -> float:
-        """Return the seconds since an arbitrary start, with the time in which the machine is suspended.
+        """Return the seconds since an arbitrary start, including the time in which the machine is suspended.
 
         This clock measures due times and expiry. It never goes backwards.
         """

@@ -208,7 +208,10 @@ class StoreConfig:
 
     @property
     def consume_queue_file_size(self) -> int:
-        """The configured length of a queue file in bytes, rounded up to whole units as in Apache's broker."""
+        """The configured length of a queue file in bytes, rounded up to a multiple of the unit size.
+
+        Apache's broker rounds it up, too.
+        """
         size = self.mapped_file_size_consume_queue
         return -(-size // CONSUME_QUEUE_UNIT) * CONSUME_QUEUE_UNIT
 
@@ -252,7 +255,7 @@ class StoreConfig:
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    """Return the directories in a list separated by `,`, as in Apache's broker."""
+    """Split a list of directories at each `,`, as Apache's broker does."""
     return tuple(os.path.expanduser(path.strip()) for path in text.split(",") if path.strip())
 
 

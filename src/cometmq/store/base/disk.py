@@ -58,7 +58,7 @@ class FileFacts(NamedTuple):
 
 
 class DiskUsage(NamedTuple):
-    """The bytes of one partition: all, and those available to an ordinary user (RocketMQ's `usable`)."""
+    """The size of one partition, its used bytes, and those that an ordinary user can still use."""
 
     total: int
     used: int
@@ -135,7 +135,7 @@ class OsDisk:
         os.close(fd)
 
     def pread(self, fd: int, length: int, offset: int) -> bytes:
-        """Read `length` bytes, fewer only at the end of the file. May wait for the device."""
+        """Read `length` bytes, fewer only at the end of the file. The call may wait for the disk."""
         data = os.pread(fd, length, offset)
         while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
             data += more
@@ -144,8 +144,8 @@ class OsDisk:
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
         """Return `length` bytes if all of them are in the page cache, else None.
 
-        The result is also None at the end of the file. Only a read that may wait can distinguish the two
-        cases.
+        The result is also None if the file ends earlier. Only `pread`, which may wait for the disk, can
+        distinguish the two cases.
         """
         if not self._nowait:
             return self.pread(fd, length, offset)
@@ -272,10 +272,12 @@ class OsDisk:
     def lock_directory(self, path: str) -> int | None:
         """Lock a directory exclusively until the returned descriptor is closed.
 
-        Raises OSError, with a number in `NO_DIRECTORY_LOCKS` if the file system has no such locks.
-
         Returns:
             A descriptor, or None if the directory is already locked, by this or another process.
+
+        Raises:
+            OSError: The directory cannot be locked. If the file system does not support such locks, the error
+                number is in `NO_DIRECTORY_LOCKS`.
         """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

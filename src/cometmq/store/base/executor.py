@@ -1,7 +1,7 @@
 """Runs work that must not block the event loop: uncached reads, deletions, syncs.
 
-Work that may wait is a coroutine that passes its waits to a `StoreExecutor`. In a store without a loop, the
-executor does the waiting parts directly on the calling thread, so the same code serves both cases.
+Such work is a coroutine that lets a `StoreExecutor` do each step that may wait. In a store without an event
+loop, the executor does these steps directly on the calling thread, so the same code serves both cases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _LARGE_ANSWERS = 2
 
 
 class StoreExecutor:
-    """The executor and the loop with which one store does work that may wait. For the loop thread only.
+    """The executor and the event loop with which one store does work that may wait for the disk.
+
+    For the loop thread only.
 
     Attributes:
         large_answers: A semaphore for responses of many megabytes: at most two are assembled at the same
@@ -67,8 +69,8 @@ class StoreExecutor:
         Without a loop, return immediately.
         """
         if self._loop is not None:
-            # In a loop iteration, the reads run before expired timers. The reads schedule the commit, and
-            # afterwards the timer schedules the rest of this coroutine. So the commit runs first.
+            # The timer of this sleep fires after the reads of a loop iteration. These reads have scheduled
+            # the commit before the timer schedules the rest of this coroutine, so the commit runs first.
             await asyncio.sleep(0.001)
 
     async def pause(self, ms: int) -> None:

@@ -117,7 +117,9 @@ class StoreFiles:
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
         """Read exactly `length` bytes of a file. Return None if the file does not exist or is too short.
 
-        Raises NotInMemory, OSError.
+        Raises:
+            NotInMemory: The bytes are not in memory, and the read must not wait for the disk.
+            OSError: The bytes cannot be read.
         """
         try:
             fd = self.descriptors.get(path)

@@ -54,7 +54,7 @@ class UncachedReads:
             return await self._pass_ranges(question, missing)
 
     async def fetch(self, missing: FileRange) -> None:
-        """Read the blocks of READ_AHEAD bytes that contain a range into the page cache. Raises OSError."""
+        """Bring the blocks of READ_AHEAD bytes that a range touches into the page cache. Raises OSError."""
         start = missing.offset - missing.offset % READ_AHEAD
         stop = missing.offset + missing.length
         whole = FileRange(missing.path, start, stop + -stop % READ_AHEAD - start)
@@ -71,8 +71,8 @@ class UncachedReads:
     async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange) -> T:
         """Repeat a query with the bytes of each range that was not in memory, until the query completes.
 
-        If the device cannot read a range, the query gets the error. The query may be able to do without the
-        range.
+        If the disk cannot read a range, the query gets the error for this range. The query may be able to do
+        without the range.
         """
         fetched: dict[FileRange, bytes | OSError] = {}
         while True:

@@ -1,8 +1,11 @@
-"""One consume queue: 20-byte units (i8 record position, i4 record size, i8 tags code) in equal files.
+"""One consume queue: 20-byte units in files of equal size.
 
-New units go to a window in memory and are written in batches, so that ten thousand queues do not need a
-system call per message. The newest few dozen units stay in memory after the write, for consumers that keep
-up. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
+A unit consists of the record's log position (8 bytes), the record's size (4 bytes) and the tags code (8
+bytes).
+
+New units go to a buffer in memory, the window, and are written in batches, so that ten thousand queues do not
+need a system call per message. The newest few dozen units stay in memory after the write, for consumers that
+keep up. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
 
 Invariant: window_start <= written <= max_offset. Units from window_start on are in memory, units below
 `written` are in the files.
@@ -252,7 +255,10 @@ class ConsumeQueue:
         return bytes(data) + self.window[: (offset + count - stop) * UNIT]
 
     def unit(self, offset: int, reads: Reads = WAITING) -> tuple[int, int, int] | None:
-        """Return (record position, record size, tags code) of a unit, or None if its file is missing."""
+        """Return (record position, record size, tags code) of the unit at an offset.
+
+        The result is None if the queue file with the unit is missing.
+        """
         data = self.read(offset, 1, reads)
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 

@@ -1,14 +1,14 @@
 """One index file: hash slots and chains of entries, which map key hashes to commit-log positions.
 
-Layout (big-endian): 40-byte header (i8 begin time, i8 end time, i8 begin position, i8 end position, i4 slots
-in use, i4 next entry number, which starts at 1), `slots` x i4 newest entry of the chain, `capacity` x 20-byte
-entries (i4 key hash, i8 position, i4 seconds since begin time, i4 previous entry of the chain). Entry 0 is
-never used.
+Layout (big-endian; i4 and i8 are signed integers of 4 and 8 bytes): 40-byte header (i8 begin time, i8 end
+time, i8 begin position, i8 end position, i4 slots in use, i4 next entry number, which starts at 1), `slots` x
+i4 newest entry of the chain, `capacity` x 20-byte entries (i4 key hash, i8 position, i4 seconds since begin
+time, i4 previous entry of the chain). Entry 0 is never used.
 
 The slots and the unwritten entries of the newest file are in memory. Entries and header are written in
-batches. The slots are written only occasionally, when the file is full and when the store stops. That is
-enough, because after an unclean stop the missing slots are computed from the entries (one vector operation).
-Other processes that read the files therefore find the newest keys only after a stop.
+batches. The slots are written only when the file is full, when the store stops, and occasionally in between.
+That is enough, because after an unclean stop the missing slots are computed from the entries (one vector
+operation). Other processes that read the files therefore find the newest keys only after a stop.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # The slots refer to removed entries, so all slots are computed from the entries
+                slots = None  # The hash slots refer to removed entries, so all are computed anew
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -328,7 +328,7 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots of the index file in parts, one per step of the iterator. Raises OSError.
+        """Write the hash slots of the index file in parts, one per step of the iterator. Raises OSError.
 
         Entries may be added between the steps.
         """
@@ -343,7 +343,7 @@ class IndexFile:
         self.slots_lack = max(self.slots_lack, count)
 
     def release(self) -> None:
-        """Free the memory of the slots of a full index file that was written."""
+        """Free the memory of the hash slots. The index file must be full and written."""
         self._slots = None
 
     # -- searching --------------------------------------------------------------------------------

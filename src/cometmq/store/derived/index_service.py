@@ -1,8 +1,8 @@
 """The index of a store: it finds commit-log positions by the keys of records.
 
-The keys of dispatched records wait in a list. They are hashed and chained together (numpy), at the latest
-when the index is written or searched. The keys of a record are its unique key, and each of its KEYS, which
-are separated by blanks. The hashed text is `topic#key`.
+The keys of dispatched records are first collected in a list. Then they are hashed and added to index files in
+batches (numpy), at the latest when the index is written or searched. The keys of a record are its unique key
+and the parts of its property KEYS, which are separated by blanks. The hashed text is `topic#key`.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ class IndexService:
     def forget_expired(self, log_min: int) -> str | None:
         """Drop the oldest index file if the log begins after all records in it. The newest file always stays.
 
-        The caller deletes the file at the returned path.
+        Return the path of the dropped file, which the caller deletes, or None.
         """
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
@@ -380,7 +380,7 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
         prefixes, positions, times = prefixes[rows], positions[rows], times[rows]
         hashes = _hash_equal(given)
     if hashes is None:
-        # `hash_keys` accepts only properties, so the keys are converted to properties.
+        # `hash_keys` accepts only property strings, so the keys are converted to property strings.
         texts = map(_as_properties, properties, given)
         hashes, lengths, owners = hash_keys(list(texts))
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]

@@ -135,7 +135,7 @@ class QueueTable:
     def write_dirty(self, limit: int | None = None) -> bool:
         """Write up to `limit` queues with unwritten units. Return True if no such queue is left.
 
-        After an OSError, the queues that were not written remain registered.
+        After an OSError, the next call begins with the queue that could not be written.
         """
         dirty = self._dirty
         count = len(dirty) if limit is None else min(limit, len(dirty))

@@ -299,7 +299,10 @@ class IndexCheck:
             self._at_the_end("index-short", path, -1, problem)
 
     def _at_the_end(self, kind: str, path: str, place: int, problem: str) -> None:
-        """Report an inconsistency at the end of the index, as a warning if the last stop was unclean."""
+        """Report an inconsistency at the end of the index: a warning after an unclean stop, else an error.
+
+        Nothing is reported while a broker uses the store.
+        """
         severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
         if not self._layout.live:
             self._findings.add(severity, kind, path, place, problem, repair)
