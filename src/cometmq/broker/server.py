@@ -23,7 +23,7 @@ from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig, System
 
 log = logs.logger(__name__)
 
-# The errors of a configured path that cannot be used as a directory. A restart does not remove the cause.
+# The errors that occur if a configured path cannot be used as a directory. A restart cannot help.
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 

@@ -71,7 +71,7 @@ class QueryProcessor:
 
 
 def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:
-    """Await a response. Meanwhile, `size` bytes count as in progress on the request's connection."""
+    """Await a response. Until then, count `size` bytes as requests in progress on the connection."""
 
     async def finish() -> Frame:
         try:

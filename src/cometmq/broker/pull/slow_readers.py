@@ -1,4 +1,7 @@
-"""Detects groups that are far behind, and may disable them (docs/reference/storage.md, Slow readers)."""
+"""Detects groups that are far behind the end of the log, and may disable them.
+
+See docs/reference/storage.md, Slow readers.
+"""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class Wait(NamedTuple, Generic[Token]):
 
 
 class ReplicaWaits(Generic[Token]):
-    """The writes of a master that wait for slaves, grouped by the number of slaves, in log order.
+    """The writes of a master that wait for slaves, grouped by how many slaves they wait for, in log order.
 
     All writes of one event-loop tick are one entry, whose position is the end of the log after that tick.
     While the timeout setting does not change, the entries of a group are also in the order of their

@@ -96,7 +96,7 @@ class SlaveLink(asyncio.BufferedProtocol):
 
 
 class HaServer:
-    """Sends the log to slaves, and ends the waits of writes.
+    """Sends the log to slaves, and completes the writes that wait for slaves.
 
     All methods must be called in the event loop's thread.
     """

@@ -125,7 +125,7 @@ class HaSlave:
         self.master: MasterAddress | None = None
         self.phase = Phase.NO_MASTER
         self.problem = ""
-        """Why the last connection or attempt ended, or why the slave has stopped; "" while it follows."""
+        """Why the last connection or attempt ended, or why the slave has stopped; "" while connected."""
         self.diverged = False
         """Whether the last comparison found that the logs of master and slave diverge."""
         self.master_end = -1

@@ -271,12 +271,12 @@ class MetadataSync:
 
     @property
     def deletions_wait(self) -> bool:
-        """Whether deletions by the master must wait until this broker's log is long enough."""
+        """Whether deletions by the master wait until this broker's log reaches their log positions."""
         return bool(self._deleted)
 
     @property
     def offsets_wait(self) -> bool:
-        """Whether offsets from the master must wait until this broker's log is long enough."""
+        """Whether offsets from the master wait until this broker's log is as long as the master's was."""
         return self._master_offsets is not None
 
     async def _is_gone(self, topic: str) -> bool:

@@ -581,7 +581,7 @@ class RaftMember:
             await self.transfer(to)
             self._refusals.reset()
         except RaftRefused as refusal:
-            # An operator's transfer of leadership, or a change of members, may be in progress.
+            # A reason for the refusal may be an operator's transfer of leadership, or a change of members.
             log.warning("raft: %s does not transfer the leadership: %s", self.me, refusal)
             self._prefer_at = self._clock.boottime() + self._refusals.next_s()
 

@@ -180,7 +180,10 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
 
 
 class Peers:
-    """All connections of a member. All methods must be called in the event loop's thread."""
+    """All connections of a raft member to the other members.
+
+    All methods must be called in the event loop's thread.
+    """
 
     def __init__(
         self,

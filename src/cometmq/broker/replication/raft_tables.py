@@ -86,7 +86,7 @@ class GroupSync(MetadataSync):
         )
         self._one_copy = asyncio.Lock()  # Prevents an older response from being applied after a newer one
         self._wanted = 0  # Number of calls of `settings` so far
-        self._copied = 0  # Number of the calls of `settings` whose copy is complete
+        self._copied = 0  # Number of calls of `settings` that are complete
 
     async def sync(self) -> None:
         """Copy all tables once. A table whose copy fails is copied in the next cycle."""
@@ -152,8 +152,8 @@ class RaftTables:
         self._sync = sync
         self._one_round = asyncio.Lock()
         self._asked = 0  # Number of calls of `_copy_to_majority` so far
-        self._done = 0  # Number of the calls of `_copy_to_majority` whose cycle is complete
-        self._failure = ""  # Why the last cycle failed, or ""
+        self._done = 0  # Number of calls of `_copy_to_majority` that are complete
+        self._failure = ""  # Why the last copy to a majority failed, or ""
 
     @property
     def member(self) -> str:
@@ -213,7 +213,7 @@ class RaftTables:
     async def _copy_to_majority(self, since: int) -> str:
         """Make a majority copy this leader's tables. Return why that failed, or "".
 
-        All calls during a cycle are served by one further cycle.
+        The calls made while a copy is in progress are all served by the next copy.
         """
         self._asked += 1
         mine = self._asked

@@ -38,7 +38,7 @@ class TimerState:
         self._taken = -1  # Number of changes that `mark` includes; -1 before `mark` was first set
 
     def count(self, topic: str, change: int) -> None:
-        """Add `change` to the number of messages that wait for a topic."""
+        """Add `change` to the number of waiting messages that will be delivered to a topic."""
         now_ms = self._now_ms()
         count = self.counts.get(topic, 0) + change
         if count > 0:

@@ -43,7 +43,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 256  # Number of consume-queue units per step; reading their records takes a few ms
+_UNITS_AT_ONCE = 256  # Number of consume-queue units read at a time; reading their records takes a few ms
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -115,7 +115,8 @@ def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArra
 class Follower:
     """Reads the queue of the timer topic and adds its messages to `pending`.
 
-    `carried` maps the log positions of moved messages to their delivery times on the monotonic clock.
+    `carried` maps the log positions of copies of moved messages to the delivery times of these messages on
+    the monotonic clock.
     """
 
     clock: Clock

@@ -97,7 +97,7 @@ class ScheduleService:
     def restart(self) -> None:
         """Reset the delivery state. Since the last stop, another broker may have delivered messages."""
         now_ms, monotonic_ms = self._times()
-        self._ahead_ms = monotonic_ms - now_ms  # Difference of the clocks when a message last arrived (ms)
+        self._ahead_ms = monotonic_ms - now_ms  # Monotonic minus wall-clock time at the last arrival (ms)
         self.cursors = {}
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -298,7 +298,7 @@ class ScheduleService:
             self._failed(cursor)
 
     async def _is_unreadable(self, cursor: LevelCursor) -> bool:
-        """Return whether the disk cannot read the record at the cursor (EIO).
+        """Return whether the disk cannot read the next message of a delay level (EIO).
 
         If the position of the record cannot be read from the queue, the result is False.
         """
@@ -431,7 +431,7 @@ class ScheduleService:
             )
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
-        """Return the delay, in seconds, after the store has refused the message at the cursor.
+        """Return the delay, in seconds, after the store has refused the next message of a delay level.
 
         Log only the first refusal of a message.
         """

@@ -144,7 +144,8 @@ class TimerService:
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(min(offset, self.pending.followed)).ljust(CHECK_POINT_SIZE, b"\0")
-            # Flush the log first, because a file must not refer to copies that a power failure could destroy.
+            # Flush the log before writing the file. Otherwise a power failure could destroy the copies of
+            # messages that, according to the file, were delivered or moved.
             await self.tables.log_flushed()
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
