@@ -1,6 +1,6 @@
 """The broker's registration with all name servers: at the start, periodically, and after topic changes.
 
-Each name server has its own link, so that an unreachable name server does not delay the others. All changes
+Each name server has a NamesrvLink, so that an unreachable name server does not delay the others. All changes
 that occur during a registration are sent together in the next registration.
 """
 

@@ -48,8 +48,7 @@ class Backlog(Generic[Request]):
         log_end: Returns a number that increases whenever a message is stored.
         now_s: Returns the time in seconds, on any clock.
         cpu_s: Returns the CPU time of this thread, in seconds.
-        part: The ratio of the CPU time that these pulls may use while producers send to the CPU time of all
-            other work.
+        part: While producers send, these pulls may use this ratio of the CPU time of all other work.
         at_once: The maximum number of requests that an event-loop tick without sends serves.
     """
 

@@ -32,7 +32,7 @@ class OffsetMovedEvents:
     address: BrokerAddress
 
     def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
-        """Store the event that a group requested offset `asked` of a queue and was sent to offset `begin`.
+        """Store the event that a group requested offset `asked` of a queue and was directed to `begin`.
 
         If the store does not accept messages, the event is lost.
         """

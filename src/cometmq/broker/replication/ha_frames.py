@@ -35,7 +35,7 @@ class Reports:
         self._rest = b""
 
     def feed(self, data: bytes) -> int | None:
-        """Decode received bytes. Return the last complete position in the bytes, or None without one."""
+        """Decode received bytes. Return the last complete position in the bytes, or None if there is none."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]

@@ -186,12 +186,12 @@ class HaMaster:
 
     @property
     def acked(self) -> int:
-        """The highest position that a slave has reported, or -1 without slaves."""
+        """The highest position that a slave has reported, or -1 if there are no slaves."""
         return max((slave.acked for slave in self.slaves.values()), default=-1)
 
     @property
     def first_needed_position(self) -> int:
-        """The lowest log position that a slave still needs, or `NOWHERE` without slaves."""
+        """The lowest log position that a slave still needs, or `NOWHERE` if there are no slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 
     # -- deciding

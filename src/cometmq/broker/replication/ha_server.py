@@ -245,7 +245,7 @@ class HaServer:
         return LogState(store.log.min_position, sendable, end, store.log.segment_size)
 
     def end_tick(self) -> None:
-        """Send new records to the slaves, and end the waits of writes that enough slaves have stored."""
+        """Send new records to the slaves, and complete the writes that enough slaves have stored."""
         if not self.links:
             return
         for effect in self.core.turn(self._clock.monotonic(), self.log_state()):

@@ -255,7 +255,7 @@ class MetadataSync:
             raise NotTheMaster(f"{asked} is no longer the master")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
-        """Return topics and log positions of deletions that `table` contains but this broker lacks."""
+        """Return the topic deletions, with log positions, that `table` contains but this broker lacks."""
         known = self._store.deleted.ends
         return {
             topic: end
@@ -276,7 +276,7 @@ class MetadataSync:
 
     @property
     def offsets_wait(self) -> bool:
-        """Whether offsets from the master wait until this broker's log is as long as the master's was."""
+        """Whether offsets from the master wait until this broker's log is long enough for them."""
         return self._master_offsets is not None
 
     async def _is_gone(self, topic: str) -> bool:

@@ -27,7 +27,7 @@ RETRY_S = 0.3
 UNREACHABLE_WARNING_INTERVAL_S = 60.0
 """The minimum interval, in seconds, between two "unreachable" warnings about a member.
 
-After a connection that has lasted at least this long, the next warning is logged without waiting.
+After a connection that has lasted at least this long, the next warning is logged even within this interval.
 """
 CONNECT_S = 2.0
 MAX_UNSENT_BYTES = 32 << 20

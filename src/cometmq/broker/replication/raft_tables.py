@@ -117,7 +117,7 @@ class GroupSync(MetadataSync):
     async def settings(self) -> None:
         """Copy topics and groups. Raises CometError if that fails.
 
-        All calls during a copy are served by one further copy.
+        The calls made while a copy is in progress are all served by the next copy.
         """
         self._wanted += 1
         mine = self._wanted
@@ -177,7 +177,7 @@ class RaftTables:
         self._tables.versions.counts = False
 
     async def has_settings_of(self, term: int) -> bool:
-        """Return whether this member's topics and groups are those of the leader of `term`, and on the disk.
+        """Return whether this member has the topics and groups of the leader of `term` on its disk.
 
         Raises:
             OSError: The tables could not be written.

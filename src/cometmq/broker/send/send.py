@@ -122,7 +122,7 @@ class SendProcessor:
         )
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
-        """Return functions that may handle a request before it is decoded, by the header's first bytes."""
+        """Return, by the header's first bytes, functions that may handle a request without decoding it."""
         return {b'{"code":310,': self.templates.send}
 
     def configure(self) -> None:

@@ -54,7 +54,7 @@ class ConsumerOffsets:
         return True
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the stored offset of a group in a queue, or -1 without a stored offset."""
+        """Return the stored offset of a group in a queue, or -1 if none is stored."""
         queues = self._table.get(topic + SEPARATOR + group)
         return NOT_FOUND if queues is None else queues.get(queue_id, NOT_FOUND)
 

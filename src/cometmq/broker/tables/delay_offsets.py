@@ -32,7 +32,7 @@ class DelayOffsets:
         """Returns a log position: the current offsets include all deliveries stored before it."""
 
     def get(self, level: int) -> int:
-        """Return the offset of a delay level's next message to deliver, 0 for a level without deliveries."""
+        """Return the offset of a delay level's next message to deliver, or 0 before its first delivery."""
         return self._table.get(level, 0)
 
     def move(self, level: int, offset: int) -> None:

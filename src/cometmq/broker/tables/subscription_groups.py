@@ -31,7 +31,7 @@ MAX_GROUPS = 50_000
 
 @dataclass(eq=False)
 class SubscriptionGroups:
-    """The settings of all groups, by name. `changed` is called after each change."""
+    """The settings of all consumer groups, by name. `changed` is called after each change."""
 
     config: BrokerConfig
     versions: Versions
@@ -45,7 +45,7 @@ class SubscriptionGroups:
         self.version = self.versions.first()
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
-        """Return the settings of a group, created if that is allowed, or None for an unknown group."""
+        """Return a group's settings. Create a missing group if allowed, otherwise return None for it."""
         known = self.table.get(group) if group else None
         if (
             known is None

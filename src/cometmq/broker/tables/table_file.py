@@ -49,7 +49,7 @@ class TableFile:
         self._ending = False
 
     def load(self) -> dict[str, Any]:
-        """Return the file's table, or an empty table without a file. Raises StoreCorrupt or OSError."""
+        """Return the file's table, or an empty table if there is no file. Raises StoreCorrupt or OSError."""
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ MARK_EVERY = 64 << 20
 
 
 class TimerState:
-    """The progress of timer messages that was last saved, and counters.
+    """The last saved progress of the timer messages, and counters.
 
     Attributes:
         waiting: The number of waiting messages, including recalls.
@@ -50,7 +50,7 @@ class TimerState:
         self.changes += 1
 
     def counted_ms(self, topic: str) -> int:
-        """Return when a topic's number of waiting messages last changed (ms); if never, the start time."""
+        """Return when a topic's number of waiting messages last changed (ms), initially the start time."""
         return self._counted_ms.get(topic, self._began_ms)
 
     def take_mark(self) -> bool:

@@ -93,7 +93,7 @@ class Known:
         return ~(done | linked), linked & ~done
 
     def counts_done(self, offset: int, position: int) -> bool:
-        """Return whether a message waits no longer, although the saved progress counts it as waiting."""
+        """Return whether a message no longer waits, although the saved progress counts it as waiting."""
         return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
 
     @property
@@ -258,7 +258,7 @@ class Follower:
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
-        """Add a consume-queue unit's message or recall to `pending`, unless the message waits no longer."""
+        """Add a consume-queue unit's message or recall to `pending`, unless the message no longer waits."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
         counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()

@@ -72,7 +72,7 @@ class LevelCursor:
     offset: int = 0
     busy: bool = False
     refusals: Backoff = field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
-    """Counts how often the store refused the message at `offset`, and determines the delay before a retry."""
+    """Counts how often the store refused the level's next message, and determines the delay of a retry."""
     errors: int = 0  # number of consecutive unexpected errors with the message at `offset`
     timer: asyncio.TimerHandle | None = None
     began: int = -1  # Log end before the deliveries in progress were stored; -1 if there are none
@@ -113,7 +113,7 @@ class ScheduleService:
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
-        """Return the delivered offset and the queue's end of each used delay level, for the runtime table."""
+        """For each used delay level, return the delivered offset and the end of the level's queue."""
         found = {}
         for level in self.cursors:
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)

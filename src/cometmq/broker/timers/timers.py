@@ -56,7 +56,7 @@ CLOCK_CHECK_INTERVAL_MS = 1_000
 class Move:
     """A request to move all messages before a log position.
 
-    The result of `done` is whether that succeeded.
+    The result of `done` is whether the messages were moved.
     """
 
     before: int
@@ -316,9 +316,9 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """Subtract a message that no longer waits from the number of waiting messages of its topic.
+        """Decrease the number of waiting messages of a topic: one of its messages no longer waits.
 
-        Nothing is subtracted if the record is None, or if a recall has already been subtracted for it.
+        Do nothing if the message's record is None, or if the recall of the message has already decreased it.
         """
         if record is None:
             return
@@ -361,7 +361,7 @@ class TimerService:
         return await self._move.done
 
     async def _move_some(self) -> bool:
-        """Move a batch of messages to the end of the log, if a move is requested. Otherwise return False."""
+        """Move a batch of messages to the end of the log. Return False if no move is requested."""
         move = self._move
         if move is None:
             return False

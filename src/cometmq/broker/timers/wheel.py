@@ -202,7 +202,7 @@ class Buckets:
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:
-        """Return the lowest log position of the messages in all buckets, or NEVER without messages."""
+        """Return the lowest log position of the messages in all buckets, or NEVER if there are none."""
         return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
 
     def before(self, position: int) -> list[int]:
