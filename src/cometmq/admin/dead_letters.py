@@ -341,7 +341,8 @@ async def resend(
     async with Producer(RESEND_GROUP, client=client, options=ProducerOptions(retry_times=0)) as producer:
         resender = Resender(client, producer, group, how)
         left = sys.maxsize if how.limit is None else how.limit
-        # A batch has at most the messages of one second, so that a cancelled run ends within a second.
+        # A batch contains at most as many messages as may be sent in one second, so that a cancelled run ends
+        # within one second.
         batch_size = (
             MAX_CONCURRENT_RESENDS if how.rate is None else max(1, min(MAX_CONCURRENT_RESENDS, int(how.rate)))
         )

@@ -244,7 +244,7 @@ def _is_private(host: str) -> bool:
 
 
 def _runtime_findings(broker: BrokerStatus) -> list[Finding]:
-    """Return the findings in the runtime table of a reachable broker."""
+    """Return the problems that the runtime table of a reachable broker shows."""
     addr, runtime = broker.broker_addr, broker.runtime
     if not runtime:
         if "AclException" in broker.problem or "admin permission" in broker.problem:
@@ -296,7 +296,7 @@ def _runtime_findings(broker: BrokerStatus) -> list[Finding]:
 
 
 def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
-    """Return the replication findings in the runtime table of a slave, a master or a raft member."""
+    """Return the problems of replication that the runtime table of a slave, master or raft member shows."""
     findings = []
     if (problem := runtime.get("haProblem", "none")) != "none":
         what, cure = (

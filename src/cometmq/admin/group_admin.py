@@ -1,4 +1,4 @@
-"""Members and settings of consumer groups; clients of producer groups."""
+"""Operations that show the members and settings of consumer groups, and the clients of producer groups."""
 
 from __future__ import annotations
 

@@ -232,7 +232,10 @@ class GroupStates(KnownGroups):
             raise
 
     async def _queue_owners(self, brokers: Mapping[str, str], group: str) -> dict[MessageQueue, str]:
-        """Return the address of the member that holds each queue. Members that do not answer are left out."""
+        """Return, for each queue, the IP address of the member that holds it.
+
+        Queues of members that do not answer are left out.
+        """
         owners: dict[MessageQueue, str] = {}
         try:
             connected = await self._members_if_online(brokers, group)

@@ -113,7 +113,7 @@ class KnownGroups(ServerAdmin):
         }
 
     async def _masters(self) -> dict[str, str]:
-        """Return the address by broker name of each master, or of a slave that acts as the master."""
+        """Return, for each broker name, the address of the master or of the slave that acts as the master."""
         table = (await self.client.namesrv.cluster_info()).broker_addr_table
         addrs = {name: table[name].broker_addrs for name in sorted(table)}
         return {name: of[min(of)] for name, of in addrs.items() if of}

@@ -320,7 +320,7 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
     ) -> tuple[list[WaitingMessage], bool]:
         """Return the delayed, undelivered messages that have a key or an id (CometMQ brokers only).
 
-        Each broker examines the newest 64 messages with the key, or 1 MiB of them.
+        Each broker examines at most the newest 64 messages with the key, and at most 1 MiB of them.
 
         Args:
             key: A key, or the unique key of the message.
@@ -348,7 +348,10 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         return found, any(page.more for _, page in answers.values())
 
     async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
-        """Return the addresses of all masters, or only `broker_addr`, by broker name."""
+        """Return the addresses of all masters by broker name.
+
+        With `broker_addr`, return only this address.
+        """
         masters = await self.masters()
         if broker_addr is None:
             return masters

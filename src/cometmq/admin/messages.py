@@ -188,7 +188,7 @@ class StoredMessages(ServerAdmin):
                 start = result.next_begin_offset
                 for message in result.messages:
                     if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
-                        start = end  # End the read, because all later messages of the queue are newer
+                        start = end  # End the read, because all later messages are newer than the range
                         break
                     if tags and message.tags not in tags:
                         continue  # The broker compares only hashes of tags, so other tags can match

@@ -151,9 +151,10 @@ class _Tail:
         self.stored = self._end - self._first
 
     async def _end_by_time(self, end: int, end_ms: int) -> int:
-        """Return the offset after the last message stored before a time.
+        """Return the offset of the queue's first message that was stored at or after a time.
 
-        A 4.9 broker returns only an approximate offset.
+        A 4.9 broker finds an offset by time only approximately, so the following messages are read to find
+        it.
         """
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))

@@ -345,7 +345,7 @@ class BrokerReset:
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
-                return each  # The reset was observed, so later changes are ordinary consumption
+                return each  # Later changes of the offset come from consumption
             queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
                 seen, again = member_offsets.get(queue), queue in restarted_queues

@@ -24,14 +24,14 @@ from cometmq.protocol.java_properties import format_properties, parse_properties
 T = TypeVar("T")
 
 MAX_CONCURRENT_BROKERS = 16  # Maximum number of brokers to which requests are sent concurrently
-FILES_TIMEOUT_S = 60.0  # Timeout in seconds. A broker responds only after it has deleted the files
+FILES_TIMEOUT_S = 60.0  # Timeout, in seconds, of requests that delete files at a broker before it responds
 STATS_NOT_EXIST = "not exist"
 
 
 async def ask_each(
     addrs: Mapping[str, str], ask: Callable[[str, str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, CometError]]:
-    """Return the results of `ask(name, addr)` and the errors, each by broker name.
+    """Call `ask(name, addr)` for each of these brokers. Return the results and the errors, by broker name.
 
     Raises the first error if no broker answers.
     """

@@ -97,9 +97,10 @@ class StatsAdmin(GroupAdmin):
         return found
 
     async def _counted(self, masters: list[str], name: str, key: str) -> tuple[float | None, int | None]:
-        """Return the rate per second and the count of 24 hours.
+        """Return the rate per second and the 24-hour count of a statistic, summed over the masters.
 
-        The rate is None if no broker has the statistic. Both are None if no broker answers.
+        If no broker has the statistic, the rate is None and the count is 0. If no broker answers, both are
+        None.
         """
         found = []
         for addr in masters:
@@ -166,7 +167,7 @@ class StatsAdmin(GroupAdmin):
             try:
                 brokers = place or await self.brokers_of(group)
                 if missing and missing.keys() & brokers.keys():
-                    continue  # Without the offsets of the failed brokers, the group's sums would be too small
+                    continue  # Leave out the group, because its sums would be too small
                 members = (await self._members(brokers, group)).connection_set
                 rows = (await self.progress(group, brokers=brokers)).queues
             except CometError:

@@ -203,7 +203,10 @@ class TopicAdmin(GroupStates):
         return addrs
 
     async def delete_topic_in_name_servers(self, topic: str, namesrv: str | None = None) -> None:
-        """Delete a topic's route and order configuration at one name server, or at all of them (None)."""
+        """Delete a topic's route and order configuration at the name server `namesrv`.
+
+        If `namesrv` is None, delete them at all name servers.
+        """
         for addr in (namesrv,) if namesrv else self.client.namesrv.addrs:
             await self.client.namesrv.delete_topic(addr, topic)
             await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)

@@ -591,10 +591,11 @@ class QueueReset(Value, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> bool:
-        """Whether the reset stores an offset for this queue.
+        """Whether the reset must store an offset for this queue.
 
-        A queue without a stored offset gets one even if the broker reports the same offset: the broker may
-        report 0 although a consumer would begin elsewhere.
+        It need not if the broker already stores the target offset. The reported offset 0 does not count as
+        stored: a broker may also report 0 for a queue without a stored offset, of which a consumer would
+        begin elsewhere.
         """
         return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 

@@ -241,7 +241,7 @@ def _number(text: str) -> int | None:
 async def unprocessed_messages(
     admin: Admin, addr: str, queue: MessageQueue, max_count: int
 ) -> tuple[list[MessageExt], bool]:
-    """Return the messages of a transaction queue that a broker has not processed.
+    """Return those half or op messages of a transaction queue that a broker has not processed yet.
 
     At most `max_count` messages are read. The second value is whether there are more.
     """
@@ -268,7 +268,7 @@ async def _read(admin: Admin, addr: str, queue: MessageQueue, begin: int, end: i
 async def each_master(
     admin: Admin, ask: Callable[[str, str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Return the results of `ask(name, addr)` for all masters and the errors, each by broker name.
+    """Call `ask(name, addr)` for every master. Return the results and the errors, each by broker name.
 
     Raises the first error if no master answers.
     """

@@ -46,7 +46,7 @@ def write_body(message: MessageExt) -> str:
 
 
 def bodies_path() -> str:
-    """Return the directory of the user's body files."""
+    """Return the path of the user's directory for files with message bodies."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):
         cache = os.path.expanduser("~/.cache")

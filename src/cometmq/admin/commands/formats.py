@@ -120,7 +120,7 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
         earliest = broker.count("earliestMessageTimeStamp")
         hours = (now_ms - earliest) / MS_PER_HOUR if earliest > 0 else None
         in_load = load(broker.first_number("putTps"), info, "send")
-        # Apache's 4.9 spells this key with one `r`, later versions with two.
+        # Apache's 4.9 brokers misspell this key of the runtime table with one `r`; later versions use two.
         out_key = "getTransferredTps" if "getTransferredTps" in info else "getTransferedTps"
         out_load = load(broker.first_number(out_key), info, "pull")
         yield form % (

@@ -39,7 +39,7 @@ class AtBroker(Protocol):
 R = TypeVar("R", bound=AtBroker)
 MAX_LIST_BYTES = 16 << 20  # Maximum size, in bytes, of a JSON file whose list is sent in one request
 Work = Callable[..., Awaitable[None]]
-MAX_PROBLEM_CHARS = 4096  # Longer error texts are cut, because a server's remark may be very long
+MAX_PROBLEM_CHARS = 4096  # Maximum length of a printed error; a server's remark may be very long
 
 
 def opt(*names: str, **how: Any) -> Callable[[F], F]:

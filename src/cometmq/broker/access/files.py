@@ -125,7 +125,10 @@ class AclFiles:
     # -- changes by requests
 
     def put(self, account: Account) -> Policy:
-        """Replace an account in the file that contains it. Add an account that is new to the default file."""
+        """Replace an account in the file that contains it.
+
+        Without such a file, add it to the default file.
+        """
         path = self._home_of(account.access_key) or self.default
         content = self._content(path)
         others = [each for each in content.accounts if each.access_key != account.access_key]

@@ -82,7 +82,7 @@ class ClientAdmin:
     @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of every producer group."""
-        shift = self.clock.time_ms() - awake_ms(self.clock)  # Tools expect wall-clock times
+        shift = self.clock.time_ms() - awake_ms(self.clock)  # Tools expect wall-clock times, not monotonic
         table = {
             group: [
                 ProducerInfo(

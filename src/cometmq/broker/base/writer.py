@@ -38,7 +38,7 @@ Outcome = Callable[[int, "str | None"], None]
 
 
 class Replicas(Protocol):
-    """The copies of the commit log on other brokers."""
+    """The brokers that store copies of the commit log: the slaves, or the other members of a raft group."""
 
     decide: bool
     """Whether a message counts as stored only once enough members of a raft group have stored it.

@@ -62,7 +62,7 @@ class Group:
         return list(dict.fromkeys(client.client_id for client in self.by_channel.values()))
 
     def find(self, client_id: str) -> ClientInfo | None:
-        """Return the member with a client id on its newest connection, or None."""
+        """Return the member with this client id on its newest connection, or None if there is none."""
         newest = reversed(self.by_channel.values())
         return next((client for client in newest if client.client_id == client_id), None)
 
