@@ -29,7 +29,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.headers import QueryConsumeQueueRequestHeader
 
-# The settings that `exportConfigs` writes. They are those of Apache's tool.
+# The settings that `exportConfigs` writes: the same ones as Apache's tool.
 CONFIG_KEYS = (
     *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime", "filterServerNums"),
     *("flushDiskType", "maxMessageSize", "messageDelayLevel", "msgTraceTopicName", "slaveReadEnable"),

@@ -191,7 +191,7 @@ class RetryLimits(Value, frozen=True, kw_only=True):
     Attributes:
         group: The group's own `retryMaxTimes`.
         members: Maximum retries that each member sent with its last send-back, by client id. These values
-        take precedence over the group's value.
+            take precedence over the group's value.
     """
 
     group: int = RETRY_MAX_TIMES

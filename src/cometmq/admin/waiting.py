@@ -1,4 +1,4 @@
-"""Messages that brokers hold back: timer messages, in pages over all brokers, and open transactions."""
+"""Delayed messages of all brokers, page by page, and transactions not yet committed or rolled back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ An op message records that half messages were committed or rolled back.
 MAX_PULL_MESSAGES = 1024
 """Maximum number of messages per pull. Apache's brokers return at most 32."""
 REMOVED = "d"
-"""The tag of an op message that closes half messages."""
+"""The tag of an op message, which records that half messages were committed or rolled back."""
 _DIGITS = 18
 
 Place = tuple[int, int]
@@ -150,8 +150,8 @@ async def half_messages(admin: Admin) -> HalfMessages:
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        # Read the op messages before the half messages. If a half message is stored again between the two
-        # reads, its op message closes only the older copy, so the new copy is still found.
+        # Read the op messages before the half messages. A half message may be stored again between the two
+        # reads: its op message then records the end of the older copy only, so the new copy is still found.
         closings, more_ops = await unprocessed_messages(admin, addr, ops, MAX_OPS)
         found, more_halves = await unprocessed_messages(admin, addr, halves, MAX_HALF_MESSAGES)
         if not found:

@@ -24,7 +24,7 @@ EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and also of producer groups, of one connection. A group with long
 # subscriptions counts as several groups. Real clients have only a few.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # Number of characters of a group's data for which its weight grows by 1
+WEIGHT_CHARACTERS = 16_384  # Per this many characters of its data, a group counts as one more group
 MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
 MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters of a client id; real client ids have about 40
 
@@ -268,7 +268,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         return known.update_subscriptions(subscriptions) or joined
 
     def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Store a member's own subscriptions and consume settings. Return whether they have changed."""
+        """Store the subscriptions and consume settings of one member. Return whether they have changed."""
         known = self.groups[group]
         member = known.by_channel[channel]
         wants = wants_of(subscriptions)
@@ -294,7 +294,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         return set() if known is None else set(known.subscriptions)
 
     def note_retry_limit(self, group: str, channel: Hashable, limit: int, own: int) -> None:
-        """Record the retry limit that a member's send-back contains. `own` is the group's configured limit.
+        """Save the retry limit that a member's send-back contains. `own` is the group's configured limit.
 
         If the member's limit differs from that of another member, or from `own`, log this once, because then
         the number of retries depends on the member that sends a message back. If the log's rate limit
