@@ -119,9 +119,10 @@ def listening_options(command: F) -> F:
 
 
 def moment(text: str, or_else: str = "") -> int:
-    """Return a time in ms since 1970 from `10m` (ago), digits, or a local date. Raises click.BadParameter.
+    """Parse a time, and return it in ms since 1970. Raises click.BadParameter.
 
-    `or_else` lists other accepted values for the error text.
+    The text is a duration before now (`10m`), a number of ms since 1970, or a local date. `or_else` lists
+    other accepted values for the error text.
     """
     from cometmq.admin.commands.formats import parse_time
 

@@ -51,7 +51,10 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Print a line and return once the line has been written. If that is impossible, never return."""
+        """Print a line and return once the line has been written.
+
+        Never return if the line is not written, because the maximum was reached or printing has stopped.
+        """
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1

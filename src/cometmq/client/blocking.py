@@ -232,7 +232,10 @@ class _BlockingClient(Generic[C]):
         return thread.run(work)
 
     def _running_thread(self) -> LoopThread:
-        """Return the thread of the loop. Raises ClientStateError unless the client is running."""
+        """Return the background thread of the event loop.
+
+        Raises ClientStateError unless the client is running.
+        """
         thread = self._thread
         if thread is None:
             state = self._twin.state

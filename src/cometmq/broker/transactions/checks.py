@@ -154,10 +154,11 @@ class TransactionChecks:
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
-        """Process half messages, from the open half message at `offset` on.
+        """Check half messages, beginning with the open half message at `offset`.
 
         Returns:
-            The offset of the next open half message, or None if the round of checks must end.
+            The offset of the next open half message. None at the end of the round, or if records could not be
+                stored, so that the round must end.
         """
         most = min(at_once, limit - offset)
         try:

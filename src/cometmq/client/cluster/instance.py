@@ -525,7 +525,8 @@ class ClientInstance(LifeCycle):
         self._heartbeats.soon()
 
     async def _beat(self) -> None:
-        # Queries of the members' subscriptions must be sent before the heartbeats, but their answers may come
+        # Query the subscriptions of other members before the heartbeats are sent: a broker may store only the
+        # subscriptions of the latest heartbeat, which must not be this member's. The answers may arrive
         # later.
         comparisons = asyncio.gather(
             *(peer.compare_subscriptions() for peer in self.consumers.values()), return_exceptions=True

@@ -278,7 +278,7 @@ def min_offset_request(queue: MessageQueue) -> Frame:
 
 
 def max_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for the offset of a queue's next message, see `offset_in`.
+    """Return the request for the offset of a queue's next message. `offset_in` reads it from the answer.
 
     The offset is 0 for an unknown queue.
     """

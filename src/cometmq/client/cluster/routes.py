@@ -224,7 +224,7 @@ class RouteTable:
         return [ReadTarget(addrs[number], number != MASTER_ID) for number in order]
 
     def addresses(self, *, replicas: bool) -> set[str]:
-        """Return the addresses of all masters, and with `replicas` of all replicas."""
+        """Return the addresses of all masters, and if `replicas` is set also those of all replicas."""
         return {
             addr
             for addrs in self._addrs.values()

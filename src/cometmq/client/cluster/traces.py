@@ -113,7 +113,7 @@ class TraceLine:
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """A listener call that has begun."""
+    """A traced listener call that has begun and has not ended."""
 
     group: str
     request_id: str
@@ -125,7 +125,9 @@ class Consumption:
 
 
 class Traces:
-    """The traces of one client instance. Methods must be called on the loop. Only stop() waits.
+    """The traces of one client instance. Methods must be called on the loop.
+
+    All methods except stop() return without waiting for a broker.
 
     Args:
         send: Sends a body with keys to the trace topic, or raises CometError.

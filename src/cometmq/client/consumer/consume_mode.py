@@ -36,7 +36,7 @@ class ConsumeMode(Protocol[C, S]):
     success: S
     """The listener result for consumed messages."""
     later: S
-    """The listener result that an exception of the listener counts as."""
+    """The result that is assumed if the listener raises an exception."""
     repeats: bool
     """Whether the consume mode delivers a batch again by itself if the acknowledgement of the batch fails."""
     retry_topic: RetryTopic
@@ -54,7 +54,7 @@ class ConsumeMode(Protocol[C, S]):
         """Return the context for the listener call that consumes `batch`, None if the call must not start."""
 
     async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
-        """Handle the result of a listener call."""
+        """Commit the messages of a batch, or have them consumed again, according to the listener's result."""
 
     def postpone(self, context: C, delay_level: int) -> S:
         """Return the listener result that requests another delivery of a message.
@@ -63,7 +63,7 @@ class ConsumeMode(Protocol[C, S]):
         """
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
-        """Handle listener calls that take longer than `timeout_s` seconds."""
+        """Log listener calls that take longer than `timeout_s`. Send back their messages if possible."""
 
     # -- queues
 

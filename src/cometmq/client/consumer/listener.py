@@ -109,7 +109,10 @@ S = TypeVar("S", bound=Enum)
 BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
 NoneMeans = Literal["success", "retry", "error"]
 HANDLED: Any = object()
-"""The result of an internal listener that means SUCCESS in both consume modes, whatever none_means is."""
+"""The result with which an internal listener reports success.
+
+It means SUCCESS in both consume modes, even if none_means is set.
+"""
 
 
 def check_listener(listener: object) -> None:

@@ -46,7 +46,10 @@ class OrderlyQueue(ProcessQueue):
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """First offset, last offset and number of delivered, uncommitted messages; zeros without any."""
+        """The first offset, the last offset and the number of delivered, uncommitted messages.
+
+        Three zeros if there are none.
+        """
         batches = [self._batches[number] for number in range(self._taken)]
         if not batches:
             return 0, 0, 0

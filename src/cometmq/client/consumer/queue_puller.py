@@ -32,7 +32,7 @@ _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
 """Minimum seconds between two pulls that return no messages."""
 _HELD_S = 1.0
-"""Seconds after which a pull without an answer counts as held by the broker until messages arrive.
+"""Seconds after which a pull without an answer is assumed to wait at the broker for messages.
 
 If the broker had refused the pull, its answer would have arrived earlier.
 """
@@ -48,7 +48,7 @@ _UNANNOUNCED = (
 _LATE_S = 60.0
 """Seconds without an answer after which a pull is reported as a problem.
 
-Brokers hold a pull for less time.
+This is longer than brokers hold a pull.
 """
 
 
@@ -75,9 +75,9 @@ class FlowControl:
     """The time of the first in an uninterrupted series of flow-control refusals, None without refusals."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the delay before the next pull, in seconds, and any problem to report.
+        """Return the delay in seconds before the next pull, and the problem to report, None if there is none.
 
-        Return None if `error` is not a refusal because of flow control.
+        Return None instead of both if `error` is not a refusal because of flow control.
         """
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
