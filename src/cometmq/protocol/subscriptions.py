@@ -73,7 +73,7 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
     return {name: difference for name, difference in found.items() if len(difference) > 1}
 
 
-_MAX_SHOWN = 10  # Maximum number of expressions that a description shows
+_MAX_SHOWN = 10  # Maximum number of a topic's expressions that a description lists
 _MAX_SHOWN_LENGTH = 200  # Maximum number of characters of an expression that are shown
 
 

@@ -28,7 +28,7 @@ _MAX_ANSWER_BYTES = 64 << 10
 """The maximum size of a response in bytes."""
 _MAX_ADDRESSES = 64
 _NO_HTTP = (HTTPException, ValueError, ArithmeticError, OSError)
-"""The exceptions that the standard library raises for an invalid response."""
+"""The exceptions that the standard library raises for an invalid HTTP response."""
 
 
 class AddressServer:

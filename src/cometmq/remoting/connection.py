@@ -375,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the frames that have become complete."""
+        """Handle the frames that the bytes just read from the socket complete."""
         self._active = True
         if self.closed or self._ending:
             return

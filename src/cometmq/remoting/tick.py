@@ -1,8 +1,8 @@
 """The tick: work at the end of a loop iteration, done once for all connections.
 
 Every connection that has handled frames or has bytes to send requests a tick, which runs after the reads of
-this loop iteration: first the owner's callbacks (the broker writes its records to disk and responds), then
-every connection with queued responses sends them in one write.
+this loop iteration. First, it runs the registered callbacks: with one of them, the broker writes its records
+to disk and responds. Then every connection with queued responses sends them in one write.
 """
 
 from __future__ import annotations

@@ -196,10 +196,10 @@ class ServerTls:
 
 
 async def server_tls(mode: str, path: str) -> ServerTls | None:
-    """Return the server's TLS for the settings `tls.server.mode` and `tls.config.file`, or None.
+    """Return the server's TLS for the settings `tls.server.mode` and `tls.config.file`.
 
-    The settings file may contain the mode, too. If no mode is set, the mode is permissive. Raises
-    ConfigError.
+    The settings file may contain the mode, too. If no mode is set, the mode is permissive. The result is None
+    if no settings file is set, or if the mode is disabled. Raises ConfigError.
     """
     if not path:
         if mode not in ("", DISABLED):

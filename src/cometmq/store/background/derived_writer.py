@@ -86,7 +86,7 @@ class DerivedWriter:
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
         self._unwritten = 0  # Number of records since the last search for queues with many unwritten units
-        self._search_at = _MIN_RECORDS_PER_SEARCH  # The search begins once `_unwritten` reaches this value
+        self._search_at = _MIN_RECORDS_PER_SEARCH  # Queues are searched once `_unwritten` reaches this value
         self._lost: OSError | None = None  # Error of a failed sync, after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # Changed files of queues and index that are not synced yet
         # Directories in which files were created or deleted and which are not synced yet.

@@ -69,7 +69,7 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def wait_for_zeros(self, stop: int) -> None:
-        """If the next write of the log reaches the range to which zeros are being written, wait for its end.
+        """Wait for zeros that are being written, if the next write of the log reaches their range.
 
         `stop` is the log position at which the next write of the log will end.
         """

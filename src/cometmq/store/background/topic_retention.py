@@ -146,9 +146,10 @@ class TopicRetention:
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:
-        """Return the first offset from which on the records of the queue have at most `limit` bytes.
+        """Return the first offset such that the records from there to the end have at most `limit` bytes.
 
-        A call counts only a limited number of records; later calls continue.
+        A call counts only a limited number of records. Until later calls have counted the others, the result
+        may be too low.
         """
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:

@@ -390,7 +390,7 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _hash_equal(keys: list[Any]) -> NDArray[np.uint32] | None:
-    """Return the hashes of single keys of equal length, or None for other keys."""
+    """Return the hashes of `keys` if these are single ASCII texts of equal length, otherwise None."""
     try:
         return hash_equal(keys)
     except TypeError:  # `hash_equal` accepts only bytes, but some keys are strings
@@ -398,7 +398,7 @@ def _hash_equal(keys: list[Any]) -> NDArray[np.uint32] | None:
 
 
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
-    """Return the hashes that index entries contain: the absolute hashes of `topic#key`."""
+    """Return the hashes that index entries contain: the absolute values of the hashes of `topic#key`."""
     absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
     absolute[absolute > 0x7FFFFFFF] = 0  # Apache's broker uses 0 for the smallest 32-bit integer
     return absolute

@@ -1,4 +1,4 @@
-"""The two halves of a rebuild: the first computes units and keys of records, the second builds queues.
+"""The two halves of a rebuild: computing queue units and index keys of records, and building the queues.
 
 The rules are those of recovery, corrected by the evidence of the old queues (see Evidence).
 """

@@ -86,7 +86,7 @@ class IndexCheck:
         self._expired_to = -1
         self._missing = _Keys()
         self._behind = _Keys()  # Keys without an entry, after the last key that has one
-        self._wrong_seconds: dict[int, list[int]] = {}  # Per file: number of wrong entries, first wrong entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # Per file: count and first of entries with wrong time
         self._repeated = 0
         self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
