@@ -451,7 +451,7 @@ class MessageStore:
         return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the first offset of a queue that can be read; 0 if the queue does not exist."""
+        """Return the first readable offset of a queue; 0 if the queue does not exist."""
         queue = self.queues.find_queue(topic, queue_id)
         return 0 if queue is None else queue.min_offset
 

@@ -174,7 +174,7 @@ class RaftLog:
         return [EntryLocation(*each) for each in zip(*columns, strict=True)]
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the index after the last entry that fits into a frame with the entries from `first` on.
+        """Return the index after the last entry that one frame can hold if its first entry is `first`.
 
         The result is at most `stop`.
         """

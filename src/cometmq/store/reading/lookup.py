@@ -215,7 +215,7 @@ class Lookup:
                 break
             if real[1] >= timestamp_ms:
                 if not step:
-                    return real[0]  # In most cases the first message is recent enough, so no search is needed
+                    return real[0]  # Usually the first message was stored late enough, so no search is needed
                 high = real[0] + 1
                 break
             low, step = real[0] + 1, max(1, 2 * step)
@@ -242,7 +242,10 @@ class Lookup:
         return found
 
     async def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> tuple[int, int] | None:
-        """Return offset and store time of the first message in [low, high) of a queue, or None."""
+        """Return offset and store time of the first readable message in [low, high) of a queue.
+
+        None if there is none.
+        """
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
             real = await self.executor.query(partial(self._first_real, queue, low, stop))

@@ -44,7 +44,7 @@ class MinOffsets:
         """Apply the stored minimum offsets to the queues when the store starts. Raises OSError.
 
         If a crash has shortened a queue so that it ends before its stored minimum, the minimum is lowered to
-        the end. Otherwise it would hide the next messages.
+        the end, because a minimum after the end would hide new messages.
         """
         kept: dict[str, Mapping[int, int]] = {}
         for topic, floors in self.by_topic.items():
