@@ -36,8 +36,8 @@ broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
-broker/test_replication.py: broker/replication/commit_waits broker/replication/ha_client
-    broker/replication/ha_server broker/replication/raft_wire
+broker/test_replication.py: broker/replication/commit_waits broker/replication/context
+    broker/replication/ha_client broker/replication/ha_server broker/replication/raft_wire
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics

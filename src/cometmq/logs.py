@@ -15,7 +15,6 @@ import threading
 import time
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from pathlib import Path
 
 from cometmq.text import printable
 
@@ -196,8 +195,8 @@ def _is_logger(name: str) -> bool:
         return False
     if package != "cometmq":
         return package in sys.stdlib_module_names or find_spec(package) is not None
-    path = Path(__file__).parent.joinpath(*within)
-    return path.is_dir() or path.with_suffix(".py").is_file()
+    path = os.path.join(os.path.dirname(__file__), *within)
+    return os.path.isdir(path) or os.path.isfile(f"{path}.py")
 
 
 _changed: set[str] = set()

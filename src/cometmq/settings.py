@@ -5,14 +5,13 @@ Every error is a ConfigError with the key. If the value came from a file, it als
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from cometmq import logs
@@ -76,6 +75,12 @@ START, FIXED = Change.AT_NEXT_START, Change.NEVER_BY_REQUEST
 A = TypeVar("A")
 
 
+@cache
+def hints_of(settings: type) -> dict[str, Any]:
+    """Return the type hints of a class with their annotations. Evaluating them takes milliseconds."""
+    return get_type_hints(settings, include_extras=True)
+
+
 def annotations_of(settings: type, kind: type[A]) -> dict[str, A]:
     """Return the annotation of the type `kind` for each setting that has one, by key.
 
@@ -83,10 +88,8 @@ def annotations_of(settings: type, kind: type[A]) -> dict[str, A]:
         settings: A class whose fields are settings, such as `port: Annotated[int, Range(0, 65_535), FIXED]`.
         kind: Range or Change.
     """
-    hints = get_type_hints(settings, include_extras=True)
-    return {
-        camel(name): each for name, hint in hints.items() for each in get_args(hint) if isinstance(each, kind)
-    }
+    hints = hints_of(settings).items()
+    return {camel(name): each for name, hint in hints for each in get_args(hint) if isinstance(each, kind)}
 
 
 def keys_with(change: Change, *settings: type) -> frozenset[str]:
@@ -226,7 +229,9 @@ def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:
     """Log a warning about an unknown key. The warning suggests the most similar known key, if any."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+    from difflib import get_close_matches  # a start without unknown keys does not need it
+
+    near = get_close_matches(key, known, n=1, cutoff=0.7)
     log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
 
 
@@ -235,7 +240,7 @@ def warn_unknown(key: str, known: Iterable[str]) -> None:
 
 def read_properties_file(path: str) -> dict[str, str]:
     """Read a properties file. Raises ConfigError for invalid text, OSError for an unreadable file."""
-    return properties_of(Path(path).read_bytes(), path)
+    return properties_of(_content(path), path)
 
 
 def properties_of(data: bytes, path: str) -> dict[str, str]:
@@ -260,7 +265,7 @@ def settings_of(path: str | None, others: Container[str] = (), data: bytes | Non
     except ConfigError as error:
         if not path or error.where or error.key in others:
             raise
-        line = line_of(error.key, _decoded(Path(path).read_bytes() if data is None else data))
+        line = line_of(error.key, _decoded(_content(path) if data is None else data))
         if line is None:
             raise
         raise ConfigError(error.key, error.value, error.expected, f"{path} line {line}") from None
@@ -296,10 +301,15 @@ def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]
         reason = "a file of the installed package; start the server with a copy (cometmq conf copy NAME DIR)"
         raise OSError(errno.EROFS, reason, path)
     try:
-        data = Path(path).read_bytes()
+        data = _content(path)
     except FileNotFoundError:
         data = b""
     return path, with_values(data, values)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _decoded(data: bytes) -> str:

@@ -79,7 +79,7 @@ def test_what_kill_9_left_behind_is_not_running_and_is_removed(directory: Path) 
 
 def test_the_own_file_goes_when_the_server_stops(directory: Path) -> None:
     with RunFile("namesrv") as file:
-        assert file.path.read_text() == f"{os.getpid()}\n"
+        assert Path(file.path).read_text() == f"{os.getpid()}\n"
 
     assert list(directory.iterdir()) == []
 
@@ -109,7 +109,7 @@ def test_without_a_setting_the_directory_is_the_users(
     else:
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
-    assert run_directory() == Path(expected)
+    assert run_directory() == expected
 
 
 # -- `cometmq conf` copies the files of the package

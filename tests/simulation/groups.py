@@ -24,7 +24,7 @@ from cometmq.protocol.headers.admin import ChangeRaftGroupHeader, CreateTopicReq
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.raft import AnyMessage
 from cometmq.remoting import Connection, RemotingClient
-from cometmq.store import RaftLog, TermAndVote, read_term
+from cometmq.store.raft_log import RaftLog, TermAndVote, read_term
 
 RAFT_PORT = 40911
 LOOK_S = 0.05

@@ -34,11 +34,12 @@ from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.protocol.record.framing import Framing
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.raft import RaftNode
-from cometmq.store import MessageStore, RaftLog
+from cometmq.store import MessageStore
 from cometmq.store.base.clock import SteadyTime
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.scan import SegmentScan
+from cometmq.store.raft_log import RaftLog
 from cometmq.store.writing.appender import Appender, TickMessage
 from cometmq.store.writing.dispatch import Dispatcher
 from cometmq.store.writing.replica import ReplicaLog

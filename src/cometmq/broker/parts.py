@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from cometmq import logs
-from cometmq.broker.access.requests import AclRequests
-from cometmq.broker.access.security import OPEN, Security
+from cometmq.broker.access.security import OPEN, Security, acl_handlers
 from cometmq.broker.admin.clients import ClientAdmin
 from cometmq.broker.admin.consumers import ConsumerAdmin
 from cometmq.broker.admin.metrics import BrokerMetrics
@@ -32,18 +32,15 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
-from cometmq.broker.leader_services import LeaderServices
 from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
-from cometmq.broker.replication.ha_client import ReplicationContext
-from cometmq.broker.replication.raft import RaftReplication
+from cometmq.broker.replication.context import ReplicationContext
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
-from cometmq.broker.send.relay import SENDS, Relay
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
@@ -62,6 +59,10 @@ from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
 from cometmq.settings import settings_to_write
 from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, replace_file
+
+if TYPE_CHECKING:
+    from cometmq.broker.replication.raft import RaftReplication
+    from cometmq.broker.send.relay import Relay
 
 log = logs.logger(__name__)
 
@@ -127,6 +128,8 @@ class BrokerParts:
         if self._relay is not None:
             # Relay the end of a transaction only without access control: the request names no topic, so the
             # new leader could not check the sender's rights.
+            from cometmq.broker.send.relay import SENDS
+
             codes = (*SENDS, RequestCode.END_TRANSACTION) if guard is None else SENDS
             handlers = self._relay.handlers(handlers, codes)
         self.handlers = handlers if guard is None else guard.guarded(handlers)
@@ -162,6 +165,11 @@ class BrokerParts:
         return made
 
     def _in_raft(self) -> RaftReplication:
+        # Imported here, because the start of a broker outside a raft group is faster without them.
+        from cometmq.broker.leader_services import LeaderServices
+        from cometmq.broker.replication.raft import RaftReplication
+        from cometmq.broker.send.relay import Relay
+
         config = self._config
         leader_services = LeaderServices(
             config=config,
@@ -330,11 +338,11 @@ class BrokerParts:
                 clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
             ),
             self.replication,
-            AclRequests(config=config, address=self._address, guard=self._guard),
             ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
             runtime,
         ):
             handlers |= handlers_of(part)
+        handlers |= acl_handlers(config, self._address, self._guard)
         return {
             code: handler if code in CHECK_BY_THEMSELVES else names_checked(handler)
             for code, handler in handlers.items()

@@ -37,8 +37,7 @@ NO_MASTER_S = 2.0
 """The interval, in seconds, between the registrations of a slave that does not know its master yet."""
 
 
-@dataclass(eq=False)
-class NamesrvLink:
+class NamesrvLink(msgspec.Struct, eq=False):
     """Keeps a broker registered with one name server."""
 
     namesrv: str

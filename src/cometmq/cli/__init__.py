@@ -5,16 +5,21 @@ Each entry point imports its modules when it runs, so that the start of a broker
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import time
 
 # The monotonic time at which this process started. The ready line shows the time since then.
 STARTED_S = time.monotonic()
+# The garbage collector's first threshold during the start. The imports create 100,000 objects and hardly any
+# reference cycle; with Python's default of 700 the collections took an eighth of a broker's start.
+START_THRESHOLD = 50_000
 
 
 def main() -> None:
     """Run `cometmq`, which contains all commands, for example `cometmq mqadmin`."""
+    gc.set_threshold(START_THRESHOLD)
     try:
         _run()
     # Ctrl-C during the imports. Later interrupts are handled by `run_command`.

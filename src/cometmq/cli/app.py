@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
+from cometmq import __version__
 from cometmq.cli.lazy import LazyGroup
 
 SECTIONS = {
@@ -80,6 +79,6 @@ Environment variables:
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(version("cometmq"), "-V", "--version", prog_name="cometmq")
+@click.version_option(__version__, "-V", "--version", prog_name="cometmq")
 def cometmq() -> None:
     """Run and use a message queue compatible with RocketMQ, with its data pipeline on Spark."""

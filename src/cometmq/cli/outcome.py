@@ -5,6 +5,7 @@ COMETMQ_TRACEBACK=1 adds the traceback, for bug reports. With `--json` the error
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -76,6 +77,8 @@ def leave(code: int) -> NoReturn:
         # The closed output was already reported. Redirect it, so that the interpreter does not fail to write
         # the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # Otherwise the interpreter would look for garbage among all objects, before it ends and frees them.
+    gc.freeze()
     sys.exit(code)
 
 

@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 from cometmq import logs
@@ -20,13 +19,13 @@ from cometmq.private import make_private_directory
 log = logs.logger(__name__)
 
 
-def run_directory() -> Path:
+def run_directory() -> str:
     """Return the directory of the run files, which is not created here."""
     if given := os.environ.get("COMETMQ_RUN_DIR"):
-        return Path(given)
+        return given
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "cometmq"
-    return Path.home() / ".cometmq" / "run"
+        return os.path.join(runtime, "cometmq")
+    return os.path.expanduser("~/.cometmq/run")
 
 
 class RunFile:
@@ -37,15 +36,15 @@ class RunFile:
     """
 
     def __init__(self, kind: str) -> None:
-        self.path = run_directory() / f"{kind}-{os.getpid()}.pid"
+        self.path = os.path.join(run_directory(), f"{kind}-{os.getpid()}.pid")
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
         try:
-            make_private_directory(str(self.path.parent))
+            make_private_directory(os.path.dirname(self.path))
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             # Lock the pid file under another name first, because `running` removes unlocked pid files.
-            new = self.path.with_suffix(".new")
+            new = f"{self.path.removesuffix('.pid')}.new"
             self._descriptor = os.open(new, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())
@@ -68,9 +67,14 @@ class RunFile:
 def running(kind: str) -> Iterator[int]:
     """Yield the process ids of a kind's running servers. Remove the pid files of servers that have ended."""
     directory = run_directory()
-    if not directory.is_dir():
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
         return
-    for path in sorted(directory.glob(f"{kind}-*.pid")):
+    for name in names:
+        if not (name.startswith(f"{kind}-") and name.endswith(".pid")):
+            continue
+        path = os.path.join(directory, name)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

@@ -6,11 +6,11 @@ Precedence of settings, lowest first, as in Apache's servers: defaults, properti
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import click
 
+from cometmq import __version__
 from cometmq.cli.options import HELP
 from cometmq.cli.serving import log_format_option, serve
 from cometmq.errors import ConfigError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cometmq.namesrv.config import NamesrvConfig
     from cometmq.namesrv.server import NameServer
 
-VERSION = click.version_option(version("cometmq"), "-V", "--version")
+VERSION = click.version_option(__version__, "-V", "--version")
 PRINT_ALL = click.option(
     "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
 )

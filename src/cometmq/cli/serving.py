@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,10 @@ import click
 from cometmq import logs, remoting
 from cometmq.cli.running import RunFile
 
+# Without it, numpy starts a thread per core for linear algebra, which no server uses.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+GC_THRESHOLD = 700  # Python's default, for a running server
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -87,6 +92,9 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
                 await starting
             return
         await starting
+        # The objects of the start live as long as the server, so no later collection needs to traverse them.
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         with RunFile(kind):
             click.echo(announce(server))
             sys.stdout.flush()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from importlib.metadata import version
 
 import click
 
+from cometmq import __version__
 from cometmq.cli.options import HELP
 from cometmq.cli.running import running
 from cometmq.number_range import FiniteRange
@@ -27,7 +27,7 @@ POLL_INTERVAL_S = 0.05
     metavar="SECONDS",
     help="Maximum time to wait for the processes to stop; exit code 1 if one is still running then.",
 )
-@click.version_option(version("cometmq"), "-V", "--version")
+@click.version_option(__version__, "-V", "--version")
 def mqshutdown(kind: str, wait_s: float) -> int:
     """Stop every running name server or broker of this user after draining it."""
     name = kind if kind == "standalone" else f"mq{kind}"

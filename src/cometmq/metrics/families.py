@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from cometmq.text import printable
 
@@ -12,8 +13,7 @@ MAX_LABEL_CHARACTERS = 255
 """The maximum length of a label's value. Longer values are truncated."""
 
 
-@dataclass(eq=False, slots=True)
-class Family:
+class Family(msgspec.Struct, eq=False):
     """The samples of one metric.
 
     Attributes:
@@ -26,7 +26,7 @@ class Family:
     kind: Literal["gauge", "counter"]
     labels: tuple[str, ...]
     unit: str = ""
-    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    samples: list[tuple[tuple[str, ...], float]] = msgspec.field(default_factory=list)
 
 
 class Families:

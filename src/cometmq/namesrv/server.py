@@ -6,7 +6,8 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from cometmq import logs
 from cometmq.errors import ConfigError
@@ -22,8 +23,7 @@ from cometmq.remoting import Connection, Limits, RemotingServer, ServerTls, list
 log = logs.logger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamesrvMetrics:
+class NamesrvMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Collects the name server's metrics from its route tables.
 
     Attributes:

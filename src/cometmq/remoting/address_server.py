@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from http.client import HTTPException, HTTPResponse
 from io import BytesIO
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cometmq import logs
 from cometmq.errors import ConnectError
@@ -14,6 +13,9 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import parse_address
 from cometmq.remoting.dialing import dial
 from cometmq.text import printable, seconds
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 log = logs.logger(__name__)
 
@@ -27,8 +29,10 @@ _LIMIT_S = 3.0
 _MAX_ANSWER_BYTES = 64 << 10
 """The maximum size of a response in bytes."""
 _MAX_ADDRESSES = 64
-_NO_HTTP = (HTTPException, ValueError, ArithmeticError, OSError)
-"""The exceptions that the standard library raises for an invalid HTTP response."""
+
+
+class _NotHttp(Exception):
+    """The bytes received so far are not a complete HTTP response."""
 
 
 class AddressServer:
@@ -96,8 +100,8 @@ class AddressServer:
             raise self._failed(f"its answer has more than {_MAX_ANSWER_BYTES} bytes")
         try:
             response, body = _parsed(answer)
-        except _NO_HTTP as error:
-            raise self._failed(f"its answer is not HTTP: {error!r}") from None
+        except _NotHttp as error:
+            raise self._failed(f"its answer is not HTTP: {error}") from None
         if response.status != 200:
             raise self._failed(f"it answered {response.status} {response.reason}")
         first_line = body.decode("utf-8", "replace").strip().partition("\n")[0].strip()
@@ -138,7 +142,7 @@ def _is_whole(answer: bytes) -> bool:
     """Return whether an HTTP response states its length, or is chunked, and is complete."""
     try:
         response, _ = _parsed(answer)
-    except _NO_HTTP:
+    except _NotHttp:
         return False
     return response.chunked or response.length is not None
 
@@ -146,11 +150,17 @@ def _is_whole(answer: bytes) -> bool:
 def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
     """Return the parsed HTTP response and its body.
 
-    An invalid or incomplete response raises one of the exceptions in `_NO_HTTP`.
+    Raises _NotHttp for an invalid or incomplete response.
     """
-    response = HTTPResponse(cast(Any, _Received(answer)))
-    response.begin()
-    return response, response.read()
+    # Imported here, because this module loads the package `email`, which few starts need.
+    from http.client import HTTPException, HTTPResponse
+
+    try:
+        response = HTTPResponse(cast(Any, _Received(answer)))
+        response.begin()
+        return response, response.read()
+    except (HTTPException, ValueError, ArithmeticError, OSError) as error:
+        raise _NotHttp(repr(error)) from None
 
 
 class _Received:

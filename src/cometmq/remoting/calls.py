@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.protocol.frame import Frame
@@ -18,8 +19,7 @@ OPAQUE_MASK = 0x7FFF_FFFF
 TIMER_GRAIN_S = 0.02
 
 
-@dataclass(slots=True, eq=False)
-class PendingCall:
+class PendingCall(msgspec.Struct, eq=False):
     """One outstanding call: its future, request code, and deadline on the loop's clock."""
 
     future: asyncio.Future[Frame]

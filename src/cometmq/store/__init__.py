@@ -1,7 +1,8 @@
 """The store on disk: commit log, consume queues, index, checkpoint, flush, recovery, retention.
 
 `MessageStore` is the interface of the store; the formats are Apache RocketMQ's. Other packages import only
-this module. The tools that read the directory of a store without its broker are in `cometmq.store.inspect`.
+this module, and `cometmq.store.raft_log` for members of raft groups. The tools that read the directory of a
+store without its broker are in `cometmq.store.inspect`.
 """
 
 from cometmq.store.background.topic_retention import TopicLimit
@@ -14,15 +15,6 @@ from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
-from cometmq.store.raft_log.member_files import (
-    TermAndVote,
-    has_forgotten,
-    is_suspect,
-    read_term,
-    remove_suspect,
-    write_term,
-)
-from cometmq.store.raft_log.raft_log import RaftLog
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lookup import lost_units
 from cometmq.store.reading.queue_reader import GetStatus, ReadResult, Unit, tag_matches
@@ -67,7 +59,6 @@ __all__ = [
     "NotInMemory",
     "OsDisk",
     "QueueTable",
-    "RaftLog",
     "ReadResult",
     "Reads",
     "ReplicaCommit",
@@ -78,7 +69,6 @@ __all__ = [
     "StoreConfig",
     "StoreRefused",
     "SystemClock",
-    "TermAndVote",
     "TickMessage",
     "TimerTable",
     "TopicLimit",
@@ -86,16 +76,11 @@ __all__ = [
     "TruncateReport",
     "Unit",
     "check_locations",
-    "has_forgotten",
-    "is_suspect",
     "link_to",
     "links",
     "lost_units",
     "read_file",
-    "read_term",
-    "remove_suspect",
     "replace_file",
     "tag_matches",
     "truncate_log",
-    "write_term",
 ]

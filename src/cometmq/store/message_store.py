@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -57,9 +57,6 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.directories import LogDirectories
 from cometmq.store.log.flush import LogFlusher
-from cometmq.store.raft_log.log_ends import LogEnds, find_log_ends
-from cometmq.store.raft_log.member_files import write_suspect
-from cometmq.store.raft_log.raft_log import RaftLog
 from cometmq.store.reading.lookup import Lookup
 from cometmq.store.reading.queue_reader import (
     QueueReader,
@@ -79,6 +76,10 @@ from cometmq.store.writing.dispatch import Dispatcher, WrittenGroup, count_of, l
 from cometmq.store.writing.log_cut import LogCutFile, finish_cut
 from cometmq.store.writing.record_dispatch import Arrivals
 from cometmq.store.writing.replica import ReplicaLog
+
+if TYPE_CHECKING:
+    from cometmq.store.raft_log.log_ends import LogEnds
+    from cometmq.store.raft_log.raft_log import RaftLog
 
 log = logs.logger(__name__)
 
@@ -161,6 +162,9 @@ class MessageStore:
         return ends
 
     def _find_raft_log_ends(self) -> LogEnds:
+        # Imported here, because the start of a broker outside a raft group is faster without it.
+        from cometmq.store.raft_log.log_ends import find_log_ends
+
         saved = self.checkpoint.saved
         shown = 0 if saved is None else saved.position
         ends = find_log_ends(self.files, self.config, self.log.directories, shown)
@@ -201,13 +205,18 @@ class MessageStore:
         self.lookups = Lookup(log, queues, self.index, self.executor, config)
         self.appender = Appender(log, queues, clock, config, self.flags)
         self.replica = ReplicaLog(log, flusher, self.flags, self._written)
-        self.raft_log = None if ends is None else RaftLog(
-            disk=self.disk, config=config, clock=clock, flags=self.flags, commit_log=log, queues=queues,
-            flusher=flusher, appender=self.appender, dispatcher=self.dispatcher, deleted=self.deleted,
-            ends=ends,
-        )  # fmt: skip
+        self.raft_log = None if ends is None else self._make_raft_log(clock, ends)
         """The raft log, which reads and writes the commit log as entries; None unless in raft mode."""
         flusher.on_flushed.append(self.dispatcher.flushed if self.raft_log is None else self.raft_log.flushed)
+
+    def _make_raft_log(self, clock: Clock, ends: LogEnds) -> RaftLog:
+        from cometmq.store.raft_log.raft_log import RaftLog
+
+        return RaftLog(
+            disk=self.disk, config=self.config, clock=clock, flags=self.flags, commit_log=self.log,
+            queues=self.queues, flusher=self.flusher, appender=self.appender, dispatcher=self.dispatcher,
+            deleted=self.deleted, ends=ends,
+        )  # fmt: skip
 
     def _make_background(self, clock: Clock) -> None:
         """Create the parts of the store that work in the background."""
@@ -282,6 +291,8 @@ class MessageStore:
             except EntriesLost as lost:
                 if not config.has_peers:
                     raise
+                from cometmq.store.raft_log.member_files import write_suspect
+
                 log.error("%s: this member does not vote until it has restored its log from the group", lost)
                 write_suspect(disk, config.raft_log_dir, str(lost))
                 store = make()
@@ -332,7 +343,7 @@ class MessageStore:
         paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
         locations = (FIELD_OF_KEY[key] for key in LOCATIONS)
         fixed = (*paths, *locations, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
-        config = replace(config, **{name: getattr(self.config, name) for name in fixed})
+        config = config.replace(**{name: getattr(self.config, name) for name in fixed})
         self.config = config
         for part in (self.flusher, self.writer, self.fullness, self.retention, self.lookups):
             part.config = config

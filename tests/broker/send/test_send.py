@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 from tests.kit.brokers import records, refused
@@ -297,7 +296,7 @@ class TestSyncFlush:
             def change(mode=mode, changes=changes) -> None:
                 if not changes and parts.store.appender.waiting():
                     changes.append(True)
-                    parts.store.configure(replace(parts.store.config, flush_disk_type=mode))
+                    parts.store.configure(parts.store.config.replace(flush_disk_type=mode))
                     parts.writer.configure()
 
             for callback in (change, parts.writer.end_tick):  # the change is applied first

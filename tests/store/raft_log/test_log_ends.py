@@ -15,8 +15,8 @@ from tests.store.kit import START_MS, committed, put, small
 from tests.store.raft_log.members import add, again, agree, elect, hand_over, leader, member, raft_log, seen
 
 from cometmq.errors import StoreCorrupt, StoreError
-from cometmq.store import ManualClock, MessageStore, is_suspect, remove_suspect, truncate_log
-from cometmq.store.raft_log import entry_index
+from cometmq.store import ManualClock, MessageStore, truncate_log
+from cometmq.store.raft_log import entry_index, is_suspect, remove_suspect
 from cometmq.store.raft_log.member_files import RaftLogCheckpoint, read_checkpoint
 
 

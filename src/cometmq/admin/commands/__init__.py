@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
+from cometmq import __version__
 from cometmq.admin.commands import (
     access,
     brokers,
@@ -23,7 +22,7 @@ from cometmq.admin.commands.shell import SETTINGS, MqAdmin
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)
-@click.version_option(version("cometmq"), "-V", "--version", prog_name="mqadmin")
+@click.version_option(__version__, "-V", "--version", prog_name="mqadmin")
 @click.pass_context
 def mqadmin(ctx: click.Context) -> None:
     """Manage topics, groups, messages and brokers with RocketMQ's commands."""

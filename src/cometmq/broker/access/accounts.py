@@ -6,7 +6,6 @@ refuses unknown keys, permissions and patterns, so that a broker with a typing e
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntFlag
@@ -227,7 +226,9 @@ class _Reader:
             raise YamlError(node.line, f"{what} must be a mapping of {', '.join(known)}")
         for name, item in node.value.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                from difflib import get_close_matches  # most files have no unknown keys
+
+                near = get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
                 # Show only the first word of the key: because of a typing error, the rest may be a secret, as
                 # in `secretKey:x`.

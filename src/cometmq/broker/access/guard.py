@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 
 from cometmq import logs
 from cometmq.broker.access.accounts import Account, Perm
@@ -29,10 +29,6 @@ FILE_CHECK_INTERVAL_S = 1.0
 """The interval, in seconds, between two checks of the ACL files for changes."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 """The first words of the remark with which Apache's 4.9 broker denies access. Clients look for them."""
-
-
-CheckTopic = Callable[[Connection, Frame, str], None]
-"""A check of the right to a topic that only the request's handler can determine. Raises CommandError."""
 
 
 class Guard:
@@ -149,10 +145,8 @@ def host_of(connection: Connection) -> str:
     return connection.peer.rpartition(":")[0]
 
 
-async def guard_of(config: BrokerConfig) -> Guard | None:
-    """Create the guard for these settings, or return None without `aclEnable`. Raises ConfigError."""
-    if not config.acl_enable:
-        return None
+async def guard_of(config: BrokerConfig) -> Guard:
+    """Create the guard for these settings. Raises ConfigError."""
     if config.filter_server_nums:
         expected = "0 with aclEnable: filter servers would give messages to whoever asks"
         raise ConfigError("filterServerNums", str(config.filter_server_nums), expected)

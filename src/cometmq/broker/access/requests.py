@@ -39,17 +39,17 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class AclRequests:
-    """Handles requests about access control. Without a guard (aclEnable=false), it refuses all requests."""
+    """Handles requests about access control."""
 
     config: BrokerConfig
     address: BrokerAddress
-    guard: Guard | None
+    guard: Guard
 
     @handles(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG)
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Add an account, or change an existing one."""
         header = frame.header(CreateAccessConfigRequestHeader)
-        guard = self._guard(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
+        guard = self._checked(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
 
         def change() -> Policy:
             return guard.files.put(changed(guard.files.account(header.access_key), header))
@@ -63,7 +63,7 @@ class AclRequests:
         """Remove an account."""
         access_key = frame.header(DeleteAccessConfigRequestHeader).access_key
         code = ResponseCode.DELETE_ACL_CONFIG_FAILED
-        guard = self._guard(frame, code)
+        guard = self._checked(frame, code)
 
         def change() -> Policy:
             return guard.files.delete(access_key)
@@ -76,7 +76,7 @@ class AclRequests:
         """Replace the global white list of an ACL file."""
         header = frame.header(UpdateGlobalWhiteAddrsConfigRequestHeader)
         code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
-        guard = self._guard(frame, code)
+        guard = self._checked(frame, code)
 
         def change() -> Policy:
             patterns = split_patterns(header.global_white_addrs)
@@ -89,7 +89,7 @@ class AclRequests:
     @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the data version of each ACL file. A data version counts the changes to its file."""
-        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
+        guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion(timestamp=0, counter=0)
         header = AclConfigVersionResponseHeader(
@@ -106,7 +106,7 @@ class AclRequests:
     @handles(RequestCode.LIST_ACCOUNTS)
     async def list_accounts(self, _connection: Connection, frame: Frame) -> Frame:
         """Return all accounts without secret keys, and the global white lists (CometMQ's own request)."""
-        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
+        guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
         async with guard.lock:
             body = await asyncio.to_thread(_listing, guard.files.contents)
         return frame.response(body=body)
@@ -114,7 +114,7 @@ class AclRequests:
     @handles(RequestCode.EXPLAIN_ACCESS)
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
         """Return whether the current policy allows an account's action, and why (CometMQ's own request)."""
-        guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
+        guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
         header = frame.header(ExplainAccessRequestHeader)
         try:
             verdict = explained(
@@ -126,9 +126,8 @@ class AclRequests:
             header=ExplainAccessResponseHeader(allowed=verdict.allowed, reason=verdict.reason)
         )
 
-    def _guard(self, frame: Frame, code: int) -> Guard:
-        if self.guard is None:
-            raise CommandError(code, "this broker has no access control (aclEnable=false)")
+    def _checked(self, frame: Frame, code: int) -> Guard:
+        """Return the guard if the size of the request is allowed. Raises CommandError."""
         size = sum(map(len, (frame.ext or {}).values()))
         if size > BODY_MAX:
             raise CommandError(code, f"the settings have {size} characters, at most {BODY_MAX} are allowed")

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from cometmq.broker.access.guard import CheckTopic, Guard, guard_of
+from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.errors import ConfigError
-from cometmq.remoting import Connection, ServerTls, client_tls, server_tls
+from cometmq.errors import CommandError, ConfigError
+from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
+from cometmq.protocol.frame import Frame
+from cometmq.remoting import Connection, Handler, ServerTls, client_tls, server_tls
+
+if TYPE_CHECKING:
+    from cometmq.broker.access.guard import Guard
+
+CheckTopic = Callable[[Connection, Frame, str], None]
+"""A check of the right to a topic that only the request's handler can determine. Raises CommandError."""
+# The requests about access control, and the code with which a broker without access control refuses each.
+REFUSALS = {
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+    RequestCode.DELETE_ACL_CONFIG: ResponseCode.DELETE_ACL_CONFIG_FAILED,
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
+    RequestCode.GET_BROKER_CLUSTER_ACL_INFO: ResponseCode.SYSTEM_ERROR,
+    RequestCode.LIST_ACCOUNTS: ResponseCode.SYSTEM_ERROR,
+    RequestCode.EXPLAIN_ACCESS: ResponseCode.SYSTEM_ERROR,
+}
 
 
 class Security(NamedTuple):
@@ -67,7 +86,12 @@ async def security_of(config: BrokerConfig) -> Security:
     As in Apache's broker, `useTLS` is for the connections that the broker opens. A broker that enforces TLS
     for its clients also uses TLS for those connections.
     """
-    guard = await guard_of(config)
+    guard = None
+    if config.acl_enable:
+        # Imported here, because the start of a broker without access control is faster without it and YAML.
+        from cometmq.broker.access.guard import guard_of
+
+        guard = await guard_of(config)
     path = config.tls_config_file
     tls = await server_tls(config.tls_server_mode, path)
     if tls is not None and tls.enforcing and config.filter_server_nums:
@@ -77,3 +101,16 @@ async def security_of(config: BrokerConfig) -> Security:
     if config.use_tls or (tls is not None and tls.enforcing):
         context = await asyncio.to_thread(client_tls, path or True)
     return Security(guard, tls, context)
+
+
+def acl_handlers(config: BrokerConfig, address: BrokerAddress, guard: Guard | None) -> dict[int, Handler]:
+    """Return the handlers of requests about access control. Without a guard, they refuse all requests."""
+    if guard is None:
+        return {int(request): partial(_refuse, code) for request, code in REFUSALS.items()}
+    from cometmq.broker.access.requests import AclRequests
+
+    return handlers_of(AclRequests(config=config, address=address, guard=guard))
+
+
+def _refuse(code: ResponseCode, _connection: Connection, _frame: Frame) -> Frame:
+    raise CommandError(code, "this broker has no access control (aclEnable=false)")

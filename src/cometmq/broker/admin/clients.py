@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from cometmq.broker.base.times import awake_ms
 from cometmq.broker.groups.clients import ConsumerTable, Group, ProducerTable
@@ -43,8 +43,7 @@ class SubscriptionOfGroup(Body):
     subscription_data: SubscriptionData | None = None
 
 
-@dataclass(eq=False, kw_only=True)
-class ClientAdmin:
+class ClientAdmin(msgspec.Struct, eq=False, kw_only=True):
     """Answers requests about clients from the broker's tables of producers and consumers."""
 
     clock: Clock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -46,8 +45,7 @@ class ClientStatus(GetConsumerStatusBody):
     MAX_LENIENT_BYTES = MAX_SERVER_BYTES
 
 
-@dataclass(eq=False, kw_only=True)
-class ConsumerAdmin:
+class ConsumerAdmin(msgspec.Struct, eq=False, kw_only=True):
     """Forwards requests of tools to online consumers."""
 
     config: BrokerConfig

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cometmq.broker.admin.runtime import RuntimeAdmin
 from cometmq.broker.base.address import BrokerAddress
@@ -85,8 +86,7 @@ BYTES, MILLISECONDS = "bytes", "milliseconds"
 Lag = tuple[str, str, int, int]  # (group, topic, queue id, number of messages not consumed by the group)
 
 
-@dataclass(eq=False, kw_only=True)
-class BrokerMetrics:
+class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
     """Collects the metrics of a broker.
 
     Attributes:

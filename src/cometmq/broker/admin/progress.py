@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.names import check_group
@@ -65,8 +66,7 @@ class TopicsOfGroup(Body):
     broker_addr: str | None = None
 
 
-@dataclass(eq=False, kw_only=True)
-class ProgressAdmin:
+class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
     """Answers requests about queues and groups from the broker's tables and the store."""
 
     clock: Clock

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from cometmq import logs
+from cometmq import __version__, logs
 from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, BrokerConfig
 from cometmq.broker.base.inert import WITHOUT_EFFECT
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
-from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
@@ -33,14 +32,15 @@ from cometmq.remoting import Connection
 from cometmq.settings import TEXT_MAX, requested_settings, without_secrets
 from cometmq.store import Clock, MessageStore
 
+if TYPE_CHECKING:
+    from cometmq.broker.replication.raft import RaftReplication
+
 log = logs.logger(__name__)
 
 # The thread pools of Apache's broker, for which the runtime table has values. An event loop has no such
 # pools, so the table shows the loop's delay as the wait in each pool's queue, and the number of waiting
 # senders as the size of the send queue.
 POOLS = ("send", "pull", "query", "litePull", "ack")
-
-OWN_VERSION = version("cometmq")
 
 NO_CONTAINER = (
     "this is no broker container: every broker is a process of its own, which mqbroker -c FILE starts on its "
@@ -177,7 +177,7 @@ class RuntimeAdmin:
             "brokerActive": "true",
             "brokerId": str(config.broker_id),
             "bootTimestamp": str(stats.boot_ms),
-            "cometmqVersion": OWN_VERSION,
+            "cometmqVersion": __version__,
             "systemTimeMillis": str(self.clock.time_ms()),
             "runtime": span_text(mono_ms(self.clock) - stats.boot_mono_ms),
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),

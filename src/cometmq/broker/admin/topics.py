@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -50,8 +49,7 @@ class GroupRequestHeader(Header, gc=False):
     group: str
 
 
-@dataclass(eq=False, kw_only=True)
-class TopicAdmin:
+class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
     """Creates, changes, shows, purges and deletes topics and groups.
 
     `registered` starts a registration with the name servers, and waits until each of them has answered.

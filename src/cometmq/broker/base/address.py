@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.members import peers_of
@@ -36,8 +36,7 @@ def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
     return ports + config.metrics_ports(interface)
 
 
-@dataclass(eq=False)
-class BrokerAddress:
+class BrokerAddress(msgspec.Struct, eq=False):
     """The addresses of a broker. The ports are known only once the broker listens.
 
     `ip` is the numeric form of `brokerIP1`, for records and message ids, which have no room for a host name.

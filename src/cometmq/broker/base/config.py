@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
 
@@ -36,6 +36,7 @@ from cometmq.settings import (
     check_host,
     check_levels,
     check_ranges,
+    hints_of,
     keys_with,
     read_value,
     show_value,
@@ -308,7 +309,11 @@ NOT_BY_REQUEST = keys_with(FIXED, BrokerConfig, StoreConfig) | {
 AT_NEXT_START = keys_with(START, BrokerConfig, StoreConfig)
 """Settings that UPDATE_BROKER_CONFIG stores, but that take effect only at the next start."""
 
-FIELD_TYPES = {name: kind for name, kind in get_type_hints(BrokerConfig).items() if kind in (bool, int, str)}
+FIELD_TYPES = {
+    name: kind
+    for name, hint in hints_of(BrokerConfig).items()
+    if (kind := getattr(hint, "__origin__", hint)) in (bool, int, str)
+}
 FIELD_OF_KEY = {camel(field): field for field in FIELD_TYPES}
 STORE_KEYS = frozenset(StoreConfig().to_properties())
 KNOWN_KEYS = frozenset({*FIELD_OF_KEY, *STORE_KEYS, *INERT.defaults})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -200,8 +199,7 @@ class Stats:
         return self.group_counts.of((group, topic), mono_ms, self.group_get.get((group, topic), 0))
 
 
-@dataclass(slots=True)
-class Rate:
+class Rate(msgspec.Struct):
     """A byte rate for status output: the number of bytes in the previous second. Times are in seconds."""
 
     _second: int = 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.names import check_group, check_topic
@@ -65,17 +66,16 @@ MAX_KEPT = 1_000  # Maximum number of digests of logged differences, and of grou
 MAX_REPEATED_CHECKS = 10  # Maximum number of waiting groups that one call of `log_pending` processes
 
 
-@dataclass(eq=False)
-class Disagreements:
+class Disagreements(msgspec.Struct, eq=False):
     """Logs each difference between the subscriptions or settings of a group's members once.
 
     The object stores the digests of up to `MAX_KEPT` logged differences, and up to `MAX_KEPT` groups whose
     differences could not be logged because of the log's rate limit.
     """
 
-    _logged: dict[bytes, None] = field(default_factory=dict)
-    _pending: dict[str, None] = field(default_factory=dict)
-    _log_limit: logs.LogLimiter = field(default_factory=logs.LogLimiter)
+    _logged: dict[bytes, None] = msgspec.field(default_factory=dict)
+    _pending: dict[str, None] = msgspec.field(default_factory=dict)
+    _log_limit: logs.LogLimiter = msgspec.field(default_factory=logs.LogLimiter)
 
     def log_differences(self, group: str, members: ConsumerGroup) -> None:
         """Log those differences between a group's members that have not been logged before."""
@@ -119,8 +119,7 @@ def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
-@dataclass(eq=False, kw_only=True)
-class ClientProcessor:
+class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
     """Handles requests of clients about themselves, and notifies groups whose membership changes."""
 
     clock: Clock
@@ -131,7 +130,7 @@ class ClientProcessor:
     locks: QueueLocks
     notices: GroupNotices
     filters: SqlFilters
-    disagreements: Disagreements = field(default_factory=Disagreements)
+    disagreements: Disagreements = msgspec.field(default_factory=Disagreements)
 
     @handles(RequestCode.HEART_BEAT)
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_group, check_topic
@@ -28,8 +29,7 @@ from cometmq.remoting import Connection
 from cometmq.store import MessageStore, Reads
 
 
-@dataclass(eq=False, kw_only=True)
-class OffsetProcessor:
+class OffsetProcessor(msgspec.Struct, eq=False, kw_only=True):
     """Handles requests of consumers and tools about offsets."""
 
     store: MessageStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
@@ -24,8 +24,7 @@ Wanted = frozenset[int] | SqlFilter | None
 """The messages that a pull requests: a set of tag hashes, an SQL92 filter, or None for all messages."""
 
 
-@dataclass(eq=False, kw_only=True)
-class PullChecks:
+class PullChecks(msgspec.Struct, eq=False, kw_only=True):
     """Checks pulls against the broker's settings, topics, groups and subscriptions."""
 
     config: BrokerConfig

@@ -6,7 +6,7 @@ stores an event (docs/reference/storage.md, Pull answers).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
@@ -21,8 +21,7 @@ from cometmq.store import Clock, MessageStore
 log = logs.logger(__name__)
 
 
-@dataclass(eq=False, kw_only=True)
-class OffsetMovedEvents:
+class OffsetMovedEvents(msgspec.Struct, eq=False, kw_only=True):
     """Stores events about corrected offsets in the topic OFFSET_MOVED_EVENT."""
 
     clock: Clock

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from cometmq import logs
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
@@ -89,8 +91,7 @@ MAX_FILTER_SCANS_PER_TICK = 4
 """The maximum number of filter scans per event-loop tick in which no message was sent."""
 
 
-@dataclass(slots=True, eq=False)
-class PullRequest:
+class PullRequest(msgspec.Struct, eq=False):
     """A checked pull, with everything that is needed to serve it now or later."""
 
     connection: Connection

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from functools import partial
 
-from cometmq.broker.access.guard import CheckTopic
+import msgspec
+
+from cometmq.broker.access.security import CheckTopic
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
@@ -21,8 +22,7 @@ _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # Maximum size of the records in one response, in bytes
 
 
-@dataclass(eq=False, kw_only=True)
-class QueryProcessor:
+class QueryProcessor(msgspec.Struct, eq=False, kw_only=True):
     """Answers queries for single messages. If the data is not in memory, a thread reads it."""
 
     store: MessageStore

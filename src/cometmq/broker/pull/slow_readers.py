@@ -5,7 +5,7 @@ See docs/reference/storage.md, Slow readers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -19,8 +19,7 @@ CHECK_S = 180.0
 MAX_SLOW_READERS = 10_000  # Maximum number of readers whose lag is recorded
 
 
-@dataclass(eq=False)
-class SlowReaders:
+class SlowReaders(msgspec.Struct, eq=False):
     """The readers (group, queue) that are further behind than `consumerFallbehindThreshold`.
 
     The threshold is a number of bytes between the end of a reader's last pull and the end of the log.
@@ -28,7 +27,7 @@ class SlowReaders:
 
     config: BrokerConfig
     groups: SubscriptionGroups
-    _behind: dict[Reader, int] = field(default_factory=dict)
+    _behind: dict[Reader, int] = msgspec.field(default_factory=dict)
 
     def record_lag(self, reader: Reader, behind: int) -> None:
         """Record how many bytes before the end of the log a reader's last pull ended."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from cometmq import logs
-from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication.ha_frames import REPORT, Pieces
@@ -30,7 +28,6 @@ from cometmq.broker.replication.ha_slave import (
     Tail,
     find_divergence,
 )
-from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import BrokerError, CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import KVTable
@@ -45,19 +42,6 @@ log = logs.logger(__name__)
 TURN_INTERVAL_S = 0.5
 _READ_BYTES = 1 << 20
 _CONNECT_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicationContext:
-    """The parts of the broker that replication uses. They exist as long as the broker runs."""
-
-    config: BrokerConfig
-    clock: Clock
-    store: MessageStore
-    tables: DurableTables
-    address: BrokerAddress
-    client: RemotingClient
-    tick: Tick
 
 
 class LogsDiverged(CometError):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -85,8 +84,7 @@ class Close(NamedTuple):
 Effect = Send | Beat | Close
 
 
-@dataclass(eq=False, slots=True)
-class Slave:
+class Slave(msgspec.Struct, eq=False):
     """One connection of a slave. Positions are -1 before the first report.
 
     Attributes:

@@ -15,7 +15,7 @@ from cometmq import logs
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.ha_client import ReplicationContext
+from cometmq.broker.replication.context import ReplicationContext
 from cometmq.broker.replication.metadata_sync import Extent
 from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
 from cometmq.broker.replication.raft_tables import GroupSync, RaftTables

@@ -42,7 +42,8 @@ from cometmq.raft import (
     Truncate,
 )
 from cometmq.remoting import Tick, port_error
-from cometmq.store import CACHED, Buffer, Clock, Flag, MessageStore, NotInMemory, RaftLog, Reads
+from cometmq.store import CACHED, Buffer, Clock, Flag, MessageStore, NotInMemory, Reads
+from cometmq.store.raft_log import RaftLog
 
 log = logs.logger(__name__)
 

@@ -19,17 +19,14 @@ import msgspec
 from cometmq.errors import StoreError
 from cometmq.protocol.record.framing import EntryHead
 from cometmq.raft import AppendOwn, AppendRequest, HardState, Members, MembersEntry
-from cometmq.store import (
-    Buffer,
-    Disk,
+from cometmq.store import Buffer, Disk, read_file, replace_file
+from cometmq.store.raft_log import (
     RaftLog,
     TermAndVote,
     has_forgotten,
     is_suspect,
-    read_file,
     read_term,
     remove_suspect,
-    replace_file,
     write_term,
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -31,8 +30,7 @@ class RetryPlan(msgspec.Struct, frozen=True):
     dead: bool
 
 
-@dataclass(eq=False)
-class RetryRules:
+class RetryRules(msgspec.Struct, eq=False):
     """Decides whether a failed message is retried, by the settings of its group and the group's members."""
 
     groups: SubscriptionGroups

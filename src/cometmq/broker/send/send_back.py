@@ -6,10 +6,11 @@ See docs/reference/storage.md, Send back.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import partial
 
-from cometmq.broker.access.guard import CheckTopic
+import msgspec
+
+from cometmq.broker.access.security import CheckTopic
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
@@ -39,8 +40,7 @@ from cometmq.settings import INT_MAX
 from cometmq.store import MessageStore, StoreRefused
 
 
-@dataclass(eq=False, kw_only=True)
-class SendBackProcessor:
+class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
     """Stores copies of the messages that consumers send back, in the retry topic or the dead-letter topic."""
 
     config: BrokerConfig

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from cometmq.protocol.bodies import DataVersion
 
 
-@dataclass(eq=False)
-class Versions:
+class Versions(msgspec.Struct, eq=False):
     """Creates the versions of tables.
 
     Attributes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,8 +51,7 @@ CHECK_POINT_SIZE = 4096
 Units = NDArray[Any]
 
 
-@dataclass(eq=False)
-class Known:
+class Known(msgspec.Struct, eq=False):
     """The timer messages that are done at the start of the broker: delivered, moved or recalled.
 
     Attributes:
@@ -68,7 +68,7 @@ class Known:
     apache: tuple[int, int]
     # Hashes of the messages that Apache's broker has stored. A copy that it has made of such a message has
     # the same hash.
-    seen: set[int] = field(default_factory=set)
+    seen: set[int] = msgspec.field(default_factory=set)
 
     def is_done(self, offset: int, out_ms: int) -> bool:
         """Return whether the saved progress shows that the message at a queue offset was delivered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from cometmq.broker.send.send import Place, destination, move
 from cometmq.broker.tables.topics import TopicTable
@@ -20,8 +20,7 @@ class Undeliverable(CommandError):
         super().__init__(ResponseCode.SYSTEM_ERROR, why)
 
 
-@dataclass(eq=False, kw_only=True)
-class Redelivery:
+class Redelivery(msgspec.Struct, eq=False, kw_only=True):
     """Stores messages in their destinations, which the properties REAL_TOPIC and REAL_QID name."""
 
     store: MessageStore

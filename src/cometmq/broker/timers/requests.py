@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -38,8 +39,7 @@ RECALL_TAG = "_RECALL_TAG_"
 NO_TIME = -1  # in lists of waiting messages: replaces TIMER_OUT_MS, which messages with a delay level lack
 
 
-@dataclass(eq=False)
-class Page:
+class Page(msgspec.Struct, eq=False):
     """A page of the list of waiting messages: their records, and their delivery times in ms.
 
     `after` is the pair (delivery time, log position) after which the next page begins. `more` is whether
@@ -47,8 +47,8 @@ class Page:
     """
 
     after: tuple[int, int]
-    records: list[bytes] = field(default_factory=list)
-    deliver_at: list[int] = field(default_factory=list)
+    records: list[bytes] = msgspec.field(default_factory=list)
+    deliver_at: list[int] = msgspec.field(default_factory=list)
     more: bool = False
 
     def add(self, record: bytes, deliver_at_ms: int) -> None:
@@ -57,8 +57,7 @@ class Page:
         self.deliver_at.append(deliver_at_ms)
 
 
-@dataclass(eq=False, kw_only=True)
-class TimerProcessor:
+class TimerProcessor(msgspec.Struct, eq=False, kw_only=True):
     """Handles requests about timer messages: RocketMQ's codes 60, 61 and 370, and CometMQ's code 21002."""
 
     config: BrokerConfig
@@ -69,7 +68,7 @@ class TimerProcessor:
     service: TimerService
     schedule: ScheduleService
     writer: Writer
-    _recalling: set[tuple[str, int, str]] = field(default_factory=set)
+    _recalling: set[tuple[str, int, str]] = msgspec.field(default_factory=set)
 
     @handles(RequestCode.GET_TIMER_CHECK_POINT)
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:

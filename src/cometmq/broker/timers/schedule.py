@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
@@ -63,15 +65,14 @@ CLOCK_CHECK_INTERVAL_S = 10.0
 MAX_SYNC_MS = 1_000
 
 
-@dataclass(slots=True, eq=False)
-class LevelCursor:
+class LevelCursor(msgspec.Struct, eq=False):
     """The state of one delay level: its offset, and whether it delivers or waits for a timer."""
 
     level: int
     due: DueTimes
     offset: int = 0
     busy: bool = False
-    refusals: Backoff = field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
+    refusals: Backoff = msgspec.field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
     """Counts how often the store refused the level's next message, and determines the delay of a retry."""
     errors: int = 0  # number of consecutive unexpected errors with the message at `offset`
     timer: asyncio.TimerHandle | None = None

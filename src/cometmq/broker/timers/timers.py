@@ -14,6 +14,8 @@ import contextlib
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from cometmq import logs
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
@@ -52,8 +54,7 @@ MAX_ERRORS = 3
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
-@dataclass(eq=False)
-class Move:
+class Move(msgspec.Struct, eq=False):
     """A request to move all messages before a log position.
 
     The result of `done` is whether the messages were moved.

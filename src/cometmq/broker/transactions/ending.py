@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cometmq import logs
-from cometmq.broker.access.guard import CheckTopic
+from cometmq.broker.access.security import CheckTopic
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group

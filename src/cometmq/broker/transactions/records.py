@@ -12,8 +12,9 @@ the first op message.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
@@ -65,8 +66,7 @@ class Damaged(CommandError):
     """
 
 
-@dataclass(eq=False, kw_only=True)
-class TransactionRecords:
+class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
     """Appends the records of transactions to the store.
 
     The caller passes to `writer.appended` a function that receives the outcome of the write. If a method
@@ -78,7 +78,7 @@ class TransactionRecords:
     topics: TopicTable
     address: BrokerAddress
     writer: Writer
-    _owed: list[tuple[int, int]] = field(default_factory=list)
+    _owed: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
         """Append an op message, which closes the half message at the queue offset `offset`.

@@ -8,8 +8,9 @@ content, so the decompressed size of each body and of each answer is limited.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from cometmq import logs
 from cometmq.errors import BodyError, BodyTooLarge, RecordError
@@ -30,8 +31,7 @@ PLAIN_BUDGET = 64 << 20
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-@dataclass(slots=True)
-class Decoded:
+class Decoded(msgspec.Struct):
     """The decoded messages, and the queue offsets of messages that were omitted or stay compressed."""
 
     messages: list[MessageExt]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
@@ -43,8 +44,7 @@ class Instance(Protocol):
     def in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]: ...
 
 
-@dataclass(eq=False, slots=True)
-class Reads:
+class Reads(msgspec.Struct, eq=False):
     """The reads of one client instance.
 
     A read goes to the broker id that the broker's last answer suggested, by default to the master. If that
@@ -53,7 +53,7 @@ class Reads:
     """
 
     _instance: Instance
-    _probes: dict[str, asyncio.Task[object]] = field(default_factory=dict)
+    _probes: dict[str, asyncio.Task[object]] = msgspec.field(default_factory=dict)
 
     async def run(
         self,

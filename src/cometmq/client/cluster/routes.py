@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -16,8 +15,7 @@ from cometmq.protocol.codes import MASTER_ID, Perm
 from cometmq.text import printable
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRoute:
+class TopicRoute(msgspec.Struct, frozen=True):
     """The route of a topic with its readable and writable queues."""
 
     topic: str

@@ -11,9 +11,10 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, TypeVar
+
+import msgspec
 
 from cometmq import logs
 from cometmq.client.cluster.identity import KeyMaker
@@ -111,8 +112,7 @@ class TraceLine:
         return b"".join(records), b" ".join(dict.fromkeys(words)).decode("utf-8", "replace"), len(records)
 
 
-@dataclass(frozen=True, slots=True)
-class Consumption:
+class Consumption(msgspec.Struct, frozen=True):
     """A traced listener call that has begun and has not ended."""
 
     group: str

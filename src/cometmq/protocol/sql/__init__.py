@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cometmq.errors import SqlError
-from cometmq.protocol.sql.expressions import Evaluate, Get
 from cometmq.protocol.sql.java_values import Mismatch
+
+if TYPE_CHECKING:
+    from cometmq.protocol.sql.expressions import Evaluate, Get
 
 __all__ = ["MAX_EXPRESSION_LENGTH", "SqlFilter", "compile_sql"]
 

@@ -196,8 +196,7 @@ class PurgePlan(NamedTuple):
     max_offset: int
 
 
-@dataclass(eq=False, kw_only=True)
-class Purge:
+class Purge(msgspec.Struct, eq=False, kw_only=True):
     """Hides messages of one store on request, up to an offset or a time. For the loop thread only."""
 
     executor: StoreExecutor

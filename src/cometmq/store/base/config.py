@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Annotated
+
+import msgspec
 
 from cometmq.errors import ConfigError
 from cometmq.protocol.record.framing import ENTRIES, PLAIN, Framing
@@ -43,8 +44,7 @@ _PERCENT = Range(0, 100, "percent")
 _TRANSFER = Range(1, _MAX_BODY_BYTES, "bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreConfig:
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a store. Immutable; `replace` returns a changed copy.
 
     Apache's broker limits some values only where it uses them (diskMaxUsedSpaceRatio to 10 to 95, for
@@ -233,7 +233,7 @@ class StoreConfig:
 
     def replace(self, **changes: object) -> StoreConfig:
         """Return a copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return msgspec.structs.replace(self, **changes)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoreConfig:
@@ -242,11 +242,11 @@ class StoreConfig:
         Raises ConfigError if a text is not a value of the setting's type.
         """
         values: dict[str, object] = {}
-        for field in fields(cls):
-            key = WIRE_NAMES[field.name]
+        for field, default in zip(cls.__struct_fields__, cls.__struct_defaults__, strict=True):
+            key = WIRE_NAMES[field]
             text = properties.get(key)
             if text is not None:
-                values[field.name] = read_value(key, text, type(field.default))
+                values[field] = read_value(key, text, type(default))
         return cls(**values)  # type: ignore[arg-type]
 
     def to_properties(self) -> dict[str, str]:
@@ -268,7 +268,7 @@ _MAX_DELAY_LEVELS = 256  # Maximum number of delay levels; each level costs a qu
 RANGES = annotations_of(StoreConfig, Range)
 """The permitted range of each numeric setting, by key."""
 
-WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
+WIRE_NAMES: dict[str, str] = {field: camel(field) for field in StoreConfig.__struct_fields__}
 FIELD_OF_KEY: dict[str, str] = {key: field for field, key in WIRE_NAMES.items()}
 
 CONSUME_QUEUES, INDEX, CHECKPOINT, ABORT = LOCATION_KEYS = (

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from cometmq import logs
 from cometmq.periodic import Backoff
 from cometmq.store.base.disk import Disk
@@ -51,8 +53,7 @@ class Syncer(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class ThreadSyncer:
+class ThreadSyncer(msgspec.Struct, eq=False):
     """A syncer that calls `Disk.fdatasync` in a thread."""
 
     disk: Disk

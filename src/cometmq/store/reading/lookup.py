@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from cometmq import logs
@@ -34,8 +34,7 @@ _UNITS_A_TURN = 256  # Number of units examined per loop iteration; a record may
 _BYTES_A_TURN = 1 << 20  # Number of record bytes examined per loop iteration, in about 1 ms
 
 
-@dataclass(slots=True, eq=False)
-class _Found:
+class _Found(msgspec.Struct, eq=False):
     """The result of a query by key: records of one topic and one range of store times, newest first.
 
     It holds at most `limit` records; `left` is the number of bytes that may still be added.
@@ -46,7 +45,7 @@ class _Found:
     end_ms: int
     limit: int
     left: int
-    records: list[bytes] = field(default_factory=list)
+    records: list[bytes] = msgspec.field(default_factory=list)
 
     def add(self, record: bytes) -> None:
         """Add a record to the result if its topic and time match.
@@ -65,8 +64,7 @@ class _Found:
         return self.left < 0 or len(self.records) >= self.limit
 
 
-@dataclass(slots=True, eq=False)
-class Lookup:
+class Lookup(msgspec.Struct, eq=False):
     """Read-only queries of one store. When settings change, `config` is replaced."""
 
     commit_log: CommitLog

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 
+import msgspec
 import numpy as np
 
 from cometmq.protocol.record.many import RecordGroup
@@ -22,8 +23,7 @@ from cometmq.store.writing.record_dispatch import ALL, MAX_REPORTED_REJECTIONS, 
 _WRITE_UNITS = 4096
 
 
-@dataclass
-class Recovered:
+class Recovered(msgspec.Struct):
     """The result of recovery. Positions are log positions in bytes, times are in epoch ms."""
 
     clean: bool
@@ -37,8 +37,8 @@ class Recovered:
     records: int = 0
     rebuilt: bool = False  # whether queues or index have changed and must be synced
     not_served: int = 0  # Number of records that fit into no queue; `notes` names only the first of them
-    notes: list[str] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
+    damage: list[Damage] = msgspec.field(default_factory=list)
 
     def record_not_served(self, note: str) -> None:
         """Count a scanned record that fits into no queue. `note` describes it."""

@@ -419,9 +419,10 @@ def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tup
     of small files, and those that the content of a file implies.
     """
     configured = config.max_hash_slot_num, config.max_index_num
+    default = StoreConfig()
     usual = (
         configured,
-        (StoreConfig.max_hash_slot_num, StoreConfig.max_index_num),
+        (default.max_hash_slot_num, default.max_index_num),
         (SMALL_FILES["max_hash_slot_num"], SMALL_FILES["max_index_num"]),
     )
     lengths = Counter(file.length for file in files)
