@@ -201,8 +201,8 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
         """Return a summary of each consumer group, the largest lag first.
 
         Args:
-            missing: Receives the error of each broker that fails, by broker name. The rate and the lag of a
-                group that such a broker may have are None. None: the first error is raised.
+            missing: Receives the error of each broker that fails, by broker name. If such a broker may have
+                messages for a group, the group's rate and lag are None. None: the first error is raised.
 
         Raises:
             CometError: A broker fails and `missing` is None.

@@ -399,10 +399,10 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames
 
     def _handle(self, buf: memoryview, pos: int, end: int) -> int:
-        """Handle the complete frames in buf[pos:end], until a limit of one callback is reached.
+        """Handle the complete frames in buf[pos:end], and return the end of the last handled frame.
 
-        There are limits on frames, time, requests in progress and unsent bytes. Return the end of the last
-        handled frame.
+        Stop early at the maximum number of frames or duration of a callback, of requests in progress, or of
+        unsent bytes.
         """
         limits = self._limits
         max_payload = limits.max_frame - 4

@@ -41,7 +41,7 @@ async def dial(
     """
     try:
         return await _dial(make, host, port, tls)
-    except (ValueError, OverflowError) as error:  # Both mean that the host or port is impossible
+    except (ValueError, OverflowError) as error:  # Raised for an invalid host name or port
         if isinstance(error, OSError):  # The error of a certificate is both an OSError and a ValueError
             raise
         raise OSError(f"{host}:{port} is not an address: {error}") from error

@@ -79,10 +79,10 @@ class Tick:
     The servers of one broker share one object.
 
     Attributes:
-        scratch: The buffer into which all connections read. A loop has the bytes of one connection handled
-            before it reads for the next.
-        partial: The sizes of incomplete frames.
-        unsent: The sizes of responses that the peers have not received.
+        scratch: The buffer into which all connections read. They can share it, because the bytes that were
+            read from one connection are handled before the loop reads from the next.
+        partial: The numbers of received bytes of incomplete frames, by connection.
+        unsent: The numbers of unsent bytes of responses, by connection.
         scheduled: Whether `run_now` is already scheduled.
     """
 

@@ -82,7 +82,7 @@ async def update_topic(
 async def update_topic_list(
     admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
 ) -> None:
-    """Create or update topics from a file (5.x)."""
+    """Create or update the topics that are listed in a file. RocketMQ has this command since 5.x."""
     topics = list_of(filename, TopicConfig)
     names = [each.topic_name for each in topics]
     addrs = await admin.target_addrs(broker_addr, cluster)

@@ -2,8 +2,8 @@
 
   *                                every address
   192.168.0.1   fe80::1            one address
-  192.168.0.*   192.168.1-4.*      addresses with any number, or a number in a range, in one part
-  192.168.0.{1,4}                  addresses with one of several numbers in one part
+  192.168.0.*   192.168.1-4.*      addresses in which a part is any number, or a number in a range
+  192.168.0.{1,4}                  addresses in which a part is one of several numbers
   10.0.0.1,10.0.0.2                several addresses
 
 The parts of IPv6 addresses are hexadecimal.

@@ -50,7 +50,7 @@ recently used ones have cached results.
 MAX_VERDICTS = 1_000
 """The maximum number of cached results of one filter."""
 MAX_VALUES_BYTES = 64
-"""The maximum total length, in bytes, of the property values for which a result is cached."""
+"""The maximum total length, in bytes, of the property values of a message whose result is cached."""
 PAUSED_SCANS = 100
 """The number of scans that do not use a filter's cache after the cache has saved few evaluations."""
 _WORTHWHILE = 4  # If fewer records are checked per evaluation, caching costs more than it saves

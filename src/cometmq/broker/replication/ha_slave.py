@@ -217,8 +217,8 @@ class HaSlave:
     def _report(self, now: float, end: int, safe: int) -> None:
         """Report the slave's position, if it has changed or a heartbeat is due.
 
-        The first report waits until the whole log may be reported, because the master begins to send at the
-        reported position.
+        The first report waits until the slave's whole log is as durable as a report promises. Otherwise the
+        master, which begins to send at the reported position, would send a part of that log again.
         """
         first = self._reported < 0
         if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):

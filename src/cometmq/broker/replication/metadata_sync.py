@@ -264,7 +264,10 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """Apply the topic deletions in another member's table. This broker's log must be complete."""
+        """Delete the topics here that another member's table records as deleted.
+
+        Call this method only when this broker's log contains all entries of the group.
+        """
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
         self.delete()

@@ -222,10 +222,10 @@ class Pending:
     # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Return up to `most` messages to move that are before a log position, or [] if none is left.
+        """Return up to `most` waiting messages that must be stored again at the end of the log.
 
-        Each message is a pair: its log position, and its delivery time on the monotonic clock, or None if the
-        delivery time is absolute.
+        These are the messages before a log position. Each is a pair of its log position and its delivery
+        time: a time on the monotonic clock, or None for a wall-clock time. The list is empty if none is left.
         """
         while not (found := self._some_to_move(most)):
             first = self._first_position()

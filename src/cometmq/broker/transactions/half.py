@@ -83,7 +83,10 @@ class Half(msgspec.Struct, frozen=True, gc=False):
     properties: bytes
     """The properties in their stored form."""
     unique: bytes
-    """The value of the unique key, or an empty value if `form` contains the unique key."""
+    """The message's unique key, which is not part of `form` because it differs from message to message.
+
+    It is empty if the message has no unique key that can be cut out of its properties.
+    """
     form: HalfForm
 
     @property

@@ -94,7 +94,9 @@ class TopicRetention:
         self.tasks.begin("retention (topics)", self.topic_cycle)
 
     async def topic_cycle(self) -> int:
-        """Apply the limits of topics to some of the queues. Return the number of messages newly hidden.
+        """Raise the minimum offsets of the next few queues to the retention limits of their topics.
+
+        Return the number of messages that can no longer be read as a result.
 
         The new minimum offsets are synced to disk before they take effect. If that fails, they take effect
         nevertheless, but only until the next start.

@@ -1,6 +1,7 @@
-"""The two halves of a rebuild: computing queue units and index keys of records, and building the queues.
+"""The rebuild of consume queues: compute the queue units and index keys of records, then write the queues.
 
-The rules are those of recovery, corrected by the evidence of the old queues (see Evidence).
+A record is added to a queue under the same conditions as in recovery, except where the old queue files prove
+that the broker added the record, or did not (see `Evidence`).
 """
 
 from __future__ import annotations
