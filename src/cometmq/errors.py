@@ -62,7 +62,7 @@ class CometError(Exception):
             dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
-        # Unpickling an error calls its class with the values in `args`.
+        # Unpickling an error calls its class with the values in `args`, so `args` must hold all fields.
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 

@@ -24,7 +24,7 @@ LEVEL, FORMAT = "COMETMQ_LOG_LEVEL", "COMETMQ_LOG_FORMAT"
 """Environment variables for the level and the format of logs. Child processes inherit them."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 ARGUMENT_LIMIT = 512  # maximum characters of an argument, enough for a server's remark
-MESSAGE_LIMIT = 8192  # maximum characters of a record, including arguments
+MESSAGE_LIMIT = 8192  # maximum characters of a log message, including its arguments
 TRACEBACK_LINES = 100
 
 
@@ -47,7 +47,7 @@ class LogLimiter:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new period with the next log line."""
+        """End the current period, so that the next log line begins a new one."""
         self._begun = -math.inf
         self._asked = 0
 
@@ -63,9 +63,9 @@ class LogLimiter:
 
 
 class _Harmless(logging.Filter):
-    """Escapes and shortens the arguments of a record, and indents its traceback.
+    """Escapes and shortens the arguments of a log record, and indents its traceback.
 
-    Because of the indentation no line of a traceback can be taken for another record.
+    Because of the indentation, no line of a traceback can be mistaken for another log record.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -80,13 +80,13 @@ class _Harmless(logging.Filter):
 
 
 class _OneLine(logging.Filter):
-    """Turns the message of any record into one printable line, for loggers of other libraries."""
+    """Makes each log message one printable line, including messages from the loggers of other libraries."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         _filter.filter(record)
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # the arguments do not fit the format, so both are logged
+        except (TypeError, ValueError):  # the arguments do not fit the format string, so log both unchanged
             record.msg, record.args = f"{record.msg} {record.args}", ()
             text = record.msg
         safe = printable(text, MESSAGE_LIMIT)
@@ -119,7 +119,7 @@ class BadLevels(ValueError):
 
 
 class _JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON, with its arguments as separate fields."""
+    """Formats a log record as one line of JSON, in which `values` is the list of the message's arguments."""
 
     def format(self, record: logging.LogRecord) -> str:
         event: dict[str, object] = {
@@ -132,8 +132,8 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_text:
             event["traceback"] = record.exc_text
-        # json.dumps writes non-ASCII characters as JSON escapes. Otherwise the output stream might replace
-        # characters that it cannot encode by escapes that are invalid in JSON.
+        # json.dumps writes non-ASCII characters as JSON escapes. If it did not, standard error would write
+        # the characters that it cannot encode as Python escapes, some of which are invalid in JSON.
         return json.dumps(event, default=str, separators=(",", ":"))
 
 

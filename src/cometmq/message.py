@@ -217,7 +217,7 @@ def _as_bytes(body: object, topic: str) -> bytes:
 
 
 def _plain_words(keys: tuple[str, ...]) -> bool:
-    """Return whether all keys are valid. For speed, the keys are joined and tested together."""
+    """Return whether all keys of a message are valid. For speed, the keys are joined and tested together."""
     try:
         text = " ".join(keys)
     except TypeError:

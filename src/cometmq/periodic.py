@@ -32,7 +32,7 @@ class FailureLog:
         self._limits.pop(name, None)
 
     def failed(self, name: str, error: BaseException, when: str = "") -> None:
-        """Log a failure. The phrase `when` describes in the log line when the job is tried again."""
+        """Log that a job failed. `when` is appended to the log line and tells when the job runs again."""
         if not isinstance(error, OSError):
             log.error("%s failed, trying again%s", name, when, exc_info=error)
             return
@@ -155,7 +155,7 @@ class Periodic:
     def _begin(self) -> None:
         self._timer = None
         self._run = self._loop.create_task(self._run_once())
-        self._run.add_done_callback(self._ended)  # `_ended` is called even if a cancelled run never began
+        self._run.add_done_callback(self._ended)  # called even if the run is cancelled before it begins
 
     async def _run_once(self) -> None:
         self._wanted = False

@@ -192,7 +192,7 @@ class Filter:
                 json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_TIMEOUT_S
             )
         except CommandError:
-            await self._end()  # a process without its class is of no use, so end the process
+            await self._end()  # a process that could not load its class is of no use
             raise
 
     async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
@@ -228,7 +228,7 @@ class Filter:
         return CommandError(ResponseCode.FLOW_CONTROL, f"filter class {self.name}: {problem}")
 
     def _lost(self, problem: str) -> NoReturn:
-        """Record the loss of the worker process and the earliest time of a restart. Raises CommandError."""
+        """Record that the worker process was lost and when it may be restarted. Always raise CommandError."""
         self._problem = problem
         self._again_at = asyncio.get_running_loop().time() + self._restarts.next_s()
         log.warning("filter class %s: %s", self.name, problem)

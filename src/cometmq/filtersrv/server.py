@@ -42,11 +42,11 @@ log = logs.logger(__name__)
 
 REGISTER_S = 10.0
 MAX_FILTERS = 32  # maximum number of classes; each class has a process, which takes about 25 MiB
-MAX_SOURCE_BYTES = 256 << 10  # maximum size of a class's source, in bytes
+MAX_SOURCE_BYTES = 256 << 10  # maximum size of a filter class's source, in bytes
 IDLE_TIMEOUT_S = 120.0  # time in seconds after which an unused class is removed
 MAX_PULLS_PER_CONNECTION = 4_096  # maximum concurrent pulls of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
-BROKER_TIMEOUT_S = 10.0  # seconds for the broker's answer, beyond the pull's suspend time
+BROKER_TIMEOUT_S = 10.0  # maximum time for the broker's answer after the pull's suspend time, in seconds
 MAX_FILTERED_BYTES = 64 << 20  # maximum size of all messages that wait for a filter, in bytes
 MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # maximum size of messages that wait for one filter class, in bytes
 
@@ -99,7 +99,7 @@ class FilterServer:
         await self._client.close()
 
     async def look_round(self) -> None:
-        """Remove filter classes that have not been used for IDLE_TIMEOUT_S, then register with the broker."""
+        """Remove filter classes unused for IDLE_TIMEOUT_S and register this filter server with the broker."""
         for key, each in list(self.filters.items()):
             if self._loop.time() - each.used_at > IDLE_TIMEOUT_S and self.filters.get(key) is each:
                 del self.filters[key]
@@ -145,7 +145,10 @@ class FilterServer:
 
     @staticmethod
     def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
-        """Check an upload and return its source as text. Raises CommandError if it is invalid."""
+        """Check an uploaded filter class and return its source as text.
+
+        Raises CommandError if it is invalid.
+        """
         problem = ""
         if not is_legal_name(header.consumer_group, MAX_GROUP_LENGTH):
             problem = "consumerGroup is no name of a group"
@@ -177,7 +180,7 @@ class FilterServer:
         until = self._loop.time() + held_s
         flags = (header.sys_flag | PullSysFlag.SUBSCRIPTION) & ~PullSysFlag.CLASS_FILTER
         header = msgspec.structs.replace(header, sys_flag=flags, subscription="*", expression_type="TAG")
-        nothing: Frame | None = None  # the last "no match" answer, returned when the pull's time is over
+        nothing: Frame | None = None  # the answer if no message matches in time
         while nothing is None or (self._loop.time() < until and not connection.closed):
             try:
                 answer = await self._ask_broker(frame.version, header, until - self._loop.time())
@@ -186,7 +189,7 @@ class FilterServer:
             except CommandError:
                 if nothing is None:
                     raise
-                break  # return `nothing`; the next pull begins at the failed message and reports the error
+                break  # return no messages; the next pull begins at the failed one and reports the error
             if matching or not found:
                 return frame.response(answer.code, answer.remark, ext=answer.ext, body=matching)
             nothing = frame.response(

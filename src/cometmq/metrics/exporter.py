@@ -43,7 +43,7 @@ class MetricsExporter:
         Args:
             settings: The metrics settings of the server.
             interface: The address on which the server listens. It is used if the settings have no address.
-            collect: Adds the samples to the families.
+            collect: Adds the server's current samples to the Families object that it receives.
             why_not_ready: Returns the reason why the server is not ready, or "".
         """
         self._settings = settings
@@ -58,7 +58,10 @@ class MetricsExporter:
         """The port that Prometheus scrapes, or None if there is no open port."""
 
     async def start(self) -> None:
-        """Open the port, or start the push. Raises ConfigError, also if a package is missing."""
+        """Open the port for Prometheus or start the push to a collector, if the settings require one of them.
+
+        Raises ConfigError if a setting is invalid or a required package is missing.
+        """
         settings = self._settings
         if settings.metrics_exporter_type == DISABLE:
             return
@@ -78,7 +81,6 @@ class MetricsExporter:
             raise ConfigError("metricsExporterType", settings.metrics_exporter_type, expected) from error
 
     async def stop(self) -> None:
-        """Close the port, or stop the push."""
         running, self._running = self._running, None
         if running is not None:
             await asyncio.to_thread(running.stop)
@@ -89,7 +91,11 @@ class MetricsExporter:
             return self._ask(self._families())
 
     def why_not_ready(self) -> str:
-        """Return why the server is not ready, or "". Threads call this. Raises TimeoutError."""
+        """Return why the server is not ready, or "" if it is ready.
+
+        Must be called in another thread than the event loop's. Raises TimeoutError if the loop does not
+        answer in time.
+        """
 
         async def ask() -> str:
             return self._why_not_ready()
@@ -111,7 +117,7 @@ class MetricsExporter:
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
         try:
             asked = asyncio.run_coroutine_threadsafe(question, self._loop)
-        except RuntimeError as error:  # raised if the event loop is closed
+        except RuntimeError as error:  # the event loop is closed
             question.close()
             raise TimeoutError from error
         try:

@@ -1,4 +1,4 @@
-"""Metric families with samples measured at one moment, limited in number. No I/O, no clock."""
+"""The metric families of one measurement, with a limited number of samples. Uses no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Family(msgspec.Struct, eq=False):
 
     Attributes:
         name: The name without the unit and without the suffix `_total` of a counter.
-        samples: Pairs of the labels' values, in the order of the labels, and the number.
+        samples: For each sample, a tuple of label values (in the order of `labels`) and the measured number.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Families:
     """
 
     def __init__(self, most: int, labels: Iterable[tuple[str, str]] = ()) -> None:
-        """Create an empty collection in which all samples have the given labels."""
+        """Create an empty collection. `labels` are added to the labels of every sample."""
         common = list(labels)
         self._names = tuple(name for name, _ in common)
         self._values = tuple(_label(value) for _, value in common)

@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 1.0
 """Maximum time, in seconds, until a closed connection frees its slot."""
 KEEP_S = 1.0
 REUSE_FACTOR = 10
-"""Minimum ratio of the time for which a response text is reused to the time that its creation took."""
+"""A response text is reused for at least this many times as long as creating it took."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -113,7 +113,11 @@ class _Page:
         self._until = 0.0
 
     def text(self) -> bytes:
-        """Return the text of all samples. Threads call this. Raises TimeoutError."""
+        """Return all samples in Prometheus' text format, from the last collection if that is recent enough.
+
+        Must be called in another thread than the event loop's. Raises TimeoutError if the loop did not
+        provide the samples in time.
+        """
         with self._making:
             begun = time.monotonic()
             if begun >= self._until:
@@ -149,7 +153,10 @@ class _Handler(WSGIRequestHandler):
     server: _Server
 
     def get_environ(self) -> dict[str, Any]:
-        """Return the environment of a request. The server calls this after the request has been read."""
+        """Return the WSGI environment of a request, and record that the connection has sent a request.
+
+        The base class calls this method after it has read the request.
+        """
         self.server.has_asked(self.connection)
         return super().get_environ()
 
@@ -171,7 +178,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         )[0]
         self.address_family = family
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._since: dict[socket.socket, float] = {}  # start time by connection, oldest first
+        self._since: dict[socket.socket, float] = {}  # open connections and their start times, oldest first
         self._silent: dict[socket.socket, None] = {}  # connections that have not sent a request
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
@@ -199,8 +206,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     def _make_room(self) -> bool:
         """Free a slot for a new connection and occupy it. Return whether that was possible.
 
-        Connections that have not received their response in time are closed, and so is the oldest connection
-        without a request.
+        To free a slot, this closes the oldest connection that has not sent a request, and all connections
+        that were opened more than INACTIVITY_TIMEOUT_S ago.
         """
         late = time.monotonic() - INACTIVITY_TIMEOUT_S
         cut = [*list(self._silent)[:1], *(each for each, since in list(self._since.items()) if since < late)]
@@ -210,7 +217,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         return bool(cut) and self._room.acquire(timeout=CLOSE_TIMEOUT_S)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle one request in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -28,7 +28,7 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
     )
 
     def check_metrics(self) -> None:
-        """Check the values. Raises ConfigError for an invalid value."""
+        """Check the metrics settings. Raises ConfigError for an invalid setting."""
         kind = self.metrics_exporter_type
         if kind not in TYPES:
             raise ConfigError("metricsExporterType", kind, " or ".join(TYPES))
@@ -52,11 +52,17 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
         return [("metricsPromExporterPort", host, self.metrics_prom_exporter_port)]
 
     def metrics_labels(self) -> list[tuple[str, str]]:
-        """Return the labels that every sample has. Raises ConfigError."""
+        """Return the labels in `metricsLabel`, which every sample gets.
+
+        Raises ConfigError if they are invalid.
+        """
         return _pairs("metricsLabel", self.metrics_label, self.metrics_label)
 
     def metrics_headers(self) -> list[tuple[str, str]]:
-        """Return the headers of each push, which often contain a token. Raises ConfigError."""
+        """Return the headers to send with each push. Raises ConfigError if they are invalid.
+
+        The error does not show them, because headers often contain a token.
+        """
         return _pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header, "***")
 
 

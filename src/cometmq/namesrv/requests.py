@@ -148,7 +148,8 @@ class RequestProcessor:
     def _order_topics(self) -> dict[str, str] | None:
         if self._kv.fits(ORDER_TOPIC_CONFIG):
             return self._kv.namespace(ORDER_TOPIC_CONFIG)
-        # A registration without the list of ordered topics is better than a refused registration.
+        # Register the broker nevertheless: a registration without the list of ordered topics is better than
+        # no registration.
         log.error("%s is too long for registrations: delete some of its keys", ORDER_TOPIC_CONFIG)
         return None
 
@@ -265,7 +266,10 @@ class RequestProcessor:
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the names of all clusters and brokers, each of which is also a system topic."""
+        """Return the system topics that are named after clusters and brokers.
+
+        Each broker has a system topic with the name of its cluster, and one with its own name.
+        """
         topics, broker_addr = self.tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
@@ -391,5 +395,4 @@ def topic_problem(topic: str, *queue_nums: int) -> str:
 
 
 def topic_list(request: Frame, topics: list[str], broker_addr: str | None = None) -> Frame:
-    """Return the response that carries a list of topics."""
     return request.response(body=TopicList(topics, broker_addr).encode())

@@ -78,7 +78,6 @@ class NameServer:
 
     @property
     def config(self) -> NamesrvConfig:
-        """The current settings."""
         return self._config.now
 
     async def start(self) -> int:
@@ -147,7 +146,7 @@ class NameServer:
         if self._kv_file is not None:
             try:
                 await self._kv_file.save()
-            except OSError as error:  # already reported to the client that made the change
+            except OSError as error:  # the client that made the change has received this error already
                 log.error("cannot write the key-value configuration: %s", error)
 
     def scan(self) -> None:

@@ -178,7 +178,7 @@ class RouteTables:
         run between two removals.
         """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # skip brokers that have a new connection by now
+            if addr in self.addrs_of.get(connection, ()):  # skip a broker that has registered anew meanwhile
                 self._remove_broker(addr)
                 yield addr
 
@@ -267,7 +267,10 @@ class RouteTables:
         )
 
     def member_group(self, cluster: str, broker_name: str) -> BrokerData:
-        """Return the processes that share a broker name. For an unknown name, the result has no addresses."""
+        """Return the broker name with the addresses of its processes (master and slaves).
+
+        If the cluster has no broker with this name, `broker_addrs` of the result is empty.
+        """
         broker = self._brokers.get(broker_name)
         if broker is None or broker.cluster != cluster:
             return BrokerData(cluster=cluster, broker_name=broker_name, broker_addrs={})
@@ -290,9 +293,9 @@ class RouteTables:
         return [topic for topic, queues in items if want(next(iter(queues.values())).topic_sys_flag)]
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the names of all clusters and brokers, and the address of any broker.
+        """Return the names of all clusters and brokers, and the address of one broker.
 
-        The client queries that broker for its further system topics.
+        The address is None if there is no broker. The client asks that broker for the other system topics.
         """
         names: dict[str, None] = {}
         for cluster, brokers in self._clusters.items():

@@ -47,7 +47,7 @@ __all__ = [
     "traces",
 ]
 
-# The modules of those functions whose module has another name than the function.
+# The modules of the functions that are not defined in a module `jobs.NAME` with their own name.
 _MODULES = {
     "archived": "jobs.archive_query",
     "compact": "jobs.compaction",

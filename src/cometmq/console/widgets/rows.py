@@ -1,7 +1,7 @@
-"""Search, order and pages of lists, computed on the server.
+"""Searching, sorting and paging of lists, computed on the server.
 
-The browser receives one page of a list. The state of the list is in the query of the address, so that a link
-shows the same rows to other users: `?q=order&sort=-lag&page=2`.
+The browser receives one page of a list. The query string of the URL holds the search, the order and the page
+of the list, so that a link shows the same rows to other users: `?q=order&sort=-lag&page=2`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Column(Generic[T]):
     """A column of a list.
 
     Attributes:
-        name: Name of the column in the addresses of pages.
+        name: Name of the column in the query strings of pages.
         title: Key of the heading's text.
         value: Returns the value of a row, by which rows are sorted and which is shown.
         kind: Format of the value, a key of formats.KINDS.
@@ -85,7 +85,10 @@ class Selected(Generic[T]):
 def read_state(
     query: Mapping[str, str], columns: Iterable[Column[Any]], default: ListState, prefix: str = ""
 ) -> ListState:
-    """Return the state in a query. The default replaces invalid values. `prefix` is that of `query_of`."""
+    """Return the list state that a query string describes. Invalid values are replaced by those of `default`.
+
+    Only fields whose names begin with `prefix` are used, as `query_of` writes them.
+    """
     query = {name.removeprefix(prefix): value for name, value in query.items() if name.startswith(prefix)}
     names = {column.name for column in columns}
     sort = query.get("sort", ("-" if default.descending else "") + default.sort)
@@ -101,7 +104,10 @@ def read_state(
 
 
 def query_of(state: ListState, default: ListState, prefix: str = "") -> dict[str, str]:
-    """Return the query of a state, without values that equal the default. `prefix` begins each field name."""
+    """Return the query string fields of a list state, without fields that have the default value.
+
+    `prefix` is put before the name of each field.
+    """
     fields = {}
     if state.search != default.search:
         fields["q"] = state.search

@@ -33,7 +33,7 @@ def setting_rows(settings: Mapping[str, str]) -> list[Setting]:
 
 
 def settings_list(view: View, *, name: str = "") -> Listing[Setting]:
-    """Return an empty list of settings. `name` is the prefix of the list's fields in the address."""
+    """Return an empty list of settings. `name` is the prefix of the list's fields in the query string."""
     columns: list[Column[Setting]] = [
         Column("key", "settings.key", lambda row: row.key, searched=True),
         Column("value", "settings.value", lambda row: row.value, searched=True),

@@ -85,11 +85,11 @@ class Option:
     default: Any = inspect.Parameter.empty
     kw_only: bool = False
     text: str = ""
-    spark: Mapping[str, str] = field(default_factory=dict)  # descriptions, by the name of the Spark option
+    spark: Mapping[str, str] = field(default_factory=dict)  # descriptions by the name of the Spark option
 
     @property
     def type(self) -> Any:
-        """The type of the values other than None."""
+        """The type of the option's value; if None is permitted, the type without None."""
         found = get_args(self.kind)
         return next(each for each in found if each is not NoneType) if NoneType in found else self.kind
 
@@ -193,7 +193,10 @@ class Given:
                 )
 
     def values(self, **made: Any) -> dict[str, Any]:
-        """Return each option's value by field name. `made` has values that the caller built or checked."""
+        """Return the value of each option, by field name.
+
+        `made` holds values to return instead of parsed ones.
+        """
         return {
             each.name: made[each.name] if each.name in made else self._value(each) for each in self._declared
         }
@@ -255,10 +258,10 @@ def _shown(name: str, value: str) -> str:
 def job(
     struct: Callable[P, T],
 ) -> Callable[[Callable[[SparkSession, T], R]], Callable[Concatenate[SparkSession, P], R]]:
-    """Turn a function of a session and an options object into a function of a session and keyword arguments.
+    """Turn a function of a session and an options struct into a function of a session and single options.
 
-    The new function checks the options before the call. Its signature and docstring list the fields of the
-    struct.
+    The new function has one parameter for each field of the struct, also in its signature and docstring. It
+    creates the struct, checks its values and calls the original function.
     """
 
     def decorate(run: Callable[[SparkSession, T], R]) -> Callable[Concatenate[SparkSession, P], R]:

@@ -29,7 +29,7 @@ from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
 _CANCEL_S = 10.0  # seconds to wait for a cancelled job; Spark kills the worker of a cancelled task after 2 s
-_MANY = 1_000_000  # number of rows, more than any cluster has slots
+_MANY = 1_000_000  # length of a range that Spark divides by slots; more than the slots of any cluster
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
 _FAILURE = re.compile(r"most recent failure: Lost task .*?\): (?:[\w.$]+: )?(.+)")
@@ -91,8 +91,8 @@ def run_action(
 ) -> R:
     """Call `action`, which runs Spark jobs of this session in the calling thread, and return its result.
 
-    `on_look` is called several times per second while the action runs. `on_progress`, `stop` and the errors
-    are those of `run_units`.
+    `on_look` is called several times per second while the action runs. The meaning of `on_progress` and
+    `stop`, and the errors, are the same as for `run_units`.
     """
     stop = stop or threading.Event()
     if stop.is_set():
@@ -120,7 +120,11 @@ def slots(spark: SparkSession) -> int:
 def _in_tasks(
     work: Callable[[U], R], units: Sequence[bytes]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that maps unit indexes to outcomes (results or CometErrors)."""
+    """Return a function for `mapInArrow` that calls `work` for the units whose indexes it receives.
+
+    For each unit it returns the index and the outcome: the pickled result, or the pickled CometError that
+    `work` raised.
+    """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
@@ -185,11 +189,11 @@ class _ConnectJob(_Job):
 
         def heard(*, stages: Any, **_: Any) -> None:
             # Spark calls the handler for every operation of the session, in the thread that waits for that
-            # operation.
+            # operation. Only the operations of this job's thread are counted.
             if threading.get_ident() == thread:
                 self._done = sum(stage.num_completed_tasks for stage in stages)
 
-        handler: Any = heard  # the type of `heard` cannot be imported without gRPC
+        handler: Any = heard  # Any, because importing the handler's type requires gRPC
         self._spark.addTag(self._tag)
         self._spark.registerProgressHandler(handler)
         try:
@@ -241,7 +245,7 @@ def _watched(
     def watch() -> None:
         last = False
         while not last:
-            last = over.wait(_POLL_S)  # one more poll follows the end, to count the last finished tasks
+            last = over.wait(_POLL_S)  # after the end, poll once more to count the last tasks
             try:
                 if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()

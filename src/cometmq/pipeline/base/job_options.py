@@ -18,7 +18,7 @@ BodyFormat = Literal["json", "avro", "protobuf"]
 Show: TypeAlias = Callable[[int, int | None], None]
 MAX_RETENTION_S = 30 * 86_400
 TABLES = ("-o", "--output")
-_MAX = 2**31 - 1  # largest number of seconds: sums of such values in ms still fit into 64 bits
+_MAX = 2**31 - 1  # maximum of options in seconds, so that sums of such times in ms fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _SECONDS = range(10**9, 10**10)
 
 As ms, the same numbers would be times in 1970, before RocketMQ existed.
 """
-_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # how far a start and an end may be in the future, in ms
+_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # how far a read's start and end may be in the future, in ms
 
 Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
@@ -45,7 +45,7 @@ MARKS_KEY = "@last"
 
 
 def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
-    """Return the nested form of a map by queue (topic → broker name → queue), with sorted keys."""
+    """Convert values by queue to nested mappings (topic → broker name → queue number), with sorted keys."""
     tree: Tree = {}
     for queue in sorted(offsets):
         brokers = tree.setdefault(queue.topic, {})
@@ -54,9 +54,9 @@ def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
 
 
 def from_tree(tree: Mapping[str, Any], option: str = "offsets") -> Offsets:
-    """Return the flat form of nested offsets.
+    """Convert nested mappings, as `to_tree` returns them, to offsets by queue.
 
-    Raises ConfigError unless the form is topic → broker name → queue → integer.
+    Raises ConfigError unless the form is topic → broker name → queue number → offset.
     """
     return dict(_walk(tree, option))
 
@@ -128,9 +128,9 @@ def _parsed(text: str, option: str, expected: str) -> Offsets:
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
-    """Return the position that is logged for a batch: its end together with its start.
+    """Return the position that Spark logs for a batch. It contains the batch's end and its start.
 
-    It is needed for a batch that does not start at the end of the previous batch.
+    The start is needed for a batch that does not begin at the end of the previous batch.
     """
     return {START_KEY: to_tree(start), **to_tree(end)}
 

@@ -44,7 +44,7 @@ class Position:
     `group`; all other queues have the position `word`.
     """
 
-    word: int = EARLIEST  # one of the constants EARLIEST and LATEST
+    word: int = EARLIEST  # EARLIEST or LATEST
     offsets: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
     times: Offsets = field(default_factory=dict)  # start or end times in ms since 1970, by queue
@@ -139,7 +139,7 @@ class PullOptions(_Requesting, _Decoding):
     _: KW_ONLY
     tags: str = option("*")
     sql: str | None = option(None)
-    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")  # a group that exists on every broker
+    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")  # each broker has this group
     pull_batch_size: int = option(1024, low=1, high=INT_MAX)
     pulls_in_flight: int = option(8, low=1, high=INT_MAX)
     batch_bytes: int = option(16 * 1024 * 1024, low=1, high=MOST_BYTES)
@@ -204,7 +204,7 @@ class ReadOptions(PullOptions):
     max_offsets_per_trigger: int = option(1_000_000, low=1, high=LONG_MAX, query="stream")
     max_bytes_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
     min_offsets_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
-    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")  # default of Kafka's source
+    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")  # as in Spark's Kafka source
     min_partitions: int | None = option(None, low=1, high=LONG_MAX, shown="2 for each core")
     max_records_per_partition: int | None = option(None, low=1, high=LONG_MAX)
 
@@ -297,10 +297,10 @@ _ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
 
 
 def check_package(setting: str, value: str, package: str, extra: str) -> None:
-    """Raise ConfigError if a value requires a package that is not installed."""
+    """Raise ConfigError if the value of a setting requires a package that is not installed."""
     try:
         found = find_spec(package)
-    except ModuleNotFoundError:  # find_spec raises this error if the parent package is missing
+    except ModuleNotFoundError:  # raised by `find_spec` if the parent package is missing
         found = None
     if found is None:
         raise ConfigError(setting, value, f"the package {package}: pip install 'cometmq[{extra}]'")

@@ -14,7 +14,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.base.offsets import Offsets
 
-_LEAST_TASK_RECORDS = 20_000  # records read in 0.1 s, which is the fixed cost of a Python task
+_LEAST_TASK_RECORDS = 20_000  # reading so many records takes 0.1 s, the fixed cost of a Python task
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class QueueRange:
 
 
 def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int], limit: int) -> Offsets:
-    """Return an end for each queue, for about `limit` records divided in proportion to each queue's backlog.
+    """Return the end offset for reading each queue, so that about `limit` records are read in total.
 
-    A queue without a start offset has no backlog. A share below one record is rounded up to one, so that a
-    queue with a small backlog is read, too; the sum may therefore exceed `limit` by up to one record for each
-    such queue.
+    The records are divided among the queues in proportion to their backlogs. A queue without a start offset
+    has no backlog. A share below one record is rounded up to one, so that a queue with a small backlog is
+    read, too; the sum may therefore exceed `limit` by up to one record for each such queue.
     """
     backlog = {queue: max(0, end - start.get(queue, end)) for queue, end in latest.items()}
     total = sum(backlog.values())
@@ -67,7 +67,10 @@ def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, 
 
 
 def waiting_in(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> Offsets:
-    """Return each queue's number of records from start to end; omit queues with no records or no start."""
+    """Return each queue's number of records from start to end.
+
+    Queues without a start offset or without records are omitted.
+    """
     return {queue: end - start[queue] for queue, end in ends.items() if end > start.get(queue, end)}
 
 
@@ -77,10 +80,10 @@ def limit_bytes(
     sizes: Mapping[MessageQueue, float],
     limit: int,
 ) -> Offsets:
-    """Return an end for each queue, no later than in `ends`, so that all ranges have about `limit` bytes.
+    """Return the end offset for reading each queue, so that about `limit` bytes are read in total.
 
-    `sizes` holds the mean record size of each queue; a queue without a size counts with the mean size of the
-    other queues. At least one record is read.
+    No result is greater than the queue's offset in `ends`. `sizes` holds the mean record size of each queue;
+    for a queue without a size, the mean size of the other queues is assumed. At least one record is read.
     """
     waiting = waiting_in(start, ends)
     known = sum(waiting[queue] for queue in waiting.keys() & sizes.keys())
@@ -156,7 +159,7 @@ def default_tasks(records: int, slots: int) -> int:
 
 
 def pack(ranges: Sequence[QueueRange], tasks: int, max_records: int | None = None) -> list[list[QueueRange]]:
-    """Divide and group ranges into about `tasks` lists of equal weight, each up to `max_records` records.
+    """Divide ranges into about `tasks` lists with similar numbers of records, at most `max_records` per list.
 
     Fewer and larger lists are better, because a Python task occupies its slot for 60-100 ms before it reads
     anything. Within a list the ranges are sorted, and adjacent ranges are merged.

@@ -27,9 +27,10 @@ _READ_SIZE = 4 << 20  # bytes per read, enough for several responses of the maxi
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The account that signs requests, and the TLS settings: a file, or True for the defaults.
+    """The account that signs requests, and the TLS settings.
 
-    The driver sends an Access to the workers. Its repr never shows a secret.
+    `tls` is a file of TLS settings, True for the default settings, or False for connections without TLS. The
+    driver sends this object to the workers. Its repr never shows a secret.
     """
 
     credentials: Credentials | None = None

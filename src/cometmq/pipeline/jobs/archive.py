@@ -58,7 +58,7 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # maximum sampled queues, and maximum sampled messages per queue, for the fields of JSON bodies
+_SAMPLE = 100  # JSON bodies: columns are derived from at most this many queues, and messages per queue
 
 log = logs.logger(__name__)
 
@@ -209,7 +209,7 @@ class Job:
     batch: int = 0  # number of the next batch
     known: Offsets = field(default_factory=dict)  # the next offset to archive, by queue
     marks: Marks = field(default_factory=dict)
-    column: pa.StructType | None = None  # type of the table's column that holds parsed bodies
+    column: pa.StructType | None = None  # type of the column of parsed bodies in the archive's table
     parsing: Bodies | None = None
     group_log: GroupLog = field(init=False)
     unreadable: UnreadableQueues = field(init=False)
@@ -284,7 +284,7 @@ class Job:
         """Return whether a change of a topic has made queues unreadable since the run last checked."""
         before = {item.queue for item in self.summary.unreadable}
         with suppress(CometError):  # a failure of this check must not hide the error of the batch
-            self.cluster.queues(self.topics)  # the call requests the routes again
+            self.cluster.queues(self.topics)  # refreshes the routes, which the next call uses
             self._look_for_unreadable()
         return not before.issuperset(item.queue for item in self.summary.unreadable)
 
@@ -415,9 +415,10 @@ class Job:
         edges: Iterable[tuple[Offsets, Marks]],
         held: dict[MessageQueue, Bounds],
     ) -> bool:
-        """Return whether a record before the start or end of a range has changed since the range was planned.
+        """Return whether a queue was deleted and created again after its range was planned.
 
-        In that case the rows may come from two queues: the deleted queue and its replacement.
+        This is the case if the record just before the start or the end of the range has changed. The rows of
+        the range may then come from two queues: the deleted queue and its replacement.
         """
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}

@@ -82,11 +82,12 @@ def batches(spark: SparkSession, output: str) -> DataFrame:
 
 
 def completeness(spark: SparkSession, output: str) -> DataFrame:
-    """Return one row for each queue and each replacement of a queue (`life` in `manifest`), with its gaps.
+    """Return one row for each queue of an archive, with its numbers of gaps, overlaps and missing messages.
 
-    `gaps` and `overlaps` count the ranges that begin after or before the end of the previous range. `missing`
-    counts the offsets of the ranges that have no row in the table. All three are 0 if each message is in the
-    table exactly once.
+    A queue that was deleted and created again has one row for the deleted queue and one for its replacement;
+    `life` numbers them, as in `manifest`. `gaps` and `overlaps` count the ranges that begin after or before
+    the end of the previous range. `missing` counts the offsets of the ranges that have no row in the table.
+    All three are 0 if each message is in the table exactly once.
     """
     queue = [*_QUEUE, "life"]
     before = F.lag("end").over(Window.partitionBy(*queue).orderBy("start", "end"))
@@ -198,9 +199,10 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
 
 
 def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
-    """Return the rows of the files in `live`, read by Spark's Python workers.
+    """Return the rows of the data files in `live`, which Spark's Python workers read.
 
-    `columns` has the columns in the files first, and then the columns in directory names.
+    `live` has one entry for each file, from the archive's log. `columns` has the columns in the files first,
+    and then the columns in directory names.
     """
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
     reader = _reader(uri, live, columns)
@@ -216,7 +218,7 @@ def _divided(columns: pa.Schema) -> pa.Schema:
 def _reader(
     uri: str, live: list[dict[str, Any]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that maps indexes of files to the rows of these files."""
+    """Return a function for `mapInArrow` that receives indexes of `live` and returns these files' rows."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem, root = open_filesystem(uri)

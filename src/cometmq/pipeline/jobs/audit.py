@@ -37,8 +37,8 @@ _QUEUE = ("topic", "broker_name", "queue_id")
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
 _SAMPLES = 10  # maximum samples of each kind
 _MOST = 50  # maximum rows of a list in the summary
-GROUPS_MAX = 1000  # maximum groups per topic, because each group has a row for each message
-_GAP_MAX = 1 << 40  # maximum counted gap between offsets, so that sums with damaged records fit 64 bits
+GROUPS_MAX = 1000  # maximum examined groups per topic, because the result has a row per message and group
+_GAP_MAX = 1 << 40  # maximum value of a gap, so that sums fit into 64 bits despite damaged offsets
 _JOB = "audit"
 
 
@@ -73,7 +73,10 @@ class Limits:
         return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
 
     def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
-        """Return the time up to which windows are closed if the inputs end at `newest_ms`."""
+        """Return the time up to which windows are closed, or None if no window is closed.
+
+        `newest_ms` is the time up to which all inputs have rows, or None if an input has no rows.
+        """
         if self.end_ms is not None and self.end_ms + self.delay_ms <= now_ms:
             return self.end_ms
         # The newest store time may be in the future, because a broker's clock may have been ahead
@@ -168,7 +171,7 @@ class AuditSummary(msgspec.Struct):
     absent: list[str] = []
     """Requested topics without messages and without traces."""
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py).
+    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """
@@ -184,11 +187,12 @@ class AuditSummary(msgspec.Struct):
 
 
 def checked(rows: DataFrame, limits: Limits) -> DataFrame:
-    """Return a row for each message with its `window` and its faults.
+    """Return a row for each message with its time window (`window`) and its faults.
 
-    Copies of one stored record count as one message. `missing` is the number of missing offsets before the
-    message. `doubled`, `out_of_order`, `late` and `anew` are 1 or 0; `anew` marks a second message at the
-    same offset. `rows` has the columns COLUMNS.
+    Copies of one stored record count as one message. `missing` is the number of missing offsets just before
+    the message. The other faults are 1 or 0: `doubled` marks a message whose id an earlier message has,
+    `out_of_order` and `late` mark messages that exceed `disorder_ms` or `late_ms`, and `anew` marks a second
+    message at the same offset. `rows` has the columns COLUMNS.
     """
     born, stored = F.unix_millis("born_timestamp"), F.unix_millis("store_timestamp")
     order = ("queue_offset", "physical_offset")
@@ -241,9 +245,10 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def consumed(rows: DataFrame) -> DataFrame:
-    """Return how often, and when for the first time, a listener of each group finished each message.
+    """Return how often a listener of each consumer group processed each message successfully.
 
-    Columns are group, msg_id, times and first_ms. `rows` is the result of `trace.traces`.
+    Columns are group, msg_id, times and first_ms, the time at which the group first did so. `rows` is the
+    result of `trace.traces`.
     """
     done = (
         calls(rows)
@@ -262,7 +267,8 @@ def groups_of(found: DataFrame, done: DataFrame | None, positions: DataFrame | N
 
     `place` is the rank of the group within its topic. Groups with offsets rank first, because any client can
     write group names to the trace topic; the other groups rank by the number of messages that they consumed.
-    `traced` is 0 if the group writes traces, else NULL. The arguments are those of `in_groups`.
+    `traced` is 0 if the group writes traces, else NULL. The parameters have the same meaning as those of
+    `in_groups`.
     """
     pairs = []
     if positions is not None:
@@ -291,8 +297,8 @@ def in_groups(
     """Return a row for each message and each group of its topic.
 
     The columns show whether the group acknowledged the message, how often the group consumed the message, and
-    whether the message was lost or late. Unknown values are NULL. `found` is the result of `checked`,
-    `groups` that of `groups_of`, and `done` that of `consumed`. `positions` has the columns group, topic,
+    whether the message was lost or late. Unknown values are NULL. `found`, `groups` and `done` are results of
+    the functions `checked`, `groups_of` and `consumed`. `positions` has the columns group, topic,
     broker_name, queue_id and offset.
     """
     some = groups.filter(F.col("place") <= GROUPS_MAX).drop("place")
@@ -327,7 +333,8 @@ def _many(condition: Column) -> Column:
 def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
     """Return the table `topics`: a row for each window and topic.
 
-    `gone` is the result of `sent` with the additional column `there` (1: the source holds the message).
+    `found` is a result of the function `checked`. `gone` is a result of the function `sent` with one more
+    column: `there` is 1 if the source holds the message, else NULL.
     """
     counts = found.groupBy("window", "topic").agg(
         F.count("*").alias("messages"), *(F.sum(name).alias(name) for name in _FOUND)
@@ -344,7 +351,7 @@ def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
 def group_windows(rows: DataFrame) -> DataFrame:
     """Return the table `groups`: a row for each window, topic and group.
 
-    `rows` is the result of `in_groups`.
+    `rows` is a result of the function `in_groups`.
     """
     times = F.col("times")
     return rows.groupBy("window", "topic", "group").agg(
@@ -443,9 +450,9 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
 
 
 def _count_left_out(summary: AuditSummary, kept: Sequence[DataFrame], groups: DataFrame | None) -> None:
-    """Store in the summary the number of unreadable trace records and of groups that were not examined.
+    """Count the groups that were not examined and, if the audit has traces, the unreadable trace records.
 
-    Trace records are only counted if the audit has traces.
+    The numbers are stored in the summary.
     """
     if len(kept) > 1:
         summary.bad_traces = kept[1].filter("kind = 'bad'").count()

@@ -119,7 +119,7 @@ def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:
-    """Yield the files of each merge, in hours that ended before `closed`.
+    """Yield one list of files for each merge. Only hours that ended before `closed` are merged.
 
     Files that the archive's owner has deleted, and files for which there is no other file to merge with, are
     skipped.

@@ -92,9 +92,10 @@ def marked(
 ) -> DataFrame:
     """Add the columns `dedup_key`, `state` (kept or removed) and `kept` to messages.
 
-    `kept` is the position of the message that was kept instead. `key` is `keys`, `msg_id` (the sink's
-    idempotency key), or an SQL expression over the source's columns. A message whose key is empty or NULL is
-    kept. Each topic is handled separately. Raises ConfigError for an expression that cannot be evaluated.
+    `kept` is the position of the message that is kept among the messages with the same key. `key` is the word
+    `keys`, the word `msg_id` (the sink's idempotency key), or an SQL expression over the source's columns. A
+    message whose key is empty or NULL is kept, and its column `kept` is NULL. Each topic is handled
+    separately. Raises ConfigError for an expression that cannot be evaluated.
     """
     try:
         with_key = found.withColumn("dedup_key", _key(key))

@@ -44,7 +44,7 @@ COLUMNS = (
 GROUPS_MAX = 100_000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
 _MOST = 50  # maximum rows of a list in the summary
-_REASON = 200  # maximum characters of a reason
+_REASON = 200  # maximum characters of a dead letter's reason
 _NO_BODY = "its body is not in the source, an archive without bodies"
 _JOB = "dlq"
 
@@ -77,7 +77,7 @@ class DlqSummary(msgspec.Struct):
     """Number of combinations of group, topic, reason and hour."""
     counts: list[DeadLetters] = []
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py).
+    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """
@@ -114,7 +114,7 @@ class RedriveSummary(msgspec.Struct):
     """Number of dead letters that were not tried because an earlier one of their group was not sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py).
+    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """
@@ -218,7 +218,10 @@ def _with(rows: DataFrame, key: str, expression: str) -> DataFrame:
 
 
 def triage(rows: DataFrame) -> DataFrame:
-    """Return the table `triage`, with the columns of DeadLetters, for the result of `letters`."""
+    """Return the table `triage`, with the columns of DeadLetters.
+
+    `rows` is a result of the function `letters`.
+    """
     died = F.unix_millis("store_timestamp")
     hour = F.unix_millis(F.date_trunc("hour", F.col("store_timestamp"))).alias("hour_ms")
     return rows.groupBy("group", F.col("original_topic").alias("topic"), "reason", hour).agg(

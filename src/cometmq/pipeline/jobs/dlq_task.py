@@ -38,7 +38,10 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("copy_offset_msg_id", "problem")),
     ]
 )
-"""Columns of a result. `state` is a state of the admin client's `Resend`, or `LEFT`."""
+"""Columns of a dead letter's result.
+
+`state` is a state of the admin client's `Resend`, or `LEFT` if the dead letter was not tried.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIt
             taken: deque[MessageExt] = deque()
             group = topic.removeprefix(DLQ_PREFIX)
             try:
-                # Each result belongs to the oldest entry of `taken`, because results arrive in the order of
-                # the dead letters.
+                # Results arrive in the order of the dead letters, so each result belongs to the oldest dead
+                # letter in `taken`.
                 async for result in resend(admin.client, _taking(some, taken), group, task.how):
                     said = msgspec.structs.asdict(result) | {"state": result.state.value}
                     yield _row(taken.popleft(), group, said)
@@ -100,10 +103,10 @@ def _row(letter: MessageExt, group: str, said: dict[str, Any]) -> dict[str, Any]
 
 
 def letter_of(row: dict[str, Any]) -> MessageExt:
-    """Convert a row with a body to a message as the admin client would read it.
+    """Convert a row with a body to a message like those that the admin client receives from a broker.
 
-    The body is decompressed if the source keeps bodies as the broker stores them. The checksum shows whether
-    that is the case.
+    If the body does not match the stored checksum, the source has decompressed it, and the message does not
+    have the flag COMPRESSED.
     """
     sys_flag, body = row["sys_flag"], row["body"]
     if sys_flag & SysFlag.COMPRESSED and body_crc(body) != row["body_crc"]:

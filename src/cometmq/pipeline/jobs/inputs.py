@@ -1,10 +1,10 @@
-"""The sources of messages for jobs: an archive, store directories or live topics.
+"""The sources from which jobs read messages: an archive, store directories or live topics.
 
-| source | messages |
+| source | what a job reads |
 |---|---|
-| `/data/archive`, `s3://…` | of an archive (a directory or URI), as of its last commit |
-| `store:/backup/*/store,/other` | of store directories (`cometmq-store`), without requests to a broker |
-| `live:host:port;host:port` | of topics of these name servers (`cometmq`), as of the time of planning |
+| `/data/archive`, `s3://…` | the messages of an archive (a directory or URI) as of its last commit |
+| `store:/backup/*/store,/other` | the messages in store directories (`cometmq-store`), without a broker |
+| `live:host:port;host:port` | the messages that a cluster holds (`cometmq`) when the job plans the read |
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def messages(
 
 
 def _past(end_ms: int | None) -> int | None:
-    """Return the end, or None if the end is in the future and therefore excludes no existing message."""
+    """Return `end_ms`, or None if it is in the future: such an end excludes no existing message."""
     return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
@@ -140,8 +140,8 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)
     if end_ms is not None:
-        # An end in the future is valid. Because `check_time` refuses times far in the future, it receives the
-        # current time in place of a later end.
+        # An end in the future is valid, but `check_time` refuses times far in the future. Therefore an end in
+        # the future is checked as if it were the current time.
         check_time("end", min(end_ms, int(time.time() * 1000)), end=True)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")

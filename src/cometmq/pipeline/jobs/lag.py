@@ -54,10 +54,10 @@ WINDOWS_S = (60, 300, 3600)
 _SLACK = 1.1  # factor that lengthens a window, because samples may be slightly late
 _GROUPS_AT_ONCE = 16
 _MOST = 50  # maximum rows of a list in the summary
-_PROBLEMS = 10  # maximum number of first problems, and of latest problems, in the summary
-_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # name of a complete or staged sample file
+_PROBLEMS = 10  # the summary has at most this many of the first problems and as many of the latest
+_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # name of a final or temporary sample file
 _SPARK_READS = ("local", "hdfs")  # file systems that Spark from PyPI can read
-_RECENT = 1000  # maximum files that are read
+_RECENT = 1000  # maximum number of sample files read for the newest hour
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _JOB = "lag"
 
@@ -214,7 +214,7 @@ def _queue_lag(
     stored: Mapping[tuple[MessageQueue, int], int],
     now_ms: int,
 ) -> QueueLag:
-    end = max(held.maximum, offset)  # the group may have consumed more messages since the request
+    end = max(held.maximum, offset)  # the group may have consumed newer messages after `held` was requested
     first = max(offset, held.minimum)
     time_lag_ms = None if first < end else 0
     if (queue, first) in stored:
@@ -248,7 +248,7 @@ def _store_times(
                 found = cluster.marks(each).items()
                 stored |= {(queue, each[queue]): mark.stored_ms for queue, mark in found}
             return stored
-        except BrokerError as error:  # The error concerns one topic; other topics may be readable.
+        except BrokerError as error:  # concerns one topic only, so the others are requested again
             left = {place for place in wanted if place[0].topic != error.topic}
             problems.append(str(error))
             if len(left) == len(wanted):
@@ -257,9 +257,9 @@ def _store_times(
 
 
 def _rounds(wanted: set[tuple[MessageQueue, int]]) -> list[dict[MessageQueue, int]]:
-    """Divide the offsets into few mappings, each with one offset per queue.
+    """Divide offsets into as few mappings as possible, each with at most one offset per queue.
 
-    More than one mapping is needed because several groups share a queue.
+    Several groups may have different offsets in the same queue, so more than one mapping may be needed.
     """
     rounds: list[dict[MessageQueue, int]] = []
     used: dict[MessageQueue, int] = {}
@@ -358,7 +358,7 @@ class Samples:
         self._removed_ms: int | None = None
 
     def append(self, rows: Sequence[QueueLag], now_ms: int) -> bool:
-        """Add a sample, or return False if the table already has a sample of the same interval."""
+        """Write a sample. Return False if the table already has a sample of the same interval."""
         slot = now_ms - now_ms % self._interval_ms
         name = f"lag-{slot:013d}.parquet"
         if self._filesystem.get_file_info(f"{self._root}/{name}").type != fs.FileType.NotFound:
@@ -380,7 +380,7 @@ class Samples:
         return self._files.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
 
     def _remove(self, before_ms: int) -> None:
-        """Remove the samples of intervals before `before_ms`, and staged files of killed runs."""
+        """Remove the samples of intervals before `before_ms`, and temporary files of that age."""
         for info in self._filesystem.get_file_info(fs.FileSelector(self._root)):
             taken = _FILE.fullmatch(info.base_name)
             if taken and int(taken[1]) < before_ms:
@@ -461,7 +461,10 @@ class _Sampling:
         self._latest: deque[str] = deque(maxlen=_PROBLEMS)
 
     def take(self) -> None:
-        """Take a sample, or record the reason for a failure."""
+        """Take a sample. If that fails, add the reason to the problems and continue.
+
+        ConfigError and UnknownNameError are raised if no sample has been taken yet.
+        """
         self.tries += 1
         try:
             self.newest, problems = self._take()
@@ -478,14 +481,17 @@ class _Sampling:
                 try:
                     self._table.append(self.newest, self.newest_ms)
                     self.kept = True
-                except (OSError, pa.ArrowException) as error:  # continue: the next sample may succeed
+                except (OSError, pa.ArrowException) as error:  # continue: the next write may succeed
                     self._note([f"not in the table: {error}"])
             if not self.kept:
                 since_ms = self._since_ms()
                 self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the samples of the longest window, including samples of earlier runs."""
+        """Return the samples within the longest window.
+
+        If the table has samples of earlier runs, they are included.
+        """
         if self._table is not None and self.kept:
             return self._table.read(spark, self._since_ms())
         return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))

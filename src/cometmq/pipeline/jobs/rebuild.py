@@ -24,7 +24,7 @@ from cometmq.pipeline.table.objects import shown
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 
 _JOB = "rebuild"
-_INDEX = -1  # number of the part that builds the index
+_INDEX = -1  # the unit of work that builds the index; the other units build queues
 _MOST = 50  # maximum findings in the summary
 U = TypeVar("U")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ def rebuild(spark: SparkSession, given: RebuildOptions) -> RebuildSummary:
 
     Raises:
         ConfigError: An argument is invalid.
-        StoreError: A broker is using the store, or the store has light queues.
+        StoreError: A broker is using the store, or the store has light message queues (LMQ).
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """

@@ -87,7 +87,7 @@ class ReplaySummary(msgspec.Struct):
     targets_read: list[str] = []
     """Live topics that match the pattern but are not read, because this replay sends to them."""
     positions: int = 0
-    """Number of offsets of groups that this run set in queues of the targets."""
+    """Number of consumer offsets that this run set in the target topics."""
     positions_before: int = 0
     """Number of offsets that an earlier run set.
 
@@ -135,7 +135,7 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stop = given.stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
-    asked = msgspec.structs.replace(current.asked, source=given.source)  # the state's source has no secrets
+    asked = msgspec.structs.replace(current.asked, source=given.source)  # the stored source lacks the secrets
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
@@ -165,7 +165,7 @@ def _count(
     after: Mapping[MessageQueue, Sent],
     stop: threading.Event,
 ) -> None:
-    """Enter the source's queues in the summary, with the messages that remain to be sent."""
+    """Store in the summary, for each source queue, the messages that remain to be sent."""
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
@@ -210,7 +210,7 @@ def _rows(
 
 
 class Planned(msgspec.Struct):
-    """The contents of a source queue, and the log positions of its first and last messages."""
+    """The remaining messages of a source queue, and the log positions of the first and the last of them."""
 
     queue: MessageQueue
     start: int
@@ -221,11 +221,12 @@ class Planned(msgspec.Struct):
 
 
 def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
-    """Return the queues of a source, found by one scan of all its records.
+    """Return the queues of a source with the messages to send, found by one scan of all rows.
 
-    `after` is the progress of each queue.
+    `after` holds, for each queue, the last message that earlier runs have finished.
 
-    Raises ReplayError if there are too many queues, or if a queue's offsets are not in the order of the log.
+    Raises ReplayError if there are too many queues, or if the log positions of a queue's messages do not
+    ascend with their offsets, because the queue was deleted and created again.
     """
     found = (
         rows.groupBy(*_QUEUE)
@@ -256,7 +257,10 @@ def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
 
 
 def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) -> list[ReplayQueue]:
-    """Return the queues to replay with their targets. Raises ConfigError for an impossible target."""
+    """Return the queues to replay, each with its target topic.
+
+    Raises ConfigError if the name of a target topic is invalid or belongs to the system.
+    """
     chosen = []
     for each in planned:
         topic = each.queue.topic
@@ -364,8 +368,6 @@ def shares(
 
 
 class _Run:
-    """A run that sends messages."""
-
     def __init__(
         self,
         spark: SparkSession,
@@ -376,7 +378,7 @@ class _Run:
         on_progress: Callable[[int, int | None], None] | None,
         stop: threading.Event,
     ) -> None:
-        self._unread = threading.Event()  # cancels the job while Spark still reads and sorts the source
+        self._unread = threading.Event()  # when set, the Spark job is cancelled before a task sends
         self._spark, self._state, self._replay, self._options = spark, state, replay, options
         self._run, self._on_progress, self._stop = run, on_progress, stop
         self._total: int | None = None
@@ -393,7 +395,11 @@ class _Run:
         self._state.start(self._replay, self._run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
-        """Set the groups' offsets unless an earlier run did, because groups may have consumed since then."""
+        """Set the groups' offsets in the target topics, unless an earlier run has set them.
+
+        The offsets are set only once, because groups that have consumed since then would receive messages
+        again.
+        """
         before = self._state.positions_set()
         if before is not None:
             summary.positions_before = before
@@ -439,7 +445,7 @@ class _Run:
                 run_action(self._spark, "replay", sent.collect, on_look=self._look, stop=self._unread)
             )
         except JobStopped:
-            pass  # the run was stopped before the first send
+            pass  # the Spark job was cancelled before any task sent a message
         if not self._state.owned_by("" if self.stopped else self._run):
             raise ReplayError(self._state.shown, "another run has taken over")
         if self._on_progress:
@@ -455,7 +461,7 @@ class _Run:
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # no task will send: each first checks that its run owns the state
+                    self._unread.set()  # safe: a task only sends if its run owns the state
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

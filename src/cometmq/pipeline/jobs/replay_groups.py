@@ -74,7 +74,8 @@ def set_groups(
         for group, offsets in groups.items():
             for refusal in cluster.commit(group, offsets):
                 raise refusal
-            # `committed` retries while brokers are unreachable.
+            # Read the offsets back, because `commit` skips unreachable brokers. `committed` retries while
+            # brokers are unreachable.
             stored = cluster.committed(group, sorted(offsets))
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})

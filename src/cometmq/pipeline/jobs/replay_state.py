@@ -251,7 +251,7 @@ class ReplayState:
                 return create_local(path, content)
             if put is not None and put(path, content):
                 return True
-        except OSError as error:  # The content decides, because a failed write may have reached the store
+        except OSError as error:  # the file may exist nevertheless, so its content is compared
             problem = str(error)
         found = self._read(name)
         if found is None and put is None and problem is None:
@@ -270,7 +270,8 @@ class ReplayState:
     def _replace(self, path: str, content: bytes) -> None:
         self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
         if not isinstance(self._filesystem, fs.LocalFileSystem):
-            # Object stores replace the file when the stream is closed.
+            # An object store replaces the file only when the stream is closed, so no temporary file is
+            # needed.
             with self._filesystem.open_output_stream(path) as stream:
                 stream.write(content)
             return

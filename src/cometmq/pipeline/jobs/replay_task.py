@@ -41,7 +41,7 @@ COLUMNS = (
 """Columns of the source that a task needs."""
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 << 20
-BATCH_S = 2.0  # Seconds after which progress is recorded even if the batch is not full
+BATCH_S = 2.0  # seconds after which the progress is saved, even if the current batch is not full
 SHARDING_KEY = "__SHARDINGKEY"
 _BURST_S = 0.05  # Messages that are due within this number of seconds are sent together
 _KEPT = (BUYER_ID, INSTANCE_ID)  # Properties of RocketMQ that a replayed message keeps, besides keys and tags
@@ -181,7 +181,10 @@ class Sending:
         return self.progress
 
     def _may_send(self, sender: Sender, wait_s: float) -> bool:
-        """Wait until the next message may be sent. Return False if another run has taken over."""
+        """Wait for `wait_s` seconds, as the rate limit requires.
+
+        Return False if another run has taken over.
+        """
         if wait_s:
             sender.flush()
         while wait_s > BATCH_S:
@@ -208,7 +211,7 @@ class Sending:
     def _place(self, row: dict[str, Any]) -> Sent | None:
         """Return the progress of the row's queue, or None if the row has been handled before.
 
-        Raises ReplayError if the rows come from two queues of the same name.
+        Raises ReplayError if the rows come from both a deleted queue and its replacement.
         """
         queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
         sent, offset, place = self._sent.get(queue), row["queue_offset"], row["physical_offset"]
@@ -217,7 +220,8 @@ class Sending:
         self._rows[queue] += 1
         same = (offset, place) == (sent.offset, sent.physical_offset)
         if same or offset <= self._done_before.get(queue, -1):
-            # An earlier attempt of this task has counted some of these rows.
+            # An earlier attempt of this task may have counted these rows already, so the larger count is
+            # kept.
             sent.rows = max(sent.rows, self._rows[queue])
             return None
         if offset == sent.offset or place <= sent.physical_offset:
@@ -231,7 +235,7 @@ class Sending:
     def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
         """Return the message for a row, or None if the row must not be sent."""
         if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
-            self.progress.own += 1  # This replay itself sent this message to the source topic
+            self.progress.own += 1  # not sent again: the replay itself sent this message to the source topic
             return None
         offset = row["queue_offset"]
         make_id = self._ids.get(queue)

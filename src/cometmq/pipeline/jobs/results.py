@@ -23,7 +23,7 @@ from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
-_HALF = re.compile(r"_.*\.tmp")  # Name of a marker file that a killed run left incomplete
+_HALF = re.compile(r"_.*\.tmp")  # a marker file that a killed run left incomplete
 
 
 class Summary(Protocol):
@@ -40,7 +40,7 @@ def window(at_ms: str | Column, window_s: int) -> Column:
 
 
 def absent(topics: Sequence[str], *frames: DataFrame) -> list[str]:
-    """Return the topics that have no row in any of the frames."""
+    """Return those of `topics` that have no row in any of the DataFrames."""
     if not topics:
         return []
     found = reduce(DataFrame.union, [frame.select("topic") for frame in frames])
@@ -90,7 +90,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # Object stores create the file on close
+            with filesystem.open_output_stream(mark) as stream:  # the file appears when it is closed
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)

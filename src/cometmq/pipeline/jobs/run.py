@@ -55,14 +55,14 @@ from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
 CONSOLE_ROWS = 20
-_TASKS_PER_SLOT = 4  # Spark tasks per task slot of the cluster for reading the files of a Delta table
+_TASKS_PER_SLOT = 4  # number of Spark tasks that read a Delta table, per task slot of the cluster
 _POLL_S = 0.5
 _WRITTEN = "cometmq_written"
 _PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
 
 
 class SinkSummary(msgspec.Struct):
-    """The result of one sink."""
+    """The result of writing one sink of a pipeline file."""
 
     name: str
     format: str
@@ -173,7 +173,10 @@ def _cluster(wanted: ReadOptions) -> Cluster:
 
 
 def _prepare(run: _Run) -> None:
-    """Create all tables, and check the sinks against their columns. Raises PipelineFileError."""
+    """Create the tables of all sources and steps, and check each sink against the columns of its table.
+
+    Raises PipelineFileError.
+    """
     pipeline = run.pipeline
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
@@ -282,7 +285,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
 def _of_delta(spark: SparkSession, place: str) -> DataFrame:
     """Return the latest version of a Delta table.
 
-    Workers read it with delta-rs, as Spark has no Delta reader.
+    Workers read it with delta-rs, so Spark needs no package for Delta.
     """
     check_package("format", "delta", "deltalake", "delta")
     from cometmq.pipeline.table import delta
@@ -393,7 +396,7 @@ def _streams(run: _Run) -> None:
     If one query fails, the other queries end after their current batches.
     """
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    newest: dict[str, int] = {}  # Number of the newest batch whose rows are counted, by sink
+    newest: dict[str, int] = {}  # number of the newest counted batch, by sink name
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):
@@ -443,7 +446,10 @@ def _finish(query: StreamingQuery) -> None:
 
 
 def _positions(queries: Sequence[StreamingQuery]) -> Offsets | None:
-    """Return, for each queue, the lowest offset of the queries, or None if a query has made no progress."""
+    """Return each queue's lowest offset among the positions that the queries have reached in their sources.
+
+    Return None if a query has made no progress yet.
+    """
     least: Offsets = {}
     for query in queries:
         if query.lastProgress is None:
@@ -464,7 +470,10 @@ def _count(
     newest: dict[str, int],
     may_fail: bool = True,
 ) -> None:
-    """Add to the summaries the rows written since the last call. End all queries if one has failed."""
+    """Update the summaries with the rows written since the last call.
+
+    If a query has failed, end all queries.
+    """
     for _, summary, query in queries:
         for progress in query.recentProgress:  # `recentProgress` holds the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)

@@ -37,7 +37,7 @@ _REFUSED = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
 _PATH_MAX = 4096
-_SECRET = 4  # Minimum length of a hidden value, because shorter values occur in words
+_SECRET = 4  # Minimum length of a value to hide in messages, because shorter values occur in words
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _BAD_RECORDS = "badrecordspath"
 _TOP = ("mode", "sources", "steps", "sinks")
@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The permitted lateness of rows, measured in a column of times."""
+    """A watermark of a table: the column of the rows' times, and how late rows may arrive."""
 
     column: str
     delay: str
@@ -92,7 +92,7 @@ class Step(Table):
 
     sql: str
     sql_line: int
-    own_lines: bool  # Whether `sql` has the same line breaks as the pipeline file
+    own_lines: bool  # Whether each line of `sql` is also a line of the pipeline file
 
     def line_of(self, line: int) -> int:
         """Convert a line number of the query to a line number of the pipeline file.
@@ -131,7 +131,7 @@ class Pipeline:
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
     sinks: tuple[Sink, ...]
-    secrets: Mapping[str, str] = field(repr=False)  # Each variable as `${NAME}`, by its value
+    secrets: Mapping[str, str] = field(repr=False)  # key: a value to hide; value: its `${NAME}`
 
     def hide(self, text: str) -> str:
         """Return `text` with the values of environment variables replaced by their names."""
@@ -277,7 +277,7 @@ class _Reader:
                 self._wrong(sink.table.line, f"from: {_said(sink.table.shown)} is none of {names}")
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
-        """Check that a path to which a sink writes is used only once, by sinks and sources together."""
+        """Record an error for each path to which a sink writes if another source or sink uses it, too."""
         places = [
             (source.path, f"source {source.name} reads")
             for source in sources
@@ -304,7 +304,7 @@ class _Reader:
     def _section(
         self, node: Node, what: str, known: tuple[str, ...], required: tuple[str, ...] = ()
     ) -> dict[str, Node]:
-        """Return the nodes of a mapping's known keys. Unknown and missing keys are recorded as errors."""
+        """Return the nodes of a section's known keys. Unknown and missing keys are recorded as errors."""
         if not isinstance(node.value, dict):
             self._wrong(node.line, f"{what} must be a mapping with: {', '.join(known)}")
             return {}
@@ -410,9 +410,9 @@ class _Reader:
         return Text(_VARIABLE.sub(value, text), text, node.line)
 
     def _check(self, given: dict[str, Node], node: Node, parse: Callable[[], object]) -> None:
-        """Parse options in the same way as the pipeline's formats.
+        """Call `parse`, the option parser of a source's or a sink's format.
 
-        An error is reported at its option's line.
+        If an option is invalid, record the error with the line of the option.
         """
         try:
             parse()

@@ -67,7 +67,10 @@ def _divided(path: str) -> list[str]:
 
 
 def _without_braces(path: str) -> list[str]:
-    """Expand `a{b,c}` to `ab` and `ac`. A path with too many alternatives is cut off and ends in `*`."""
+    """Expand `a{b,c}` to `ab` and `ac`.
+
+    With too many alternatives, a path is replaced by its beginning and `*`.
+    """
     done, left = [], [path]
     while left:
         item = left.pop()
@@ -92,8 +95,8 @@ def _ways(path: str) -> set[tuple[str, ...]]:
         host = found[2] or "" if scheme.startswith("abfs") else (found[2] or "").rpartition("@")[2]
         store = f"{_SAME.get(scheme, scheme)}://{host.removesuffix(_PORTS.get(scheme, ''))}"
         rest = path[found.end() :]
-        # A `?` may begin the options of a URI or be a wildcard of a pattern, so the result contains both
-        # readings.
+        # A `?` may begin the options of a URI or be a wildcard, so the result contains the path with and
+        # without the part that begins with the `?`.
         return {(store, *_names(os.path.normpath(f"/{part}"))) for part in (rest, rest.partition("?")[0])}
     whole = os.path.abspath(local)
     matches = islice(glob.iglob(whole), _MATCHES_MAX) if _is_pattern(whole) else [whole]

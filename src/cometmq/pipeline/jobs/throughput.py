@@ -48,7 +48,7 @@ class ThroughputSummary(msgspec.Struct):
     absent: list[str] = []
     """Requested topics without messages in the requested time range."""
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py).
+    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """
@@ -66,7 +66,7 @@ class ThroughputSummary(msgspec.Struct):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second over the time range of `messages_per_s`."""
+        """Bytes per second between the first and the last store time (at least one second)."""
         return self.bytes / self._span_s
 
     @property

@@ -30,7 +30,10 @@ _JOB = "trace"
 
 
 class SendLatency(msgspec.Struct):
-    """Latencies of a producer group's sends to a topic, in ms. A response other than SEND_OK is a failure."""
+    """Latencies of a producer group's sends to a topic, in ms, and the numbers of sends and failures.
+
+    A send with another response than SEND_OK is a failure.
+    """
 
     topic: str
     group: str
@@ -90,7 +93,7 @@ class TraceSummary(msgspec.Struct):
     groups: list[ConsumeLatency] = []
     bad_samples: list[BadTrace] = []
     unreadable: list[UnreadableQueue] = []
-    """Live queues with messages that could not be read (live/unreadable.py).
+    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """

@@ -1,4 +1,7 @@
-"""Conversion of trace messages to rows: one row for each message that a record names, or for a bad record."""
+"""Conversion of trace messages to rows.
+
+A readable trace record has one row for each message that it names. An unreadable record has one row.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAf
 
 _END = b"\x02"
 _BATCH_ROWS = 5000
-_BATCH_RAW = 8 << 20  # Maximum total length of the raw texts in a batch, in characters
-_LONGEST = 1024  # Maximum length of a name or an id, in characters; RocketMQ's have at most 255
+_BATCH_RAW = 8 << 20  # Maximum characters of the column `raw` in a batch; it holds unreadable records
+_LONGEST = 1024  # Maximum characters of a name or an id; RocketMQ's own have at most 255
 _MOST_IDS = 10_000  # Maximum number of message ids in a trace record, as Java writes one for a batch
 
 SCHEMA = pa.schema(
@@ -29,7 +32,7 @@ SCHEMA = pa.schema(
         ("group", pa.string()),
         ("topic", pa.string()),
         ("msg_id", pa.string()),
-        ("part", pa.int32()),  # Index of the message in its batch, for which Java writes one trace record
+        ("part", pa.int32()),  # Index of the message in its batch; Java writes one record per batch
         ("request_id", pa.string()),
         ("cost_ms", pa.int64()),
         ("success", pa.bool_()),
@@ -100,17 +103,15 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
 
 
 def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
-    """Raise BodyError for invalid names.
+    """Raise BodyError for an invalid group name, for too many message ids, or for a text that is too long.
 
-    The check is needed because any sender can write any text to the trace topic, and the jobs count by group
-    and by id.
+    The check is needed because any sender can write any text to the trace topic.
     """
     if group and not is_legal_name(group, MAX_GROUP_LENGTH):
         raise BodyError("trace", "the name of a group is expected", "groupName")
     if len(ids) > _MOST_IDS:
         raise BodyError("trace", f"more than {_MOST_IDS} ids in a record", "msgId")
-    # The length is limited because each of a million ids could otherwise carry a copy of a name of a
-    # megabyte.
+    # Each id becomes a row with a copy of the record's names, so long names would take much memory.
     for text in (*row.values(), *ids):
         if isinstance(text, str) and len(text) > _LONGEST:
             raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")

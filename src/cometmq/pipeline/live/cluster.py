@@ -75,7 +75,7 @@ _AWAY_S = (1.0, 30.0)
 _REFUSED_S = 10.0  # Seconds during which an address that refused a connection is tried last
 _ROUTE_S = 5.0  # Maximum age of a known route when a lookup is repeated, in seconds
 _SAMPLES = 64  # Number of records whose sizes are sampled, to limit a batch by bytes
-_SHRUNK_S = 1.0  # Pause before the offsets of a queue that seems shorter are requested again, in seconds
+_SHRUNK_S = 1.0  # Pause before `look_twice` repeats a call, in seconds
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # Number of queues that a producer requests when its first message creates a topic
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Cluster:
         self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # Unreachable brokers by name
-        # Addresses to try last, each with the time until which this applies.
+        # Addresses that are tried last, each with the time until which it is tried last.
         self._refused: dict[str, float] = {}
         self._routed: dict[str, float] = {}  # Time of each topic's last lookup
         # Time of the last request for all topic names, and the names.
@@ -123,7 +123,7 @@ class Cluster:
         return tuple(name for name in self._listed[1] if pattern.fullmatch(name))
 
     def _check_kinds(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a 5.x topic that is compacted or static, or has light topics."""
+        """Raise ConfigError for a 5.x topic that is compacted, static or of the message type LITE."""
         first: list[MessageQueue] = []
         for name in set(names) - self._ordinary:
             route = self._routes.get(name) or self.route(name)
@@ -135,7 +135,8 @@ class Cluster:
                 headers = [TopicRequestHeader(topic=queue.topic) for queue in own]
                 frames = [Frame.request(RequestCode.GET_TOPIC_CONFIG, header) for header in headers]
                 for queue, answer in zip(own, self._call(self._known_or_fresh(own[0]), frames), strict=True):
-                    # RocketMQ 4.9 lacks this request and the attributes.
+                    # A 4.9 broker has neither this request nor topic attributes, so its topics pass the
+                    # check.
                     if answer.code == ResponseCode.SUCCESS and answer.body:
                         _check_attributes(queue.topic, TopicConfig.decode(answer.body).attributes or {})
                     self._ordinary.add(queue.topic)
@@ -153,7 +154,7 @@ class Cluster:
         return self._within_timeout(lambda: self._route(topic), unknown_ok=False)
 
     def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic that are writable now, or that its first message would create.
+        """Return the writable queues of a topic, or those that the first message to a new topic would create.
 
         With `wait`, retry until the timeout if no name server responds.
         """
@@ -176,9 +177,10 @@ class Cluster:
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
         """Return the sorted names of brokers that may hold messages of the topics but are not readable now.
 
-        `known` queues were read before, and `held` queues are readable now. The broker of a known queue is
-        included if it has no readable queue of the topic and is not registered. A broker in a topic's route
-        is included if the topic has no readable queue there.
+        `known` are the queues that were read before, and `held` are the queues that are readable now. A
+        broker is included if it has a known queue but no readable queue of that topic, and no name server
+        lists the broker. A broker is also included if the current route of a topic names it, but it has no
+        readable queue of the topic.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
@@ -199,7 +201,7 @@ class Cluster:
         return self._routes.get(topic)
 
     def is_away(self, broker_name: str) -> bool:
-        """Return whether the last request of `look` to this broker failed."""
+        """Return whether this broker was unreachable when `look` last queried it."""
         return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:
@@ -232,10 +234,10 @@ class Cluster:
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return the address from which to read the queue.
+        """Return an address from which the queue can be read.
 
-        The broker with the given broker id is preferred to the master's other addresses. Raises NoRouteError
-        or ConnectError if no address is reachable.
+        The process with the given broker id is tried first, then the other processes with the same broker
+        name. Raises NoRouteError or ConnectError if no address is reachable.
         """
         self._route(queue.topic)
         return self._reachable(queue, broker_id)
@@ -302,7 +304,9 @@ class Cluster:
         }
 
     def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """Return the `bounds` of the queues of `topics` and of their `known` queues, for repeated calls.
+        """Return the `bounds` of the topics' current queues and of their `known` queues.
+
+        Intended for repeated calls.
 
         Queues whose broker is unreachable or refuses temporarily are omitted. If a name server does not
         respond or does not know a topic, the last known addresses of the brokers are used. A broker that
@@ -353,9 +357,10 @@ class Cluster:
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
-        """Return the marks of the records at these offsets. Raises BrokerError if a broker refuses a request.
+        """Return the mark (log position and store time) of the record at each of these offsets.
 
-        Missing and damaged records, and records of unreachable brokers, are omitted.
+        Missing and damaged records, and records of unreachable brokers, are omitted. Raises BrokerError if a
+        broker refuses a request.
         """
         found = self._pull_each(
             sorted(offsets.items()), lambda _, offset, reply: mark_at(offset, reply.body), away_ok=True
@@ -405,10 +410,11 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """Return the offsets at which reading continues in queues that were replaced (see `marks.resume`).
+        """Return the offsets at which reading continues in queues that were deleted and created again.
 
-        The marks are compared for queues with new messages and, with `idle`, also for queues without new
-        ones.
+        A replaced queue is recognised by comparing the mark (log position and store time) of the last read
+        record with the current record at that offset (see `marks.resume`). Queues without new messages are
+        compared only if `idle` is set.
         """
         looked_at = {
             queue: read[queue] - 1
@@ -434,7 +440,7 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """Return the offset of each queue to which a position in the options resolves.
+        """Return the offset in each queue that a position from the options denotes.
 
         Raises ConfigError if the position names queues outside `queues`, or a group without offsets in
         `queues`.
@@ -467,7 +473,7 @@ class Cluster:
         for own in _by_broker(queues):
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
             for frame in frames:
-                frame.version = VERSION_5_0_0  # CometMQ ignores `set_zero_if_not_found` for older clients
+                frame.version = VERSION_5_0_0  # CometMQ ignores `set_zero_if_not_found` of older clients
             address, answers = self.ask(own[0], frames)
             for queue, answer in zip(own, answers, strict=True):
                 if answer.code != ResponseCode.QUERY_NOT_FOUND:
@@ -613,9 +619,11 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """Return the result of `look`, called a second time if a queue seems shorter than what was read from it.
+    """Return the result of `look`.
 
-    A queue seems shorter if a restarted broker is still rebuilding its queues.
+    If a queue ends before records that were already read, call `look` once more.
+
+    A queue may end too early while a restarted broker is rebuilding its queues.
     """
     held = look()
     if shrunk(read, held):
