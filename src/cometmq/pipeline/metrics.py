@@ -1,4 +1,4 @@
-"""Metrics of running jobs for Prometheus: on a port of this machine, or in a file for its textfile collector.
+"""Metrics of running jobs for Prometheus, on a local port or in a file for node_exporter.
 
     with PipelineMetrics("9404") as metrics:  # or "/var/lib/node_exporter/cometmq.prom"
         spark.streams.addListener(metrics.listener)
@@ -64,10 +64,10 @@ class PipelineMetrics:
         self.registry = CollectorRegistry()
         self.port: int | None = None
         self._path: str | None = None
-        self._lock = threading.Lock()  # The listener and the job report from different threads
+        self._lock = threading.Lock()  # The listener and the job report in different threads
         self._names: dict[str, str] = {}  # Label of each running query, by the query's id
         self._ended: dict[str, None] = {}  # Labels of ended queries, the oldest first
-        # Metrics of each query and their labels, by the query's label.
+        # For each query, by its label: its metrics, each with its label values.
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
@@ -151,9 +151,9 @@ class PipelineMetrics:
             self._written()
 
     def _of(self, metric: _Metric, *labels: str) -> _Metric:
-        """Return the metric with these labels, and record it for its later removal.
+        """Return the metric with these label values, and record it for its removal together with the query.
 
-        The first label is the query's.
+        The first value identifies the query.
         """
         self._children.setdefault(labels[0], set()).add((metric, labels))
         return metric.labels(*labels)

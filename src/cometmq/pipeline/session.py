@@ -71,7 +71,7 @@ def spark_session(
     if master.startswith(CONNECT):
         builder = builder.remote(master)
     else:
-        os.environ.pop("SPARK_REMOTE", None)  # PySpark would prefer this variable to the given master
+        os.environ.pop("SPARK_REMOTE", None)  # PySpark would use this variable instead of `master`
         builder = builder.master(master)
         settings |= _own_jvm(master, memory, quiet=quiet, quick_start=quick_start)
     for key, value in (settings | dict(conf or {})).items():

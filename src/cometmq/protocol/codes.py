@@ -176,7 +176,10 @@ NAMESRV_REQUESTS = frozenset(
 
 
 class ResponseCode(IntEnum):
-    """The codes of responses. 209 to 211 have their names of 4.9; 5.x uses the same numbers for POP."""
+    """The codes of responses.
+
+    The codes 209 to 211 have the names of 4.9; in 5.x, these numbers belong to the POP protocol.
+    """
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -154,7 +154,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     ext_fields: dict[str, str] | None = None
     typed: Header | None = None
     raw_header: bytes = b""
-    """The JSON header of a frame whose header was decoded into `typed`, for code that needs all fields."""
+    """The header's JSON, if the header was decoded into `typed`, which does not have all fields."""
 
     # -- creation
 
@@ -203,7 +203,8 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
             code=code,
             opaque=self.opaque,
             flag=RESPONSE_FLAG,
-            # Clients in other languages compare the language in a response with that of Java servers.
+            # A response names Java as its language, as Apache's servers do, because clients in other
+            # languages check this field.
             language=_JAVA,
             remark=remark,
             body=body,
@@ -256,9 +257,10 @@ if TYPE_CHECKING:
     _Language = str
 else:
     _Language = Literal[LANGUAGES]
-# Fields that the JSON header does not contain get JSON keys that no client uses ("#b" and others). A hostile
-# sender can set the body and the header text by these keys, but the decoder overwrites both afterwards. The
-# other fields accept only their default.
+# The following structs are decoded from the header's JSON. A field of the frame that this JSON does not
+# contain, such as the body, gets a JSON key that no client uses ("#b" and others). A hostile sender can set
+# the body and the header text by these keys, but the decoder overwrites both afterwards. The other fields
+# accept only their default.
 
 
 class _TypedFrame(Frame, gc=False, kw_only=True):
@@ -329,15 +331,15 @@ def decode_frame(payload: Bytes) -> Frame:
 
 
 def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
-    """Decode a frame like `decode_frame`: the bytes after its length field, from `start` to `stop`."""
+    """Decode the frame whose bytes after the length field are buffer[start:stop]. Raises FrameError."""
     if stop - start < 4 + _PREFIX:
         return _decode_rest(buffer, start, stop)
     word: int
     prefix: bytes
     word, prefix = _word_and_prefix_at(buffer, start)
     decode = _TYPED.get(prefix)
-    # A binary header sets the high byte of `word`, so `end` lies beyond `stop`, and the general decoder is
-    # used.
+    # The low 24 bits of `word` are the header's length. For a binary header, the high byte is 1, so that
+    # `end` is larger than `stop` and `_decode_rest` decodes the frame.
     end = start + 4 + word
     if decode is None or end > stop:
         return _decode_rest(buffer, start, stop)

@@ -149,18 +149,18 @@ class UniqueKeys:
         self._counter = counter & 0xFFFF
         self._at_ms = 0
         self._first = self._counter
-        """The counter of the first key with the time `_at_ms`."""
+        """The counter in the first key that contains the time `_at_ms`."""
 
     def roll(self, month_start_ms: int, next_month_ms: int) -> None:
-        """Set the limits of a new month, which are epoch ms."""
+        """Begin a new month. Both arguments are in epoch ms."""
         self._month_start_ms = month_start_ms
         self.next_month_ms = next_month_ms
 
     def make(self, now_ms: int) -> str:
-        """Return the next key: 32 characters with IPv4, 56 with IPv6.
+        """Return the next unique key: 32 characters with IPv4, 56 with IPv6.
 
-        If the clock is set back, keys contain the latest earlier time until the clock reaches it again.
-        Otherwise a pair of time and counter could repeat.
+        If the clock is set back, keys contain the latest time that was used, until the clock reaches it
+        again. Otherwise a pair of time and counter could repeat.
         """
         counter = self._counter
         if now_ms > self._at_ms:

@@ -73,7 +73,7 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
     missing = dict(values)
     open_end = False
-    for number, pair in reversed([*logical_lines(text)]):  # Backwards, because the last pair of a key counts
+    for number, pair in reversed([*logical_lines(text)]):  # Backwards, to find a key's last pair first
         start = stop = number - 1
         while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
             stop += 1
@@ -108,7 +108,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""  # `first` is the line where the incomplete logical line began, or 0
+    first, joined = 0, ""  # `first` is the number of a logical line's first line, 0 between logical lines
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
         if not first and line[:1] in ("#", "!"):

@@ -32,14 +32,15 @@ BYTES_OF_A_VALUE = 16
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _standard: set[type] = set()
-"""The body classes, of those used so far, whose values fastjson writes as standard JSON."""
+"""The types whose values fastjson writes as standard JSON. A type is added when it is first encoded."""
 _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
 
 def always(value: T, name: str | None = None) -> T:
-    """Return a field default that is written like any other value, where msgspec would omit the default.
+    """Return the definition of a field that is encoded even if it has its default value.
 
-    msgspec omits only defaults that it can compare. It cannot compare a default that a function creates.
+    msgspec omits a field whose value equals the default, but it cannot compare a default that a function
+    creates. So the definition contains such a function.
 
     Args:
         value: The default.
@@ -61,12 +62,11 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
     # Whether a body may be standard JSON, which is tried first. Bodies with queues as keys are never standard
     # JSON.
     STRICT: ClassVar[bool] = True
-    # The maximum size in bytes of a body that is not standard JSON. Such a body may have at most one value
-    # per BYTES_OF_A_VALUE bytes of this size, because the time to read it depends on the number of values.
+    # The maximum size in bytes of a body that is not standard JSON. Such a body may have at most
+    # MAX_LENIENT_BYTES / BYTES_OF_A_VALUE values, because the time to read it depends on their number.
     MAX_LENIENT_BYTES: ClassVar[int] = MAX_SERVER_BYTES
 
     def encode(self) -> bytes:
-        """Return the encoded body."""
         return write_fastjson(self)
 
     @classmethod
@@ -147,11 +147,8 @@ def _key(key: Any) -> Any:
 def write_fastjson(value: Any, bare: bool = True) -> bytes:
     """Return a value in fastjson's dialect, in which queues and integers may be keys.
 
-    Keys are sorted, and fields of a body that are None are omitted.
-
-    Args:
-        value: The value.
-        bare: Whether integer keys are written without quotes.
+    Keys are sorted, and fields of a body that are None are omitted. With `bare`, integer keys are written
+    without quotes.
     """
     kind = value.__class__
     if kind is list:

@@ -172,8 +172,8 @@ class _Reader:
         if "\\" in content:
             content = _ESCAPE.sub(self._unescape, content)
             if not content.isascii():
-                # Java's strings are UTF-16, so two escapes (a surrogate pair) can form one character. Half a
-                # pair is replaced, because it could not be encoded.
+                # Java's strings are UTF-16, so two escapes (a surrogate pair) can form one character. A
+                # surrogate without its partner is replaced by U+FFFD, because UTF-8 cannot represent it.
                 content = content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         self.pos = match.end()
         return content

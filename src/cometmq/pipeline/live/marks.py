@@ -1,8 +1,9 @@
-"""Marks of records, by which a reader detects that a queue has been replaced since it was read.
+"""Marks of records, which show that a queue has been replaced since it was read.
 
-If a topic is deleted and created again, or a broker loses its newest records, the same offsets are assigned a
-second time. Once the queue has grown past the old offset, the offsets no longer show the replacement. A mark
-does: two records never have the same log position and the same store time.
+A mark is the log position and the store time of a record. If a topic is deleted and created again, or a
+broker loses its newest records, the same offsets are assigned a second time. Once the queue has grown past
+the old offset, the offsets no longer show the replacement. The mark of the last record read shows it, because
+two records never have the same log position and the same store time.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return a tree of positions with marks added: for each position, the mark of the record before it."""
+    """Return a logged position with marks added: for each queue, the mark of the record before its offset."""
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )
 
 
 def marks_in(tree: Mapping[str, Any]) -> Marks:
-    """Return the marks in a logged position. Positions written by a version without marks have none."""
+    """Return the marks that a logged position contains, or none if a version without marks wrote it."""
     try:
         return {
             MessageQueue(topic, broker_name, int(queue)): Mark(int(position), int(stored_ms))
@@ -80,10 +81,12 @@ def marks_in(tree: Mapping[str, Any]) -> Marks:
 def replaced(
     read: Offsets, kept: Marks, found: Marks, bounds: Mapping[MessageQueue, Bounds]
 ) -> dict[MessageQueue, DataLossError]:
-    """Return the queues of `bounds` that were replaced since they were read up to `read`, each with an error.
+    """Return the queues of `bounds` that were replaced since they were read, each with an error.
 
-    A queue was replaced if it is now shorter than what was read from it, or if the mark of the last record
-    read differs: `kept` holds the marks stored at that time, `found` the current marks.
+    `read` holds the offset up to which each queue was read, and `bounds` its present first and end offsets.
+    `kept` holds the marks that the last records read had at that time, and `found` the marks that the records
+    at the same offsets have now. A queue was replaced if it now ends before the offset up to which it was
+    read, or if its two marks differ.
     """
     problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
     for queue, mark in found.items():
@@ -111,11 +114,12 @@ def resume(
     fail: bool,
     offset_at: Callable[[MessageQueue, Bounds, int], int],
 ) -> Offsets:
-    """Return the offset at which reading continues in each replaced queue, and log a warning.
+    """Return the offset at which reading continues in each replaced queue, and log a warning for each.
 
-    The offset is that of the first record stored no earlier than CLOCKS_MS before the last record read, so
-    some records may be read twice. Without a mark of the last record read, the result is the first offset of
-    the queue. With `fail`, the error of the replacement is raised instead. `offset_at` behaves like
+    If `kept` has the mark of the last record read, this is the offset of the first record that was stored no
+    earlier than CLOCKS_MS before it, so some records may be read twice. Otherwise it is the first offset of
+    the queue. With `fail`, no offsets are returned: the error of the first replaced queue is raised.
+    `offset_at` returns the first offset of a queue that was stored at or after a time, like
     `Cluster.offset_at`.
     """
     positions: Offsets = {}

@@ -57,7 +57,7 @@ class Reply(NamedTuple):
 
     @property
     def left_out(self) -> bool:
-        """Whether the filter has excluded all messages before `next_begin`."""
+        """Whether the broker's filter has excluded all messages from the requested offset to `next_begin`."""
         return self.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self.remark not in _GONE
 
     @property
@@ -80,9 +80,9 @@ def pull_reply(frame: Frame) -> Reply:
 class Verdict(Enum):
     """The result of processing the response to a segment's request."""
 
-    PROGRESS = "progress"  # The segment advanced or is complete
-    NOT_YET = "not yet"  # The broker does not have the offsets yet, or no longer; retry after a pause
-    REFUSED = "refused"  # The broker returned an error
+    PROGRESS = "progress"  # The segment's next offset has advanced; the segment may be complete
+    NOT_YET = "not yet"  # The broker does not have the offsets yet or any more, so retry after a pause
+    REFUSED = "refused"
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A part of a range of offsets. At most one request for a segment is in flight at a time."""
+    """A part of a range of one queue's offsets. At most one pull request for it is in flight at a time."""
 
     source: QueueRange
     start: int
@@ -113,10 +113,11 @@ class Segment:
 
 
 class PullWindow:
-    """The segments of some ranges, of which at most `depth` are requested at a time.
+    """The segments into which ranges of offsets are divided, and the choice of those to request next.
 
-    While more than `held_bytes` of responses wait for the first segment to be complete, only that first
-    segment is requested.
+    At most `depth` segments are requested at a time. Segments are returned in order. While more than
+    `held_bytes` of responses wait because the first segment is incomplete, only the first segment is
+    requested.
     """
 
     def __init__(
@@ -158,7 +159,10 @@ class PullWindow:
 
     @property
     def finished(self) -> bool:
-        """Whether all segments are complete and have been returned. Valid after a call of `requests`."""
+        """Whether all segments are complete and have been returned.
+
+        The value is valid only after a call of `requests`, which begins the next segments.
+        """
         return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
@@ -190,9 +194,9 @@ class PullWindow:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """Yield the first incomplete segment if it already has chunks, which the caller may consume.
+        """Yield the first incomplete segment if it has received records, which the caller may take out of it.
 
-        Call `ready` before, because it removes the complete segments.
+        Call `ready` first, because it removes the complete segments.
         """
         if self._open and self._open[0].chunks:
             yield self._open[0]
@@ -229,8 +233,8 @@ class PullWindow:
             segment.at += 1
             return Verdict.PROGRESS
         if broken and len(starts) > 1:
-            # The damage may be a wrong length of the last good record. That record is requested again, so
-            # that it is the first record of a response.
+            # The damage may be caused by a wrong length field of the record before it, which looked valid.
+            # That record is therefore requested again, so that it is the first record of a response.
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))

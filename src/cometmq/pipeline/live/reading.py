@@ -66,7 +66,8 @@ _ROLE_S = 1.0  # Seconds for which the check whether an address is a replica is 
 def idle_wires(access: Access) -> IdleWires:
     """Return the idle connections of this worker process for the given access settings.
 
-    Queries with equal access settings share the connections, which differ only in address and timeout.
+    Queries with equal access settings share these connections. A connection is selected by the broker's
+    address and the timeout.
     """
     return IdleWires(access)
 
@@ -157,7 +158,7 @@ class _BrokerReader:
         )
         self._assembler = _Assembler(schema, broker_name, options)
         self._flying: dict[int, Segment] = {}
-        self._patience: dict[Segment, float] = {}  # Time until which the reader waits for each segment
+        self._patience: dict[Segment, float] = {}  # Time at which to stop waiting, by segment
         self._timeout_s = options.timeout_ms / 1000
         self._pauses = _Pauses(self._timeout_s)
         # Expiry time and value of the cached check whether the address is a replica.
@@ -188,8 +189,8 @@ class _BrokerReader:
                     wire = self._reconnect(error)
             yield from self._assembler.rest()
         except BaseException:
-            # Spark's `limit` ends the read with GeneratorExit, which this handler gets, too. Responses may
-            # still be under way on this connection, so it cannot be used again.
+            # If Spark needs no more rows (`limit`), it closes this generator, which raises GeneratorExit
+            # here. Responses may still be under way on this connection, so it cannot be used again.
             wire.close()
             raise
         idle_wires(self._options.access).keep(wire)
@@ -218,7 +219,7 @@ class _BrokerReader:
         if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
             self._read_at(MASTER_ID)
         if reply.code in BUSY:
-            self._on_replica()  # Raises SendFailed if the master is back; a replica of 5.x may refuse reads
+            self._on_replica()  # Raises SendFailed if the master is reachable again, so that it is read
         elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
@@ -254,9 +255,9 @@ class _BrokerReader:
         self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Return whether the reader has waited for the segment for `patience_s` seconds.
+        """Return True if the reader has waited for the segment for `patience_s` seconds.
 
-        If not, pause and request the segment again.
+        Otherwise pause, mark the segment to be requested again, and return False.
         """
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:
@@ -386,7 +387,10 @@ class _Assembler:
             self._ends.append(self._size)
 
     def rest(self) -> Iterator[Part]:
-        """Yield the collected records, in parts whose decompressed bodies have a limited size."""
+        """Decode all buffered records and yield them in parts.
+
+        The total size of a part's decompressed bodies is limited.
+        """
         if not (self._bodies or self._bad or self._lost):
             return
         origins = [

@@ -104,8 +104,8 @@ class _Planner:
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
-        # Brokers without records to read are not asked: such a broker may be unreachable, and the request
-        # would wait until the timeout.
+        # Only brokers that have records to read are queried. Any other broker may be unreachable, and a
+        # request to it would then wait until the timeout.
         read = sorted(queue for queue, offset in end.items() if start.get(queue) != offset)
         bounds = self.cluster.bounds(read, missing_ok=True)
         ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.fail_on_data_loss)
@@ -176,7 +176,7 @@ def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s
     """
     deadline = time.monotonic() + timeout_s
     while (held := cluster.bounds([queue])[queue]).replica and held.maximum < end:
-        address = cluster.address_of(queue)  # `address_of` requests the route again
+        address = cluster.address_of(queue)  # This also looks up the route again, to find a returned master
         if time.monotonic() >= deadline:
             raise ReplicaBehindError(queue, end, address, held.minimum, held.maximum)
         time.sleep(_REPLICA_RETRY_S)
@@ -185,9 +185,9 @@ def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Its state stays in `self`, because Spark uses one driver process for all calls of a query.
 
-    A position is logged with the mark of the record before it (marks.py). The marks show that a queue was
-    replaced before its records are read. The marks are compared when a batch is planned, and when a logged
-    batch is planned again.
+    A position is logged together with the mark of each queue's last record before it (marks.py). If the
+    record at that offset has another mark later, the queue was replaced. The marks are compared before any
+    record is read: when a batch is planned, and when a logged batch is planned again.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -252,9 +252,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # AvailableNow also checks the other queues.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
-        # Queues that are missing in `held` (their broker is unreachable) keep their positions. A new queue is
-        # added with its first offset, and the next batch reads the queue from that offset, so every range has
-        # a logged start.
+        # A queue whose broker is unreachable is missing in `held` and keeps its position. A new queue is
+        # added with its first offset only: this batch reads nothing from it, and the next batch starts there.
+        # Thus every range that is read has a logged start.
         latest = read | {
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()
@@ -265,8 +265,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         same = {queue: mark for queue, mark in kept.items() if end[queue] == begin[queue] == read[queue]}
         moved = {queue: end[queue] - 1 for queue in held if end[queue] and queue not in same}
-        # The start is logged, too, for the first batch, even an empty one, and for a batch that does not
-        # start at the previous end.
+        # Usually only the end is logged, because it is the start of the next batch. The start is logged, too,
+        # if this is the first batch, even an empty one, or if the batch does not start at the end of the
+        # previous batch.
         logged = with_start(end, read) if first or read != begin else to_tree(end)
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned
@@ -288,13 +289,16 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the end of the next batch, or `read` if the batch must wait for more records."""
+        """Return the end of the next batch.
+
+        If the batch must wait for more records, its end equals its start, `read`.
+        """
         waiting = sum(waiting_in(read, latest).values())
         if isinstance(limit, ReadAllAvailable) or not waiting:
             return latest
         options, now = self._options, time.monotonic()
-        # As in Kafka's source, the first batch of a run does not wait. AvailableNow never waits, because it
-        # reads what exists.
+        # As in Kafka's source, the first batch of a run does not wait for `minOffsetsPerTrigger`. A run of
+        # AvailableNow never waits, because it reads only what exists.
         waits = self._target is None and waiting < (options.min_offsets_per_trigger or 0)
         if waits and self._planned_at is not None and now - self._planned_at < options.max_trigger_delay_s:
             return {queue: read.get(queue, offset) for queue, offset in latest.items()}
@@ -306,10 +310,10 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of queues on the brokers that respond, or nothing if no broker responds.
+        """Return the first and end offsets of queues on the brokers that respond.
 
-        Raises the last error if no broker has responded for longer than the sum of two times: the timeout,
-        and the interval at which brokers register at a name server.
+        The result is empty if no broker responds. Raises the last error if no broker has responded for longer
+        than the sum of two times: the timeout, and the interval at which brokers register at a name server.
         """
         # Without a trigger interval, Spark calls this method 100 times per second, so the method limits the
         # requests.
@@ -341,10 +345,11 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.tasks(first, last)
 
     def _check_logged(self, start: Tree, end: Tree) -> None:
-        """Compare the marks of a batch that an earlier run logged. Raises DataLossError for a difference.
+        """Compare the marks that an earlier run logged for a batch with the present marks.
 
-        Without `failOnDataLoss`, a difference is logged. The batch keeps its range and reads the current
-        records, and the next batch continues at the start of the replacement.
+        Raises DataLossError if they differ. Without `failOnDataLoss`, the difference is only logged: this
+        batch keeps its range of offsets and reads the records that are there now, and the next batch
+        continues as in any replaced queue (`marks.resume`).
         """
         cluster = self._planner.cluster
         first, last = batch_range(start, end)

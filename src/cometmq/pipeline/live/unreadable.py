@@ -101,14 +101,16 @@ class UnreadableQueues:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
         # Numbers of readable and writable queues at the last probe, by (topic, broker)
         self._probed: dict[tuple[str, str], tuple[int, int]] = {}
-        self._known: set[MessageQueue] = set()  # Queues that a probe has found
+        self._known: set[MessageQueue] = set()  # Queues that a probe has found, beyond those of the route
         self._reported: list[MessageQueue] = []
 
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
-        """Return the unreadable queues that have messages at or after the offsets of `read`, sorted.
+        """Return the unreadable queues that have unread messages, sorted.
 
-        Topics without a route are omitted. Queue numbers beyond those of the route are probed once, and
-        probed again when the topic's number of queues changes.
+        `read` holds the offset at which reading would continue in each queue; a queue that it lacks is unread
+        from its first message on. Topics without a route are omitted. A queue whose number is beyond the
+        route's can only be found by a probe, a request for its offsets. Such numbers are probed once, and
+        again when the topic's number of queues changes.
         """
         topics = {queue.topic for queue in read if self._topics.includes(queue)}
         with suppress(*((RemotingError,) if self._lenient else ())):
@@ -149,9 +151,10 @@ class UnreadableQueues:
         ]
 
     def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
-        """Return the unreadable queues, as `find` does.
+        """Return the unreadable queues that have unread messages, sorted.
 
-        Log a warning with `consequence` if the queues differ from those of the last report.
+        `read` holds the offset at which reading would continue in each queue. If the queues differ from those
+        of the last report, log a warning that ends with the text `consequence`.
         """
         found = self.find(read)
         queues = [item.queue for item in found]

@@ -39,9 +39,9 @@ SCHEMA = pa.schema(
         "msg_id": pa.string(),
     }
 )
-"""The columns of the table: the invalid field, the reason, and the row in the sink's own columns.
+"""The columns of the table of invalid rows: the invalid field, its problem, and the row itself.
 
-Because of the sink's columns, a user can repair a row and send it again.
+The row has the columns that the sink accepts, so a user can repair it and write it again.
 """
 
 

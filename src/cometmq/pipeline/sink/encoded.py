@@ -1,4 +1,4 @@
-"""Bulk encoding of rows that need no individual treatment, as the items of batch sends.
+"""Bulk encoding: rows that need no individual treatment are converted to the items of batch sends.
 
 Most writes consist of rows for one topic that have a body, and possibly keys and tags. Arrow joins the parts
 of a whole batch of such rows, so that a row costs a fifth of the time that rows.py needs. A batch that

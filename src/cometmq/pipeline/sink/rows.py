@@ -162,7 +162,10 @@ def messages_of(
 
 
 def is_valid(column: pa.Array) -> bool:
-    """Return whether all strings of a column are UTF-8. Strings that Spark casts from binary may not be."""
+    """Return whether all strings of a column are valid UTF-8.
+
+    Strings that Spark has cast from binary may be invalid.
+    """
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -171,7 +174,11 @@ def is_valid(column: pa.Array) -> bool:
 
 
 def _values(column: pa.Array, odd: bool) -> list[Any]:
-    """Return the values of a column. With `odd`, bytes that are not UTF-8 become lone surrogates."""
+    """Return the values of a column as Python objects.
+
+    `odd` says that the column has strings that are not valid UTF-8. Their invalid bytes become lone
+    surrogates.
+    """
     if odd:
         kind = pa.map_(pa.binary(), pa.binary()) if pa.types.is_map(column.type) else pa.large_binary()
         return [_decoded(value) for value in column.cast(kind).to_pylist()]

@@ -1,10 +1,10 @@
-"""Sends of a writing task to brokers: at most one batch in flight per queue, several queues concurrently.
+"""The sender of a writing task: at most one batch in flight per queue, several queues concurrently.
 
-Sockets block, as in reading. A message counts as sent only when the broker has acknowledged it: `flush`
-returns when every batch is acknowledged, and raises an error if a batch exhausts its attempts. A batch that
-is refused because it contains an illegal message is halved repeatedly, until that message is alone. If a
-batch was refused or had no response, the topic's route is looked up once and the batch is sent to the address
-in the new route, because the master may have moved.
+Sockets are blocking. A message counts as sent only when the broker has acknowledged it: `flush` returns when
+every batch is acknowledged, and raises an error if a batch exhausts its attempts. A batch that is refused
+because it contains an illegal message is halved repeatedly, until that message is alone. If a batch was
+refused or had no response, the topic's route is looked up once and the batch is sent to the address in the
+new route, because the master may have moved.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # First and maximum pause before a retry, in
 class _Batch:
     queue: MessageQueue
     messages: Sequence[RowMessage]
-    pinned: bool  # Whether the batch must stay in its queue, because rows have a sharding key
+    pinned: bool  # Whether a retry must use the same queue, to keep the order of the messages
     pauses: Backoff = field(default_factory=lambda: Backoff(_PAUSE_S, _MAX_PAUSE_S))
 
 
 @dataclass(slots=True)
 class _Topic:
-    """The queues of a topic. Messages without a sharding key go to one queue until its batch is full.
+    """The queues of a topic, and the messages that wait for each queue until its batch is full.
 
-    Messages with a sharding key are distributed over the queues `placed`, which stay the same even if a
-    broker leaves the route.
+    Messages without a sharding key go to one queue until its batch is full, and then to the next queue. A
+    sharding key selects one of the queues in `placed`, which stay the same even if a broker leaves the route.
     """
 
     queues: Sequence[MessageQueue]
@@ -119,7 +119,7 @@ class Sender:
             self._dispatch(topic, queue)
 
     def send_rows(self, rows: EncodedRows) -> None:
-        """Send rows in separate batches, after the messages that are waiting."""
+        """Send rows in batches of their own. Messages that wait for the same queue are sent first."""
         topic = self._topics.get(rows.topic) or self._topic(rows.topic)
         for part in rows.parts(self._options.batch_records, self._options.batch_bytes):
             queue = topic.queues[topic.turn % len(topic.queues)]

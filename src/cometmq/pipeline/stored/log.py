@@ -170,7 +170,7 @@ class LogReader:
                 continue
             size, own = claim_of(data[gap:]) if len(data) >= gap + CLAIM_BYTES else (0, -1)
             if own == at + gap and wanted < size + gap <= min(stop - at, MOST_BYTES):
-                wanted = size + gap  # The record is longer than the data, so read all of it
+                wanted = size + gap  # The record is longer than what was read, so read all of it
                 continue
             if stop == self.file.end and self._is_blank(data, at):
                 return
@@ -180,10 +180,11 @@ class LogReader:
             at, wanted = found, _SHORT_LOOK
 
     def next_record(self, place: int, stop: int) -> int:
-        """Return the first position, `place` or later, of a certain record that ends before `stop`.
+        """Return the position of the first record that lies between `place` and `stop`.
 
-        If there is no such record, return `stop`. A record is certain if a consume queue names it or, in a
-        store without consume queues, if its fields and its body are consistent.
+        If there is no such record, return `stop`. The bytes at a position count as a record only if their
+        fields and the body are consistent and, in a store with consume queues, if the record's queue has an
+        entry for it.
         """
         for begin, end in self._written(place + self._gap, stop):
             length = _SHORT_LOOK
@@ -195,7 +196,7 @@ class LogReader:
                         return begin + at - MAGIC_AT - self._gap
                     at = data.find(MAGICS_BEGIN, at + 1)
                 if begin + len(data) == end or not data:
-                    break  # The search is at its end, or the broker has shortened the file
+                    break  # The whole range has been searched, or the broker has truncated the file
                 begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
                 length = min(2 * length, _LONG_LOOK)
         return stop
@@ -236,8 +237,8 @@ class LogReader:
             raise StoreCorrupt(problem, self.file.path)
 
     def _is_record(self, at: int, stop: int) -> bool:
-        # The checks are in this order (position, queue entry, body) because a body may contain thousands of
-        # forged heads with any length, and the body check is the most expensive.
+        # The checks of the position and of the queue's entry come first, and the expensive check of the body
+        # comes last, because a body may contain thousands of forged record headers with any length.
         head = self.read(at, _LONGEST_HEAD)
         if len(head) < CLAIM_BYTES or claim_of(head)[1] != at:
             return False
@@ -249,7 +250,7 @@ class LogReader:
         return record_facts(self.read(at, size), 0, at) is not None
 
     def _is_queued(self, head: bytes, at: int, size: int, queues: str) -> bool:
-        """Return whether a consume queue names the record (docs/reference/storage.md, Consume queue)."""
+        """Return whether the record's consume queue has an entry with the record's position and size."""
         sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True)
         form = head_for(sys_flag)
         if len(head) < form.size or sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
@@ -267,7 +268,10 @@ class LogReader:
 
 
 def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
-    """Return the log position and size in a consume queue's entry, or None if there is no such entry."""
+    """Return the log position and the size from a consume queue's entry for a queue offset.
+
+    Return None if there is no consume queue, or if it has no entry for this offset.
+    """
     place = queue_offset * _UNIT.size
     try:
         files = [(base, path) for base, path in numbered_files(directory) if base <= place]

@@ -36,8 +36,9 @@ _LOOK = 4096  # Bytes that are read after the last record, to find out whether d
 _CLOCK_MARGIN_MS = 600_000
 """Tolerance, in ms, of the rule that skips slices outside the requested time range.
 
-The first store times of two slices show which times a slice holds, because store times ascend along a log.
-The tolerance allows for a clock that was set back. Single rows are selected by their own store times.
+Store times ascend along a log, so the messages of a slice were stored between the first store time of this
+slice and that of the next slice. The tolerance allows for a clock that was set back. Within a slice, each row
+is selected by its own store time.
 """
 
 
@@ -141,7 +142,7 @@ def _files(directory: str) -> list[LogFile]:
         try:
             length = os.stat(path).st_size
         except FileNotFoundError:
-            continue  # A running broker has deleted the expired file since it was listed
+            continue  # A running broker has deleted this file since the directory was listed
         if length > MAX_FILE_BYTES:
             raise StoreCorrupt(f"{length} bytes are more than a log file can have ({MAX_FILE_BYTES})", path)
         if length and base < member.committed:
@@ -209,7 +210,8 @@ def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
         if options.check_crc:  # After a power failure, the bodies of the newest records may be missing
             ends = ends[: 1 + max(np.flatnonzero(bodies_match(last.data, last.rows)), default=-1)]
         if len(ends) and last.rows.properties_length[len(ends) - 1] and not last.data[ends[-1] - 1]:
-            # No client ends properties with NUL, so the properties of the last record are missing, too.
+            # The properties of the last record end with a NUL byte, which no client writes. So this part of
+            # the file is still unwritten, and the record is incomplete.
             ends = ends[:-1]
         end = last.position + int(ends[-1] if len(ends) else 0)
     if reader.read(end, _LOOK).strip(b"\0"):

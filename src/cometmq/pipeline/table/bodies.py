@@ -125,7 +125,10 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """Return a function that counts a value's items (MOST_VALUES), None for a type without array or map."""
+    """Return a function that counts the values in a value's arrays and maps as MOST_VALUES counts them.
+
+    Return None for a type that contains neither arrays nor maps.
+    """
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
 
@@ -150,7 +153,10 @@ def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
 
 
 def value_width(kind: pa.DataType) -> int:
-    """Return the number of columns that hold one value of a type."""
+    """Return the number of columns that a value of this type takes.
+
+    A struct takes those of all its fields.
+    """
     return sum(value_width(field.type) for field in kind) if pa.types.is_struct(kind) else 1
 
 

@@ -65,12 +65,13 @@ _DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
 
 
 class _Lossy(NamedTuple):
-    """The means to detect values that a type cannot represent completely.
+    """The means to detect values that a column's type cannot represent completely.
 
     Attributes:
-        words: Byte strings that a body with such a value contains, as it is or translated by `_DIGITS`.
-        exact: A type that represents the value completely.
-        same: Returns whether a value of the lossy type equals the exact value.
+        words: Byte strings that are searched for in a body, and in its translation by `_DIGITS`. A body in
+            which none is found has no such value.
+        exact: The Python type that represents the value completely.
+        same: Returns whether a value of the column's type equals the exact value.
     """
 
     words: tuple[bytes, ...]
@@ -99,7 +100,7 @@ _LOSSY = {
     # only longer numbers need the comparison.
     pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
     pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
-    pa.timestamp("us", "UTC"): _Lossy(  # A time such as 00.1234567 has more digits than the column
+    pa.timestamp("us", "UTC"): _Lossy(  # Seconds such as 00.1234567 have more digits than the type
         (b"0" * 10, b'"0001-01-01', b'"9999-12-31', b"\\"), str, _same_time
     ),
     pa.binary(): _Lossy(
@@ -128,12 +129,13 @@ class JsonParser:
         self._whole_exact = _exact_reader(fields, "body")
         self._exact = {field.name: _exact_reader(field.type, field.name) for field in fields}
         self._encoder = msgspec.json.Encoder(decimal_format="number")
-        # Numbers are read only as their length, because the conversion of a number with a million digits
-        # would take minutes.
+        # Only the names are needed here. `len` replaces each number by its length, because the conversion of
+        # a number with a million digits would take minutes.
         self._names = json.JSONDecoder(object_pairs_hook=_once, parse_int=len, parse_float=len)
 
     def parse(self, body: bytes) -> Parsed:
-        # Each `{` may begin a struct, which needs memory for all of its fields even if it is `{}`.
+        # The number of `{` is limited, because each may begin a struct, and a struct takes memory for all of
+        # its fields even if it is `{}`.
         if self._widest > 1 and body.count(b"{") * self._widest > MOST_VALUES:
             return Parsed(None, error=too_many_values())
         try:
@@ -147,8 +149,9 @@ class JsonParser:
                 suspect = any(word in both for word in self._suspects)
                 if suspect and not self._whole_exact(value, body):
                     return self._by_parts(body)
-            # This finds repeated names: each name and each text has two quotes, so a name that occurs twice
-            # in the input makes the number of quotes in the output smaller.
+            # If a name occurs twice in an object, the decoder keeps only one of its values, so the encoded
+            # value has fewer quotes than the body. The slow check for repeated names is therefore necessary
+            # only if the numbers of quotes differ, or if the body has escapes.
             if b"\\" in body or body.count(b'"') != self._encoder.encode(found).count(b'"'):
                 self._names.decode(body.decode())
             return Parsed(value)
@@ -176,7 +179,10 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """Return a function that compares a value of this type with its JSON text, None if both always agree."""
+    """Return a function that tells whether a parsed value has all information of its JSON text.
+
+    Return None for a type whose values never lose information.
+    """
     same = _comparing(kind)
     if same is None:
         return None
@@ -206,7 +212,10 @@ def _widest(kind: pa.DataType, *, many: bool = False) -> int:
 
 
 def _words(kind: pa.DataType) -> set[bytes]:
-    """Return the byte strings that show that a body may have values which this type cannot represent."""
+    """Return the `words` of all types that this type contains (see `_Lossy`).
+
+    A body without any of these words has no value that the type cannot represent completely.
+    """
     if kind.num_fields:
         return {word for number in range(kind.num_fields) for word in _words(kind.field(number).type)}
     lossy = _lossy(kind)
@@ -214,9 +223,10 @@ def _words(kind: pa.DataType) -> set[bytes]:
 
 
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
-    """Return a function that compares a value of this type with its exact value, None if they are equal.
+    """Return a function that tells whether a value of this type equals its exact value.
 
-    Exact values of float and double are decimals; exact values of times and bytes are strings.
+    Return None for a type whose values are always exact. Exact values of float and double are decimals; exact
+    values of times and bytes are strings.
     """
     if pa.types.is_struct(kind):
         parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]
@@ -337,14 +347,17 @@ class _Place(msgspec.Struct, eq=False):
             place.add(item, room, depth + 1)
 
     def leaves(self) -> Iterator[_Place]:
-        """Yield this path and the paths below it, as far as they are columns."""
+        """Yield those paths, from this one down, whose values have a column of their own."""
         if isinstance(self.kind, pa.DataType):
             yield self
         for place in self.inner.values():
             yield from place.leaves()
 
     def arrow(self, kept: set[int]) -> pa.DataType | None:
-        """Return the type of this path, with only those columns whose `id` is in `kept`."""
+        """Return the Arrow type of the values at this path, or None if no column remains.
+
+        Only those columns remain whose `id` is in `kept`.
+        """
         if isinstance(self.kind, pa.DataType):
             return self.kind if id(self) in kept else None
         fields: dict[str, tuple[str, pa.DataType]] = {}

@@ -32,7 +32,7 @@ _PLAIN = {
 
 
 class ProtobufParser:
-    """A parser of bodies that are messages of one type."""
+    """A parser of bodies that are Protobuf messages of one type."""
 
     def __init__(self, descriptors: bytes, name: str) -> None:
         descriptor = _descriptor(descriptors, name)

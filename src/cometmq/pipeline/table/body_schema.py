@@ -35,10 +35,11 @@ class BodyOptions:
     keep: bool
 
     def bodies(self, known: pa.StructType | None, sample: Iterable[bytes], *, widen: bool) -> Bodies:
-        """Return the settings that tasks need, for a table whose column `value` has the type `known`.
+        """Return the settings with which tasks parse bodies into the column `value` of a table.
 
-        `known` is None if the table has no such column. `sample` has bodies, which are read only if the
-        fields are to be inferred. Raises ConfigError for a field that does not fit the table.
+        `known` is the present type of that column, or None if the table has no such column. `sample` has
+        bodies, which are read only if the fields are to be inferred from them. Raises ConfigError for a field
+        that does not fit the table.
         """
         fields = self.fields or known or inferred(sample)
         column = fields if known is None else merged(known, fields, widen=widen)

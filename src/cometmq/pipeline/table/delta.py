@@ -68,8 +68,8 @@ class DeltaArchive(LakeTable):
         batch = self._table.transaction_version(APPLICATION)
         if batch is None:
             return None
-        # The log is read first, because the copy in `_cometmq/commits` may be missing or belong to an older
-        # table at this path.
+        # Delta's log is read first, because the copy in `_cometmq/commits` may be missing or belong to an
+        # older table at this path.
         for info in self._table.history(1):
             if PROPERTY in info and (said := json.loads(info[PROPERTY]))["batch"] == batch:
                 return dict(said)
@@ -96,8 +96,8 @@ class DeltaArchive(LakeTable):
                 "append",
                 table.schema(),
                 _BY,
-                # Retries are disabled because a retry would add the batch even after a transaction of another
-                # job.
+                # Retries are disabled, because a retry would add the batch even if another job has committed
+                # a transaction in the meantime.
                 commit_properties=CommitProperties(
                     custom_metadata={PROPERTY: json.dumps(commit)},
                     max_commit_retries=0,

@@ -3,7 +3,7 @@
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      the table
     output/_cometmq/archive.json                                  the kind of this directory
     output/_cometmq/commits/00000000000000000000.json             one line of JSON per batch, in order
-    output/_cometmq/checkpoints/00000000000000000099.parquet      the sum of the commits up to this one
+    output/_cometmq/checkpoints/00000000000000000099.parquet      all commits up to this one, merged
     output/_cometmq/published                                     the last batch with all files in the table
     output/_cometmq/staging/<run>/…                               files of batches that are not committed yet
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
@@ -181,9 +181,9 @@ class ArchiveTable:
         return None if number is None else read_commit(self.filesystem, self.root, number)
 
     def log(self) -> Log:
-        """Return the current log for readers.
+        """Return the archive's log as readers see it.
 
-        Files that a job has committed but not renamed yet are not included.
+        Commits whose files have not all been renamed to their final names yet are not included.
         """
         upto = None if self.direct else self._published()
         return read_log(self.filesystem, self.root, upto if upto != -1 else None)
@@ -249,8 +249,8 @@ class ArchiveTable:
                 self.move(staged, path, batch)
             else:
                 self._delete_file(self._at(path))
-        # The file is overwritten in place. A partly written number is lower than the true number, so in the
-        # worst case some files are checked a second time.
+        # The file is overwritten in place. If only a part of the number has been written, it reads as a lower
+        # number, so in the worst case some files are checked a second time.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
             stream.write(str(batch).encode())
 
@@ -290,7 +290,10 @@ class ArchiveTable:
                 self._delete(info.path)
 
     def close(self) -> None:
-        """Remove this run's staging directory, unless it may hold files of a commit, and release the lock."""
+        """Remove this run's staging directory, and release the lock.
+
+        The directory is kept if it may contain files of a commit.
+        """
         try:
             if not self._committing and not self.direct:
                 self._delete(self._at(_HOME, "staging", self.run_id))
@@ -314,8 +317,8 @@ class ArchiveTable:
         if not self.direct:
             return 0
         found = written_files(self.filesystem, self.root)
-        # The log is read after the files are listed, so that it names the listed files that were committed
-        # meanwhile.
+        # The files are listed before the log is read. Otherwise a file that is committed in between would be
+        # listed but not named by the log, as if no commit had added it.
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
@@ -425,14 +428,18 @@ def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
 
 
 def check_whole(log: Log, output: str) -> None:
-    """Raise ArchiveError if a commit is missing, because its files would be treated as uncommitted files."""
+    """Raise ArchiveError if the log lacks a commit, because its files would look uncommitted."""
     if log.missing:
         problem = f"{commit_path(log.first_missing)} is missing: nobody knows which files are its own"
         raise ArchiveError(output, f"{problem}, none is deleted")
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a commit without a batch copies from the previous commit for the archive job."""
+    """Return the fields of a commit that do not concern a single batch.
+
+    The commit of a compaction copies them from the previous commit, because the archive job reads them from
+    the newest commit.
+    """
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 

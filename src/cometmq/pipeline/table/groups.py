@@ -52,7 +52,7 @@ _MOST_READ = 1_000_000  # Maximum number of offsets that are read, over all snap
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
 _TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100
-"""The time of a snapshot, and the number of bytes at the start of its file that contain this time."""
+"""The pattern of a snapshot's time, and the number of bytes at the start of the file to search for it."""
 _IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 
@@ -79,7 +79,7 @@ def _picture(kept: dict[str, Any]) -> pa.Table:
 
 
 class GroupLog:
-    """The log of groups' offsets beside the archive in a directory."""
+    """The log of consumer groups' offsets, which is stored in the archive's directory."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._filesystem = filesystem
@@ -132,7 +132,7 @@ class GroupLog:
         for info in self._files():
             try:
                 kept = read_json(self._filesystem, info.path)
-                # `kept` is None if another job has deleted the file.
+                # The content is None if another job has deleted the file.
                 picture = None if kept is None else _picture(kept)
             except (ArchiveError, *WRONG_TYPES) as error:
                 log.warning("skipping the damaged file %s: %s", info.path, error)
@@ -149,8 +149,8 @@ class GroupLog:
     def _thin_out(self) -> None:
         """Delete old snapshots.
 
-        Concurrent jobs choose the same files, because the batch numbers determine which snapshots can never
-        again be among the newest.
+        Several jobs may do this at the same time and choose the same files: the files are numbered by batch,
+        so a snapshot that is no longer among the newest never will be again.
         """
         days: set[str] = set()
         known, self._days = self._days, {}

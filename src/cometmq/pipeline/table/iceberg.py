@@ -191,7 +191,7 @@ class IcebergArchive(LakeTable):
                 transaction.set_properties({PROPERTY: json.dumps(commit)})
                 if paths:
                     transaction.add_files(paths, summary, check_duplicate_files=False)
-                else:  # Even an empty snapshot makes the commit of a concurrent job fail
+                else:  # An empty snapshot, so that the commit of a concurrent job fails
                     with transaction.update_snapshot(summary).fast_append():
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:

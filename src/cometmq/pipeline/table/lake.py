@@ -7,13 +7,14 @@ them.
 
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
     output/_cometmq/archive.json                                  the kind of this directory
-    output/_cometmq/commits/00000000000000000000.json             the content of each committed batch
-    output/_cometmq/checkpoints/00000000000000000099.parquet      the sum of the commits up to this one
+    output/_cometmq/commits/00000000000000000000.json             a copy of each batch's commit
+    output/_cometmq/checkpoints/00000000000000000099.parquet      all commits up to this one, merged
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
-The files in `commits` are copies, written after the transaction. They are needed because the formats lose the
-information of old transactions when their logs are cleaned up. If a run is killed before it writes a copy,
-the next run writes it. Copies are merged into checkpoints and read like the log of the Parquet form (log.py).
+A commit is the description of a batch; the batch's transaction contains it. The files in `commits` are copies
+of these descriptions. They are needed because the formats lose the information of old transactions when their
+logs are cleaned up. A copy is written after the transaction; if a run is killed in between, the next run
+writes it. Copies are merged into checkpoints and read like the log of the Parquet form (log.py).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ATTEMPTS = 5
 
 
 def with_directories(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of a table: the columns in its rows, and the columns in its directory names."""
+    """Return the columns in a table's rows, followed by those in its directory names (dt and hour)."""
     return pa.schema([*columns, ("dt", pa.date32()), ("hour", pa.int32())])
 
 
@@ -69,7 +70,7 @@ class LakeTable(ABC):
     kind: str
     topic_in_files: bool
     schemes: tuple[str, ...] = ()
-    """Schemes of URIs that the format supports."""
+    """The URI schemes that the table format supports."""
     misread: str
     """Characters in paths that the format's library misinterprets."""
 
@@ -80,7 +81,7 @@ class LakeTable(ABC):
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
             expected = f"{places}, as archives of format {self.kind} need"
-            raise ConfigError("output", f"{scheme}://…", expected)  # What follows `://` may contain a secret
+            raise ConfigError("output", f"{scheme}://…", expected)  # The rest of the URI may contain a secret
         self.filesystem, self.root = open_filesystem(output)
         self.uri = output if scheme else self.root
         self.output = shown(self.uri)
@@ -88,7 +89,7 @@ class LakeTable(ABC):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
-        self.facts: dict[str, str] = {}  # Entries of `archive.json` other than the format
+        self.facts: dict[str, str] = {}  # What `archive.json` contains besides the format
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table. Return the last commit, or None if there is no batch yet.
@@ -100,7 +101,8 @@ class LakeTable(ABC):
         if isinstance(self.filesystem, fs.LocalFileSystem):
             make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        # The copies are read before the table, because they are written after its transactions.
+        # The copies are read before the table. A copy is written after its transaction, so a table that is
+        # read later must contain every batch that has a copy.
         known = self._copied()
         if known < 0:
             self._create()
@@ -123,7 +125,10 @@ class LakeTable(ABC):
         return ""
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table. Raises ArchiveError if another job has committed its number."""
+        """Make a batch part of the table.
+
+        Raises ArchiveError if another job has committed a batch of this number.
+        """
         for file in (*commit["files"], *commit["quarantine"]):
             if self.filesystem.get_file_info(self._at(file["path"])).type == fs.FileType.NotFound:
                 raise ArchiveError(self.output, f"{file['path']} was removed before its batch was committed")

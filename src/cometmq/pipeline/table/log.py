@@ -2,9 +2,9 @@
 
 The log consists of the commit files in the order of their numbers. A commit adds `files` and `ranges`, and
 the commit of a compaction also `removes` files. The live files are those that were added and not removed. A
-checkpoint holds the sum of all commits up to its number, so that a log of 100,000 commits can be opened with
-about a hundred reads. Commits that a checkpoint covers are kept for a day and then deleted. If a checkpoint
-cannot be read, the previous checkpoint is used, and the commits after it still exist.
+checkpoint contains all commits up to its number, merged into one, so that a log of 100,000 commits can be
+opened with about a hundred reads. Commits that a checkpoint covers are kept for a day and then deleted. If a
+checkpoint cannot be read, the previous checkpoint is used, and the commits after it still exist.
 
 Old adjacent ranges are merged, so that the size of the log depends on the number of queues and gaps.
 """
@@ -44,7 +44,7 @@ A second job may wrongly assume that no other job is running. The file with the 
 commit must then still exist, so that the commit fails.
 """
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
-"""Time for which a checkpoint lists removed files: the maximum time for which removed files are kept."""
+"""Time for which a checkpoint lists a removed file. It is the longest time that such a file may be kept."""
 DETAILED = 10_000
 """Number of the newest ranges of offsets, which are never merged."""
 
@@ -89,7 +89,7 @@ _REMOVED = pa.schema([("path", pa.string()), ("time", pa.timestamp("ms", "UTC"))
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The sum of the commits up to number `last` (None: there is no commit)."""
+    """All commits up to number `last`, merged. `last` is None if there is no commit."""
 
     last: int | None
     ranges: pa.Table
@@ -106,9 +106,10 @@ def empty_log() -> Log:
 
 
 def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> Log:
-    """Return the current log, or the log as of commit `upto`, if no checkpoint covers that commit.
+    """Return the current log, or the log as of commit `upto`.
 
-    Raises ArchiveError for an unreadable commit. Missing commits are counted in the log's `missing`.
+    If the newest checkpoint covers commits after `upto`, these are included. Raises ArchiveError for an
+    unreadable commit. Missing commits are counted in the log's `missing`.
     """
     for _ in range(_TRIES):
         newest = last_checkpoint(filesystem, root)
@@ -134,7 +135,8 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
         for number in _numbers(filesystem, f"{root}/{COMMITS}", _IS_COMMIT)
         if number > checkpoint and (upto is None or number <= upto)
     )
-    # Only gaps between numbers are examined, because a stray file's name may contain any number.
+    # Only the numbers of existing files are visited, and not all numbers up to the last, because a stray
+    # file's name may contain a huge number.
     last = numbers[-1] if numbers else checkpoint
     missing = last - checkpoint - len(numbers)
     gaps = (number for number, found in enumerate(numbers, checkpoint + 1) if number != found)
@@ -258,9 +260,9 @@ def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
 def _folded(ranges: pa.Table) -> pa.Table:
     """Merge adjacent ranges of a queue, except for the newest ranges.
 
-    A merged range has the newest of the batch numbers and the sums of the counts. It has no `seconds`, which
-    belong to one batch. Lost ranges are not merged, and neither is the first range after a queue was
-    replaced.
+    A merged range has the highest of the batch numbers and the sums of the counts. Its `seconds` are null,
+    because they belong to one batch. Ranges with lost records are merged only with each other. The first
+    range after a queue was replaced is not merged.
     """
     if ranges.num_rows <= DETAILED:
         return ranges
@@ -397,10 +399,11 @@ def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes],
 
 
 def _covered(filesystem: fs.FileSystem, root: str, before: int) -> list[str]:
-    """Return the paths that may be deleted after a checkpoint was written.
+    """Return the paths that may be deleted after a new checkpoint was written.
 
-    These are earlier checkpoints, and commits older than a day that are also covered by the previous
-    checkpoint `before`, from which the log was just read. The age is measured by the clock of the file store.
+    `before` is the number of the previous checkpoint, from which the log was just read. Checkpoints earlier
+    than `before` may be deleted, and commits up to `before` that are more than a day old by the clock of the
+    file store.
     """
     written = {
         int(found[1]): info.mtime

@@ -29,9 +29,10 @@ _ORDER = ["broker_name", "queue_id", "queue_offset"]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Files of one topic, day and hour to merge.
+    """Files of one topic, day and hour that one task merges.
 
-    `uri` and `staging` have the meaning that ArchiveTable gives them.
+    `uri` is the archive's path or URI. `staging` is the directory for new files, relative to `uri`, or empty
+    if they are written under their final paths.
     """
 
     uri: str

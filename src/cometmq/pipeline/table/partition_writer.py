@@ -69,7 +69,7 @@ class StagedFile:
         return int(self._stream.tell())
 
     def close(self) -> dict[str, Any]:
-        """Finish the file. Return its entry for a commit."""
+        """Finish the file. Return its description for a commit's list of files."""
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
@@ -90,10 +90,10 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """A writer of batches that have the columns `topic`, `store_timestamp` and others.
+    """A writer that distributes the rows of batches over files by topic and hour of `store_timestamp`.
 
-    `topic` is only part of the path, unless `topic_in_files` is set. After `close`, `files` has an entry for
-    each finished file: that of StagedFile, with topic, dt and hour.
+    The files do not have the column `topic`, which is part of their path, unless `topic_in_files` is set.
+    After `close`, `files` has a description of each finished file for a commit's list of files.
     """
 
     def __init__(

@@ -194,7 +194,10 @@ class Quarantine:
         self._rows, self._held = [], 0
 
     def close(self) -> list[dict[str, Any]]:
-        """Finish the file. Return its entry for a commit."""
+        """Finish the file. Return a list with its description for a commit.
+
+        The list is empty if there was no bad record.
+        """
         if self._rows:
             self._write()
         return [] if self._file is None else [self._file.close()]

@@ -277,7 +277,7 @@ class HaClientInfo(Body):
 class HaRuntimeInfo(Body):
     """The data that `haStatus` shows (response to request 907).
 
-    `problem` is CometMQ's own field: why no slave can connect.
+    `problem` is CometMQ's own field: the reason why no slave can connect, or None.
     """
 
     master: bool
@@ -322,7 +322,10 @@ class RaftStatus(Body):
 
 
 class TimerMetric(Body):
-    """The number of one topic's timer messages that wait for delivery, and when it changed (in ms)."""
+    """The number of one topic's timer messages that wait for delivery.
+
+    `time_stamp` is the time, in ms, at which the number last changed.
+    """
 
     count: int = always(0)
     time_stamp: int = always(0)

@@ -198,7 +198,7 @@ class ResetOffsetBody(QueueKeyed):
 
 
 class GetConsumerStatusBody(QueueKeyed):
-    """The offsets of one consumer (response to request 221), or by client id (response to request 223)."""
+    """The offsets of one consumer (response to request 221), or of each client (response to request 223)."""
 
     message_queue_table: dict[MessageQueue, int] = empty(dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)

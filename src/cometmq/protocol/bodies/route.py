@@ -221,7 +221,10 @@ class TopicList(Body):
 
 
 class KVTable(Body):
-    """Texts by key (response to requests 28 and 219), and ordered topics in a registration's response."""
+    """Texts by key, in the responses to requests 28 and 219 and to a broker's registration.
+
+    The response to a registration lists the ordered topics.
+    """
 
     table: dict[str, str] = empty(dict)
 
@@ -261,7 +264,7 @@ class RegisterBrokerBody(Body):
     def encode(self, compressed: bool = False) -> bytes:
         """Return the encoded body.
 
-        The compressed form is that of 4.9, which has no topic attributes (5.x).
+        The compressed body has the format of 4.9, which cannot hold the attributes that topics have in 5.x.
         """
         if not compressed:
             return super().encode()

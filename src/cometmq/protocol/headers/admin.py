@@ -61,7 +61,7 @@ class ListTimersResponseHeader(Header, gc=False):
             page.
         more: For a listing by key, whether the search ended before it had read all older messages.
         deliver_at: The delivery time of each message in ms, separated by commas.
-        waiting: The number of all waiting messages, including recalls.
+        waiting: The number of all waiting messages. Recalls that wait for their time are counted, too.
     """
 
     after_ms: I64
@@ -169,7 +169,8 @@ class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
 class AclConfigVersionResponseHeader(Header, gc=False):
     """The header of the response to request 52 (GET_BROKER_CLUSTER_ACL_INFO).
 
-    It holds the default file's version, and all versions by path, as JSON.
+    `version` is the version of the default access file, and `all_acl_file_version` holds the versions of all
+    access files by path. Both are JSON.
     """
 
     version: str

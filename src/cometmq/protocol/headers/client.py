@@ -72,9 +72,9 @@ class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
 
 
 class PushReplyMessageRequestHeader(Header, gc=False):
-    """The header of request 326, by which a broker passes a reply message to a client, with its fields.
+    """The header of request 326, by which a broker passes a reply message to a client.
 
-    Hosts are "ip:port".
+    The fields describe the reply message. Hosts are "ip:port".
     """
 
     producer_group: str

@@ -249,9 +249,9 @@ class OffsetResponseHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
-    """The header of the response to request 32.
+    """The header of the response to request 32 (GET_EARLIEST_MSG_STORETIME).
 
-    `timestamp` is the first message's store time in ms, or -1.
+    `timestamp` is the store time, in ms, of the queue's first message, or -1 if the queue is empty.
     """
 
     timestamp: I64
@@ -261,7 +261,10 @@ class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
 
 
 class QueryMessageRequestHeader(Header, gc=False):
-    """The header of request 12. The ext field `_UNIQUE_KEY_QUERY`, not declared here, marks a unique key."""
+    """The header of request 12 (QUERY_MESSAGE).
+
+    `unique_key_query` says whether `key` is a unique key. Java's class of this header does not declare it.
+    """
 
     topic: str
     key: str

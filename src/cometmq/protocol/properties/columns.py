@@ -75,8 +75,8 @@ class PropertyColumns:
         stops = np.flatnonzero(self._bytes == _VALUE_END)
         open_end = end > begin
         open_end[open_end] = self._bytes[end[open_end] - 1] != _VALUE_END
-        # A record's last value may have no separator, so it ends where the record ends. Insert this end after
-        # all separators of the record and before those of the next record.
+        # The last value of a record may have no separator after it. The end of the record is then inserted
+        # into the ends of values: after the separators of this record and before those of the next record.
         ends = np.insert(stops, np.searchsorted(stops, end[open_end]), end[open_end])
         count = np.diff(np.searchsorted(stops, self._offsets)) + open_end
         record = np.repeat(np.arange(self.count), count)
@@ -90,7 +90,10 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """Replace the pairs of the records `rows`, which are decoded one by one. Return all pairs."""
+        """Return all pairs, after those of the records `rows` have been replaced.
+
+        The new pairs are the result of `decode_properties` for each of these records.
+        """
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]

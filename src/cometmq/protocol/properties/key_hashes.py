@@ -23,7 +23,10 @@ _SEPARATOR, _BLANK = 2, 0x20
 IntArray = NDArray[np.int64]
 
 Keys = Sequence[str] | bytes | None
-"""The index keys of a record: a list, a single unique key, or None for the keys in its properties."""
+"""The index keys of a record: a list of keys, or bytes with the unique key if it is the only key.
+
+None means that the keys are still to be read from the record's properties.
+"""
 
 
 @lru_cache(_MAX_PREFIXES)

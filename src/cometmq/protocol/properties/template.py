@@ -22,7 +22,7 @@ from cometmq.protocol.properties.values import (
 
 MAX_TEMPLATES = 2_048
 MAX_BYTES = 2_048
-"""The maximum length in bytes of a cached string, so that the cache takes at most 12 MB with all results."""
+"""The maximum length in bytes of a cached string. It limits a full cache, with all results, to 12 MB."""
 SKIPPED = 100_000
 
 
@@ -54,9 +54,10 @@ def unique_key_at(properties: bytes) -> tuple[int, int]:
 
 
 def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Return the fields of the template of a property string.
+    """Return the values of a `Template`'s fields for a property string.
 
-    `unique` is the unique key's value to cut out; it may be empty.
+    `unique` is the value of the unique key, which is cut out of the string. If it is empty, nothing is cut
+    out.
     """
     code = stored_tags_code(stored)
     if not unique:
@@ -66,7 +67,10 @@ def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bo
 
 
 def template_of(stored: bytes) -> tuple[Template, bytes]:
-    """Return the template of a stored property string, and its unique key (empty if not cut out)."""
+    """Return the template of a stored property string, and the unique key that was cut out of it.
+
+    The key is empty if the template holds the whole string.
+    """
     at, end = unique_key_at(stored)
     unique = stored[at:end]
     return Template(*template_fields(stored, unique)), unique
@@ -76,8 +80,9 @@ T = TypeVar("T", bound=Template)
 
 
 class TemplateCache(Generic[T]):
-    """A cache of templates. `make` creates one from a property string and the unique key (may be empty).
+    """A cache of templates, by the property string without the value of its unique key.
 
+    `make` creates a template from a property string and the value of its unique key, which may be empty.
     Senders whose properties differ in each message would fill the cache without any hit. Therefore a full
     cache that had few hits is cleared and not used for the next strings.
     """
@@ -94,9 +99,9 @@ class TemplateCache(Generic[T]):
         return len(self._known)
 
     def find(self, properties: bytes) -> tuple[T, bytes]:
-        """Return the template of a property string, and the unique key that was cut out (may be empty).
+        """Return the template of a property string, and the unique key that was cut out of it.
 
-        Raises the errors of `make`.
+        The key is empty if the template holds the whole string. Raises the errors of `make`.
         """
         if self._skip or len(properties) > MAX_BYTES:
             self._skip = max(self._skip - 1, 0)
@@ -123,9 +128,9 @@ _stored = TemplateCache(lambda stored, unique: Template(*template_fields(stored,
 
 
 def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
-    """Return a record's tags code and its unique key.
+    """Return a record's tags code, and its unique key if this is known to be its only key.
 
-    The unique key is None if the record may have other keys.
+    Otherwise None takes the place of the unique key.
     """
     template, unique = _stored.find(properties)
     return template.tags_code, unique if template.only_key else None
@@ -145,7 +150,8 @@ def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] 
         keys = [each[at:end] for each in properties]
         whole = b"".join(properties)
         pairs = first.count(VALUE_END)
-        # Comparing the numbers of separators proves that no unique key contains a separator.
+        # The comparison of the bytes alone would accept a unique key that contains separators. The comparison
+        # of the numbers of separators excludes this.
         if (
             before + (behind + before).join(keys) + behind == whole
             and whole.count(VALUE_END) == len(keys) * pairs

@@ -144,10 +144,10 @@ _ALTERNATING = b"\x01\x02" * 16_384
 
 
 def has_stray_separator(text: bytes) -> bool:
-    """Return whether a name or value contains a separator: 0x01 within a value, or 0x02 within either.
+    """Return whether a property string has a separator within a name or a value.
 
-    A string with such a separator cannot be restored from its parsed properties. `text` may also consist of
-    several property strings joined by 0x02. The check takes 0.2 µs.
+    It is 0x01 within a value, or 0x02 within a name or a value. Such a string cannot be built again from its
+    parsed properties. `text` may also be several property strings, joined by 0x02. The check takes 0.2 µs.
     """
     found = text.translate(None, _OTHERS)
     if len(found) & 1 and _ALTERNATING.startswith(found):

@@ -82,7 +82,7 @@ class BadRecord:
     """
 
     position: int  # Position of the record in the buffer
-    stage: str  # Check that the record failed: "layout", "crc", "queue", "time", "body" or "text"
+    stage: str  # Name of the failed check: "layout", "crc", "queue", "time", "body" or "text"
     problem: str
     queue_id: int | None
     queue_offset: int | None
@@ -91,7 +91,7 @@ class BadRecord:
 
 
 class Origin(NamedTuple):
-    """The queue from which the records between the previous `Origin`'s end and `end` were read."""
+    """The queue from which a part of a buffer was read: from the end of the previous `Origin` to `end`."""
 
     end: int
     topic: str
@@ -184,7 +184,7 @@ class ColumnDecoder:
         yield from self._decode(buffer, rows, bad, origins)
 
     def decode_rows(self, buffer: Buffer, rows: Rows) -> Iterator[Decoded]:
-        """Decode records like `decode`. The lengths in each record of `rows` have already been checked."""
+        """Decode the records of `rows` like `decode`, but without its check of their lengths."""
         return self._decode(buffer, rows, [], ())
 
     def _decode(
@@ -207,7 +207,10 @@ class ColumnDecoder:
             bad.clear()  # The list is cleared, not replaced, because `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
-        """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by position."""
+        """Yield groups of rows, so that the decompressed bodies of a group fit into one batch.
+
+        Each group comes with its decompressed bodies, by the position of their record.
+        """
         plain: dict[int, bytes] = {}
         if self.decompress is None:
             yield rows, plain
@@ -309,7 +312,7 @@ def _checked_column(field: pa.Field) -> str:
 
 
 def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
-    """Return the bodies of all rows. `plain` maps the start of a body to its decompressed form."""
+    """Return the bodies of all rows. `plain` maps the start of a record to its decompressed body."""
     length = rows.body_length
     if not plain:
         return _slices(buffer, rows.body_start, length, pa.binary())
@@ -338,8 +341,9 @@ def _times(ms: Ints, column: str) -> pa.Array:
 def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
     """Return `buffer[start:start+length]` of each row as one binary array.
 
-    An array over the whole buffer, which copies nothing, gets all starts and ends as its offsets. Every
-    second element of it is a wanted slice; `take` collects these in C++.
+    In a binary array, each value ends where the next one begins. An array over the whole buffer is created
+    without a copy: its offsets are the start and end of each row in turn. Every second value of it is a
+    wanted slice; `take` collects these in C++.
     """
     offsets = np.empty(2 * len(start), dtype=np.int32)
     offsets[0::2] = start
@@ -403,7 +407,10 @@ def _hosts(rows: Rows, column: str) -> pa.Array:
 
 
 def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
-    """Return the records that begin at `start`, without those whose lengths are inconsistent."""
+    """Return the records that begin at the positions `start`.
+
+    Records with inconsistent lengths are omitted and added to `bad`.
+    """
     fits = (start >= 0) & (start + MIN_SIZE <= len(data))
     for position in start[~fits].tolist():
         raw = data[max(position, 0) :][:MAX_RAW_BYTES].tobytes()
@@ -413,7 +420,7 @@ def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
 
 
 def _without(rows: Rows, bad: list[BadRecord], drop: Ints, stage: str, problem: str) -> Rows:
-    """Return `rows` without the rows at the indices `drop`, which are added to `bad`."""
+    """Return `rows` without the rows at the indices `drop`. The removed records are added to `bad`."""
     if not len(drop):
         return rows
     bad += [_bad_record(rows, row, stage, problem) for row in drop.tolist()]

@@ -106,7 +106,7 @@ class Framing(NamedTuple):
 
     @property
     def magic_at(self) -> int:
-        """The number of bytes from the start of an entry to its record's magic number."""
+        """The number of bytes from the start of a log entry to the magic number of its record."""
         return self.gap + MAGIC_AT
 
     def heads_match(

@@ -75,7 +75,7 @@ HEADS = {
 """The struct of the fixed fields, by the sizes in bytes of the born host and the store host."""
 HEAD_V4 = HEADS[HOST_V4, HOST_V4]
 LENGTH = Struct(">H")
-"""The length of a topic in V2 (unsigned), and of properties (signed, but never above 32,767)."""
+"""The struct of the length of a V2 topic, and of the length of the properties (at most 32,767 bytes)."""
 
 AT = {name: Struct(">" + "".join(list(FIELDS.values())[:number])).size for number, name in enumerate(FIELDS)}
 """The offset of each field in a record with IPv4 hosts."""

@@ -1,7 +1,8 @@
-"""Reading many records with numpy: `Rows` locates their parts, `RecordGroup` holds what the store dispatches.
+"""Reading many records at once with numpy.
 
-Recovery, `verify` and `rebuild` read millions of records, nearly all of them valid. Therefore they read
-thousands of records at a time and check their fields as arrays. A group of records ends before the first
+`Rows` locates the fields of records. `RecordGroup` holds the fields from which consume queues and the index
+are built. Recovery, `verify` and `rebuild` read millions of records, nearly all of them valid. Therefore they
+read thousands of records at a time and check their fields as arrays. A group of records ends before the first
 record that fails a check; `record_facts` then examines that record alone. arrow.py builds its columns from
 `Rows`, too.
 """
@@ -106,10 +107,10 @@ class Rows(NamedTuple):
 
 
 def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
-    """Return the records that begin at `start`, and for each whether its lengths are consistent.
+    """Return the records that begin at the positions `start`, and which of them have consistent lengths.
 
-    At least the minimum size of a record must be left in the data after each start. The positions within
-    inconsistent records are meaningless.
+    `data` must have at least MIN_SIZE bytes after each start. If the lengths of a record are inconsistent,
+    the positions of its parts are meaningless.
     """
     head = items_at(data, start, _HEAD)
     sys_flag = head["sys_flag"].astype(np.int32)
@@ -155,7 +156,7 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
 
 @final
 class RecordGroup(NamedTuple):
-    """The `Facts` of consecutive valid records, by column. A group is never empty.
+    """Consecutive valid records, with one array or list per field of `Facts`. A group is never empty.
 
     `names` are the topics of the group; `topic` holds the index in `names` of each record's topic.
     """
@@ -174,7 +175,6 @@ class RecordGroup(NamedTuple):
 
     @classmethod
     def of(cls, records: Sequence[Facts]) -> RecordGroup:
-        """Create a group of consecutive records."""
         *numbers, topics, properties = zip(*records, strict=True)
         names = list(dict.fromkeys(topics))
         columns = np.array([*numbers, [names.index(topic) for topic in topics]], np.int64)
@@ -182,11 +182,9 @@ class RecordGroup(NamedTuple):
         return cls(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, names, list(properties))
 
     def last_ones(self, count: int) -> RecordGroup:
-        """Return a group of the last `count` records."""
         return self._part(slice(len(self.properties) - count, None))
 
     def first_ones(self, count: int) -> RecordGroup:
-        """Return a group of the first `count` records."""
         return self._part(slice(count))
 
     def _part(self, part: slice) -> RecordGroup:
@@ -207,12 +205,15 @@ class RecordGroup(NamedTuple):
 
     @property
     def queued(self) -> NDArray[np.bool_]:
-        """For each record, whether it gets a unit in its consume queue."""
+        """For each record, whether it gets an entry in its consume queue.
+
+        Half messages and rollbacks get none.
+        """
         queued: NDArray[np.bool_] = ~self.rolled_back & (self.sys_flag & TRANSACTION_MASK != PREPARED)
         return queued
 
     def facts(self, rows: Ints | None = None) -> Iterator[Facts]:
-        """Yield the `Facts` of the records with the given indices, or of all records."""
+        """Yield the records with the given indices, or all records, one at a time."""
         columns = self[:6] if rows is None else [column[rows] for column in self[:6]]
         numbers = self.topic if rows is None else self.topic[rows]
         texts: Sequence[bytes] = self.properties
@@ -227,7 +228,8 @@ def valid_group(
 ) -> RecordGroup | None:
     """Return the consecutive valid records from data[at:] on, or None if they are too few to check as arrays.
 
-    The group ends after `most` records, at the end of the data, or before an invalid record.
+    The group ends after `most` records, at the end of the data, or before an invalid record. The result is
+    also None if the first record is invalid.
 
     Args:
         data: The bytes of the log.
@@ -235,7 +237,7 @@ def valid_group(
         position: The log position of the first record.
         most: The maximum number of records.
         check_crc: Whether to check the CRC of bodies.
-        framing: The framing of the log.
+        framing: Whether the log is plain or a raft log.
     """
     starts, _ = record_starts(data, at, most=most, gap=framing.gap)
     if len(starts) < MIN_GROUP_RECORDS:
@@ -292,7 +294,10 @@ def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
 
 
 def _properties(data: bytes, rows: Rows) -> list[bytes]:
-    """Return each record's properties, up to the first record with NUL bytes, which needs a closer check."""
+    """Return the property string of each record, up to the first string with NUL bytes.
+
+    A string with NUL bytes may be invalid, so `record_facts` must examine its record.
+    """
     ends = (rows.properties_start + rows.properties_length).tolist()
     texts = [data[start:end] for start, end in zip(rows.properties_start.tolist(), ends, strict=True)]
     if b"\0" in b"".join(texts):
