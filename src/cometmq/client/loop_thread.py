@@ -63,7 +63,7 @@ class _Call(Generic[T]):
 
 
 class _SubmittedCall(_Call[T]):
-    """A coroutine whose result is stored in a future."""
+    """A coroutine that runs on the loop. Its result or error is stored in a `concurrent.futures.Future`."""
 
     __slots__ = ("future",)
 
@@ -104,7 +104,7 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
-        self._calls = threading.Lock()  # never acquired in a forked child, where the lock may stay locked
+        self._calls = threading.Lock()  # not acquired in a forked child, where it may stay locked forever
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
         self._abandoned = Tasks()
@@ -164,7 +164,7 @@ class LoopThread:
             return False
         try:
             self.loop.call_soon_threadsafe(lambda: self._abandoned.start(stop_and_release()))
-        except RuntimeError:  # raised if the event loop was closed meanwhile
+        except RuntimeError:  # the event loop was closed after the check above
             return False
         return True
 
@@ -223,7 +223,7 @@ class LoopThread:
                         "this client is stopped and cannot be used again; create a new one"
                     )
                 self._new.append(call)
-                if len(self._new) == 1:  # for a further call, `_begin` is scheduled already
+                if len(self._new) == 1:  # otherwise `_begin` is already scheduled
                     self.loop.call_soon_threadsafe(self._begin)
         except ClientStateError:
             call.cancel()
@@ -241,7 +241,7 @@ class LoopThread:
             self._new.popleft().begin(self.loop)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        self._begin()  # begin calls that an interrupted `_enqueue` added without scheduling `_begin`
+        self._begin()  # `_enqueue` may have been interrupted before it scheduled `_begin`
         call.cancel()
 
     def _serve(self) -> None:

@@ -85,7 +85,7 @@ class ConsoleOptions:
 
 
 class Console:
-    """A console, which `await start()` starts and `await stop()` stops.
+    """A console. Call `await start()` to start it, and `await stop()` to stop it.
 
     If `start` created the first account, `password` is the password of that account.
     """
@@ -218,7 +218,7 @@ class Console:
         for each in (*PAGES, not_found_page):
             self._serve(each)
         core.app.config.socket_io_js_transports = ["websocket"]
-        core.sio.on("log", lambda *_args: None)  # keeps texts from browsers out of the server's log
+        core.sio.on("log", lambda *_args: None)  # browsers must not write to the server's log
         for event in ("handshake", "event", "javascript_response", "ack"):
             core.sio.on(event, _of_its_page(core.sio.handlers["/"][event]))
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}

@@ -18,9 +18,9 @@ from cometmq.protocol.codes import RETRY_PREFIX
 _MAX_CONCURRENT_ASSIGNMENTS = 32
 """Maximum number of queues assigned concurrently. Each assignment takes one or two requests to a broker."""
 _RETRY_TOPIC_PATIENCE = 10
-"""Maximum number of rebalances at the short interval that wait for a retry topic.
+"""Maximum number of rebalances at the short interval while the group's retry topic is missing.
 
-Brokers may refuse to create it.
+Afterwards the normal interval applies, because a broker may refuse to create the retry topic.
 """
 
 log = logs.logger("cometmq.client.consumer.rebalance")
@@ -40,7 +40,10 @@ class Holder(Protocol):
         """Return whether an assigned queue must be revoked and assigned again because its pull was lost."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Return those queues that this member may consume now.
+        """Return those of `queues` that this member may consume now.
+
+        A queue is not returned if another member still has its lock, for example. It is claimed again at the
+        next rebalance.
 
         Args:
             queues: The queues that the allocation strategy has given to this member.
@@ -48,7 +51,11 @@ class Holder(Protocol):
         """
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Assign a queue. Return False if that is not possible now. Raises CometError after a failure."""
+        """Start to consume a queue.
+
+        Return False if that is not possible now, for example because the consumer was stopped. Raises
+        CometError if the start offset cannot be determined.
+        """
 
     async def revoke(self, queues: Sequence[MessageQueue]) -> None:
         """Revoke assigned queues."""
@@ -173,7 +180,7 @@ class Rebalance:
             return False
 
     def _store_problem(self, topic: str, error: CometError) -> bool:
-        """Store a problem for health().
+        """Store the problem of a topic, which health() then reports.
 
         Return whether the next rebalance may wait for the normal interval.
         """

@@ -79,12 +79,12 @@ class RetryTopic:
         )
 
     def _again(self, message: MessageExt, delay_level: int) -> Message:
-        """Return the message for the retry topic, with the same body, flag and unique key.
+        """Return a copy of the message for the retry topic, with the same body, flag and unique key.
 
-        The message goes to the dead-letter queue in the same cases as after a send-back. It then has no DELAY
-        property, because RocketMQ 4.9.7 would apply the property there. A send-back to 4.9 leads to a retry
-        if the number of retries is below the maximum, to 5.x also if the number equals the maximum
-        (docs/reference/storage.md, Send back).
+        The message goes to the dead-letter queue if its number of retries has reached the maximum, as after a
+        send-back to 4.9. A send-back to 5.x would lead to one more retry (docs/reference/storage.md, Send
+        back). A message for the dead-letter queue has no DELAY property, because RocketMQ 4.9.7 would delay
+        it there.
         """
         tries = message.reconsume_times + 1
         most = self._most if delay_level >= 0 else min(self._most, tries - 1)

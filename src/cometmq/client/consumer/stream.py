@@ -96,7 +96,10 @@ class MessageStream(PushConsumer):
         await super().__aexit__(kind, error, trace)
 
     def _leave(self) -> None:
-        """Record that the caller has left the iteration."""
+        """Record that the caller reads no more messages.
+
+        A stop then waits only for acknowledgements in progress.
+        """
         if self._session is not None:
             self._delivery.leave()
 

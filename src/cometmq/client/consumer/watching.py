@@ -30,9 +30,10 @@ async def lag_of(
     """Return the number of messages that are not consumed yet, by queue.
 
     Args:
-        queues: The queues.
+        queues: The progress of each queue.
         max_offset: Requests the max offset of a queue from its broker.
-        done_offset: Returns the offset below which a queue is consumed, if its QueueHealth does not have one.
+        done_offset: Returns the offset below which all messages of a queue are consumed. It is called for a
+            queue whose QueueHealth has no `done_offset`.
     """
 
     async def behind(each: QueueHealth) -> int:
@@ -67,7 +68,7 @@ class Watchdog:
     _look: Callable[[float], Iterable[QueueHealth]]
     """Returns the health of the queues. The argument is the present time in monotonic seconds."""
     problems: dict[MessageQueue, str] = field(default_factory=dict)
-    """A sentence about each stalled queue."""
+    """A sentence about each queue that was stalled at the last check."""
     _seen: dict[MessageQueue, _QueuePosition] = field(default_factory=dict)
 
     def periodic(self) -> Periodic:

@@ -25,8 +25,9 @@ _ANOTHER = "another member"
 class Agreement:
     """The comparison of this member's subscriptions with those of the other members of its group.
 
-    It takes place before each heartbeat of this member. A broker may store only the subscriptions of the
-    latest heartbeat, and at that time the latest heartbeat is another member's.
+    A broker may store only the subscriptions of the group's latest heartbeat. The comparison therefore takes
+    place before each heartbeat of this member: after it, the broker would return this member's own
+    subscriptions.
     """
 
     def __init__(self, group: Group) -> None:
@@ -47,7 +48,7 @@ class Agreement:
             async with asyncio.timeout(_PATIENCE_S):
                 found = await instance.brokers.consumer_connection(addr, group.name)
         except (CometError, TimeoutError):
-            return  # the group has no members, or the broker does not report them
+            return  # nothing to compare: the broker did not report any members
         differing = disagreements(instance.client_id, own, found)
         problems = tuple(differing[:_MAX_TOPICS_NAMED])
         if len(differing) > _MAX_TOPICS_NAMED:
@@ -55,8 +56,8 @@ class Agreement:
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
         if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
-            # Keep the problems: the broker stores only the latest subscription, which may be this member's
-            # own.
+            # Keep the earlier problems. The broker stores only the subscriptions of the latest heartbeat,
+            # which may be this member's own, so the comparison does not show that the members agree.
             return
         for problem in set(problems).difference(self.problems):
             log.warning("group %s: %s", group.name, problem)

@@ -184,7 +184,10 @@ class AllocateByConsistentHash:
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """Adds the namespace to a queue before its name is hashed, as in Java's client. None: no namespace."""
+    """A function that adds the client's namespace to a queue. None: the client has no namespace.
+
+    It is needed because Java's client hashes the name of a queue including the namespace.
+    """
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:

@@ -1,4 +1,4 @@
-"""The sending of pulls to a broker of the queue or, with a filter class, to one of its filter servers."""
+"""Pulls from the broker of a queue or, with a filter class, from one of the broker's filter servers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Pulls:
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0
     _suggested: dict[MessageQueue, int] = field(default_factory=dict)
-    """The broker id that the last answer for a queue suggested.
+    """By queue: the id of the broker that the last pull's answer suggested for the next pull.
 
-    Queues to be read from the master are absent.
+    A queue for which the answer suggested the master is absent.
     """
 
     async def pull(

@@ -125,8 +125,9 @@ class Group:
         if stored is None and self.options.start_strictly:
             if where is ConsumeFromWhere.TIMESTAMP:
                 offset = await self._not_older(queue, offset)
-            # The offset is stored even if no message is consumed. Otherwise the next member might start at
-            # the end that the queue has by then, and skip messages.
+            # Store the offset even if no message is consumed. Otherwise the next member would determine the
+            # start again. By then the end of the queue may have moved, and the messages before the new end
+            # would be skipped.
             self.offsets.update(queue, offset)
         return offset
 

@@ -1,4 +1,4 @@
-"""The session of a consumer as a member of its group: its answers to brokers and to the client instance."""
+"""The common part of push and pull consumers as members of a group: heartbeats, subscriptions, reports."""
 
 from __future__ import annotations
 

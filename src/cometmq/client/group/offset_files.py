@@ -94,10 +94,11 @@ class FileOffsets:
         self._turn = asyncio.Lock()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread, one piece of work at a time.
+        """Run blocking work in a thread, one call at a time.
 
-        A hanging thread cannot be cancelled and the number of threads is limited, so no second thread may
-        hang in the same file.
+        Raises OffsetFileError if the thread of an earlier call still hangs in a disk operation. Such a thread
+        cannot be cancelled, and the number of threads is limited, so a second thread must not hang for the
+        same file.
         """
         async with self._turn:
             if self._disk.locked():
@@ -166,9 +167,11 @@ def _nothing() -> None: ...
 
 
 def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
-    """Parse an offsets file. Keys are JSON objects, or strings that contain a JSON object.
+    """Return the offset of each queue in the content of an offsets file.
 
-    Raises LenientError or ValueError.
+    Java's client writes each key of the table as a JSON object, which standard JSON does not permit. A text
+    that contains a JSON object is accepted as a key, too. Raises LenientError or ValueError for other
+    content.
     """
     value = read_lenient(data)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):

@@ -23,7 +23,7 @@ log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
 _AT_ONCE = 64  # maximum number of concurrent requests, because a member may have thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
-_STORAGE_S = 10.0  # timeout in seconds, because a hanging storage must not block a stop or a handoff
+_STORAGE_S = 10.0  # timeout of a storage call in seconds, so that a hanging storage blocks no stop or handoff
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
@@ -177,9 +177,9 @@ class RemoteOffsets:
     _client: ClientInstance
     _group: str
     _strictly: bool = False
-    """Whether a missing consumer offset is distinguished from offset 0, except in retry topics.
+    """Whether reads distinguish a missing offset from the offset 0, except in retry topics.
 
-    A retry topic belongs to a single group, so a group without an offset rightly starts at 0 there.
+    A retry topic needs no distinction: it belongs to a single group, which starts at 0 without an offset.
     """
 
     async def read(self, queue: MessageQueue) -> int | None:

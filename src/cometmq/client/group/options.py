@@ -47,7 +47,11 @@ _PUSH_RANGES = {
     "drain_timeout_s": _ANY_TIME,
     "pull_error_delay_s": _ANY_TIME,
 }
-"""The permitted ranges: Java's (docs/reference/client.md), except values that would stop a consumer."""
+"""The permitted ranges of numeric settings.
+
+They are the ranges of Java's client (docs/reference/client.md), without the values that would stop a
+consumer.
+"""
 
 
 class ConsumeFromWhere(Enum):
@@ -102,9 +106,9 @@ class MemberOptions:
         consume_from_where: The position at which a group without stored offsets starts.
         consume_timestamp_ms: The start position for TIMESTAMP, in milliseconds since 1970. None: half an hour
             before the start.
-        start_strictly: Start a new group exactly at `consume_from_where`. False follows RocketMQ's rule: a
-            new group also starts at the first message of a queue with LAST_OFFSET and TIMESTAMP if the broker
-            still has that message in memory.
+        start_strictly: Start a new group exactly at `consume_from_where`. False: as in RocketMQ, a new group
+            starts at the first message of a queue, even with LAST_OFFSET and TIMESTAMP, if the broker still
+            has that message in memory.
         allocate_strategy: The distribution of queues among the members, the same for all members: an instance
             of one of the Allocate… classes or of a class with `name` and `allocate`.
         queue_listener: A function called with the queues of a subscribed topic and those of this member after
@@ -186,9 +190,10 @@ class PushOptions(MemberOptions):
             threads for a plain listener. set_concurrency() changes it at run time.
         consume_batch_max_size: The maximum number of messages per listener call, 1 to 1024.
         pull_interval_s: The delay between two pulls of a queue.
-        handover_timeout_s: When a queue moves to another member, the maximum wait for its running listener
-            calls, so that no message is consumed twice. The next member waits a second longer, even after a
-            member that was killed. 0: neither waits.
+        handover_timeout_s: When a queue moves from this member to another one, the maximum time for which
+            this member waits for its running listener calls before it releases the queue, so that no message
+            is consumed twice. The next member waits for the release up to a second longer, even if the
+            previous member was killed. 0: no member waits.
         broker_suspend_s: The maximum time for which a broker suspends a pull without messages.
         none_means: The meaning of a listener's result None. success: the messages are consumed. retry: they
             are consumed again, as in Java. error: the call failed with a TypeError, which is logged, and they
@@ -209,7 +214,7 @@ class PushOptions(MemberOptions):
             queue can advance. Orderly: the call of an async listener is cancelled and fails; the call of a
             plain listener is only logged, because a thread cannot be cancelled.
         consume_hooks: Hooks called before and after each listener call.
-        filter_hooks: Functions that select among the pulled messages after the subscription. Rejected
+        filter_hooks: Functions that select among the pulled messages that match the subscription. Rejected
             messages count as consumed.
         drain_timeout_s: The maximum wait of a stop for running listener calls.
         pull_error_delay_s: The delay before the next pull after a failed one.
@@ -257,6 +262,6 @@ class PushOptions(MemberOptions):
 
 
 def _check_object(key: str, given: object, *names: str) -> None:
-    """Raise ConfigError for a class, or for an object that lacks one of the attributes in `names`."""
+    """Raise ConfigError if a setting is a class, or an object that lacks one of the attributes in `names`."""
     if isinstance(given, type) or not all(hasattr(given, name) for name in names):
         raise ConfigError(key, repr(given), f"an object with {' and '.join(names)}")

@@ -40,7 +40,7 @@ class Batch(msgspec.Struct, eq=False):
     queue: ProcessQueue
     messages: list[MessageExt]
     size: int
-    """The size of the bodies in bytes."""
+    """The total size of the messages' bodies in bytes."""
     started_at: float = 0.0
     """Start time of the listener call in monotonic seconds; 0 before the call."""
     done: bool = False
@@ -64,7 +64,10 @@ class ProcessQueue:
     last_consume_at: float = field(init=False)
     dropped: bool = False
     leaving: bool = False
-    """Whether the queue was revoked: no call begins, but results of running calls count until `dropped`."""
+    """Whether the queue was revoked and is being released.
+
+    No further listener call begins. The results of running calls still count until the queue is `dropped`.
+    """
     stats: TopicStats = field(default_factory=TopicStats)
     """The statistics of the queue's topic."""
     calls: int = 0

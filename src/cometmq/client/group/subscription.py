@@ -60,8 +60,8 @@ class Subscription:
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
         """Return the messages whose tag is subscribed.
 
-        The broker compares only hashes of tags, so it also sends messages whose tag merely has a subscribed
-        hash.
+        The broker compares only the hashes of tags, so it may also send messages whose tag is not subscribed
+        but has the same hash as a subscribed tag.
         """
         if not self.tags:
             return list(messages)

@@ -34,7 +34,7 @@ _PLACES: dict[str, Callable[[int, str], str]] = {
 }
 """The notation of a parameter in a statement, by `paramstyle` of PEP 249."""
 _PURGES = 100
-"""Number of purges of old keys during the lifetime of a key. At least a minute passes between two purges."""
+"""The number of times that expired keys are deleted during the lifetime of a key, at most once per minute."""
 
 
 class DatabaseMarks:
@@ -110,8 +110,8 @@ class DatabaseMarks:
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call `act(cursor)` in the transaction that stores the key, unless the key is stored (`Marks.once`).
 
-        If the database raises an error, nothing is committed, except if only the confirmation of a successful
-        commit was lost.
+        If a database error is raised, nothing was committed, with one exception: the database may have
+        committed and then lost the connection before it confirmed the commit.
         """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
@@ -235,10 +235,10 @@ class DatabaseMarks:
         cursor.execute(text, dict(values) if named else tuple(value for _, value in values))
 
     def _clocks(self) -> tuple[float, float]:
-        """Return the wall-clock time, and the time of a wall clock that was never adjusted.
+        """Return the wall-clock time, and the time that a wall clock without adjustments would show.
 
-        A key is stored with the later of the two times. Its age is computed from the earlier time, so that an
-        adjustment of the clock deletes no key early.
+        A key is stored with the later of the two times. The expiry of old keys is computed from the earlier
+        time. So an adjustment of the clock never deletes a key early.
         """
         return time.time(), self._began + boottime()
 
@@ -268,7 +268,7 @@ class SqliteMarks(DatabaseMarks):
     """
 
     def __init__(self, path: str, *, table: str = "cometmq_done", expiry_s: float = EXPIRY_S) -> None:
-        import sqlite3  # not at the top, because some Python installations lack the SQLite library
+        import sqlite3  # imported here, because some Python installations lack the SQLite library
 
         if path == ":memory:" or not path:
             raise ConfigError("path", path, "a file, because each connection has its own memory")

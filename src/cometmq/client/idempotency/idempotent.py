@@ -29,9 +29,9 @@ _MAX_KEY_LENGTH = 255
 _HANDLED = (None, ConsumeStatus.SUCCESS, OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
 
 Handler = Callable[[MessageExt], object] | Callable[[MessageExt, Any], object]
-"""A plain function of (message) or (message, transaction), which runs in a thread."""
+"""A plain handler: a function of (message) or (message, transaction), which runs in a thread."""
 AsyncHandler = Callable[[MessageExt], Awaitable[object]] | Callable[[MessageExt, Any], Awaitable[object]]
-"""An async function of (message) or (message, transaction), which runs on the event loop."""
+"""An async handler: a function of (message) or (message, transaction), which runs on the event loop."""
 
 
 class Marks(Protocol):
@@ -163,7 +163,10 @@ def _wants_transaction(handler: object) -> bool:
 
 
 def _check_result(result: object) -> None:
-    """Reject a result that does not confirm the processing: a status for a retry, or an unawaited object."""
+    """Raise TypeError if the result of a handler does not confirm that the message was processed.
+
+    Such a result is a status that asks for a retry, or a coroutine or generator that was not executed.
+    """
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -176,7 +179,11 @@ def _check_result(result: object) -> None:
 
 
 def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
-    """Return the key. A key that is too long for a database index or has illegal characters is hashed."""
+    """Return the idempotency key of a message.
+
+    A key that is too long for a database index or contains unprintable characters is replaced by its hash.
+    Raises TypeError if the function `key` returns no text or an empty text.
+    """
     found = key(message)
     if not isinstance(found, str) or not found:
         raise TypeError(f"the key of message {message.msg_id} must be a non-empty text, not {shown(found)}")

@@ -121,8 +121,8 @@ class RedisMarks:
                 return False
             if held is not None:
                 break
-            # The lease of another consumer expired between the two commands. Raise, so that the message is
-            # delivered again.
+            # The lease of another consumer expired between the two commands above, so try once more. If this
+            # happens again, raise BeingHandled, so that the message is delivered again.
         raise BeingHandled(key)
 
     async def _release_lease(self, name: str, token: str) -> None:

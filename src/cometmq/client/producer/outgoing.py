@@ -252,7 +252,10 @@ def _check_fits_batch(message: Message, first: Message) -> None:
 
 
 _UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56
-"""Maximum number of bytes that a unique key adds to the properties: that of a key with an IPv6 address."""
+"""Maximum number of bytes that a unique key adds to a message's properties.
+
+The longest unique keys are those with an IPv6 address.
+"""
 
 
 def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024) -> Iterator[list[Message]]:

@@ -55,8 +55,8 @@ def select_by_random(queues: Sequence[MessageQueue], message: Message, argument:
 
     Args:
         queues: The writable queues of the topic.
-        message: The message to send. It has no influence.
-        argument: The argument of `send`. It has no influence.
+        message: The message to send. It is not used.
+        argument: The argument of `send`. It is not used.
 
     Returns:
         One of the queues.
@@ -117,7 +117,7 @@ class Producer(QueryClient):
         self._room = asyncio.Semaphore(self.options.max_in_flight)
         self._requests = asyncio.Semaphore(self.options.max_requests)
         self._under_way = 0
-        """The number of sends that have begun and not ended, including those that wait for `_room`."""
+        """The number of sends in progress, including those that wait because of `max_in_flight`."""
         self._idle = asyncio.Event()
 
     async def _begin(self) -> None:
@@ -125,7 +125,7 @@ class Producer(QueryClient):
 
     async def _end(self, *, drain: bool) -> None:
         try:
-            while drain and self._under_way:  # this loop ends, because each send has a timeout and ends
+            while drain and self._under_way:  # each send has a timeout, so this loop ends
                 self._idle.clear()
                 await self._idle.wait()
         finally:
@@ -435,7 +435,7 @@ class Producer(QueryClient):
                         break
                     attempts.pause_s(error, loop.time())
                     if isinstance(error, RemotingError):
-                        client.refresh_soon(topic)  # because the broker may have a new address
+                        client.refresh_soon(topic)  # the broker may have a new address
                 else:
                     is_final = tries == 1 or not options.retry_another_broker_when_not_store_ok
                     if is_final or result.status is SendStatus.SEND_OK:
@@ -458,7 +458,7 @@ class Producer(QueryClient):
             await asyncio.sleep(pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self.client.refresh_routes([topic])  # because the raft leader may have changed
+                    await self.client.refresh_routes([topic])  # the broker may have a new raft leader
         return chosen
 
     def _ended(self) -> None:
@@ -491,7 +491,7 @@ class Producer(QueryClient):
             addr = client.master_addr(queue.broker_name, queue.topic)
             return vip_address(addr) if client.options.vip_channel else addr
         except NoRouteError:
-            client.refresh_soon(queue.topic)  # because the cached route names a broker without a master
+            client.refresh_soon(queue.topic)  # the cached route lists a broker that has no master
             raise
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
@@ -552,5 +552,5 @@ class Producer(QueryClient):
 
     def _running(self) -> ClientInstance:
         if self._state != "running" or self._loop is not asyncio.get_running_loop():
-            self._check_running()  # raises ClientStateError with the reason
+            self._check_running()  # raises ClientStateError with the reason why the producer cannot send
         return self.client

@@ -46,18 +46,24 @@ class SendAttempts(msgspec.Struct):
     outcomes: list[tuple[str, str]] = []
     """The broker name and the outcome of each try so far."""
     route_pause_s: float = 0.0
-    """Seconds to wait before the topic's route is read for the next try."""
+    """Seconds to wait before the queue of the next try is chosen from the topic's route."""
     broker_pause_s: float = 0.0
     """Seconds to wait before another try at the same broker."""
     in_handoff: bool = False
-    """Whether a broker has refused temporarily. Then a missing master may be due to a raft handoff."""
+    """Whether a broker has refused a try temporarily.
+
+    If so, a raft handoff may be the reason why the route contains no master, so the next try waits.
+    """
     stored: SendResult | None = None
     """The result of the last try that stored the message, but with another status than SEND_OK."""
     failure: CometError | None = None
     """The error of the last failed try."""
 
     def timeout_s(self, now: float) -> float:
-        """Return the timeout of the next try: the time left, but before the last try at most `per_try_s`."""
+        """Return the timeout of the next try.
+
+        This is the time left until the deadline. For every try but the last one, it is at most `per_try_s`.
+        """
         left = max(0.0, self.deadline - now)
         if self.per_try_s is not None and len(self.outcomes) + 1 < self.tries:
             return min(left, self.per_try_s)
@@ -66,8 +72,10 @@ class SendAttempts(msgspec.Struct):
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
         """Record a failed try and return whether another try is allowed.
 
-        Another try is allowed after a NoRouteError, which means that the broker no longer has a master, as
-        Java's code 10003 does (docs/reference/client.md, Sends and retries).
+        Another try is allowed after a RemotingError, a NoRouteError, or a BrokerError with one of the
+        `retry_codes`, if the number of tries and the deadline permit it. A NoRouteError means that the broker
+        no longer has a master. Java's client uses the code 10003 for this case (docs/reference/client.md,
+        Sends and retries).
         """
         self.outcomes.append((broker_name, str(error)))
         self.failure = error
@@ -90,7 +98,10 @@ class SendAttempts(msgspec.Struct):
         return self.broker_pause_s
 
     def stored_without_ok(self, broker_name: str, result: SendResult, now: float) -> bool:
-        """Record a try that stored the message without SEND_OK. Return whether another try is allowed."""
+        """Record a try that stored the message with another status than SEND_OK.
+
+        Return whether another try is allowed.
+        """
         self.stored, self.broker_pause_s = result, 0.0
         self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))
         return self._may_go_on(now)

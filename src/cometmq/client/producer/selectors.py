@@ -16,7 +16,10 @@ _COUNTER_MASK = 0x7FFFFFFF
 
 _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-"""Seconds for which a broker is avoided, by the number of thresholds in `_LATENCY_S` that a try reached."""
+"""Seconds for which a broker is avoided after a try.
+
+The index is the number of thresholds in `_LATENCY_S` that the latency of the try has reached.
+"""
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
@@ -88,7 +91,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argu
 
     Args:
         queues: The writable queues of the topic.
-        message: The message to send. It has no influence.
+        message: The message to send. It is not used.
         argument: A str, bool or int, hashed as in Java. Other arguments are hashed by their text.
 
     Returns:
@@ -104,7 +107,7 @@ def _java_hash_of(argument: object) -> int:
         return 1231 if argument else 1237
     if isinstance(argument, int):
         if -0x80000000 <= argument <= 0x7FFFFFFF:
-            return argument  # computed as by Java's Integer.hashCode
-        folded = (argument ^ (argument >> 32)) & 0xFFFFFFFF  # computed as by Java's Long.hashCode
+            return argument  # the result of Java's Integer.hashCode
+        folded = (argument ^ (argument >> 32)) & 0xFFFFFFFF  # Java's Long.hashCode, but unsigned
         return folded - 0x100000000 if folded & 0x80000000 else folded
     return java_hash(str(argument))

@@ -13,9 +13,9 @@
         result = await producer.send_in_transaction(Message("Orders", b"..."), order)
 
 The broker first stores the message as a half message, which no consumer receives. Then the local transaction
-runs, and the producer sends its state to the broker in a oneway request. If that request is lost or the state
-is UNKNOWN, the broker sends transaction checks to any producer of the group until it receives COMMIT or
-ROLLBACK.
+runs, and the producer sends the state of the transaction to the broker in a oneway request. If that request
+is lost or the state is UNKNOWN, the broker sends transaction checks to any producer of the group until it
+receives COMMIT or ROLLBACK.
 """
 
 from __future__ import annotations

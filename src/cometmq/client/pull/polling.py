@@ -17,7 +17,9 @@ from cometmq.message import MessageExt, MessageQueue
 
 
 class Polling:
-    """The prefetching and delivery for queues that a user or a rebalance has assigned (PullHolder).
+    """Prefetches the messages of assigned queues and delivers them to the caller. Implements PullHolder.
+
+    The queues are assigned by the user or by rebalances.
 
     Args:
         schedule: Manages the queues of scheduled topics, which are not prefetched.
@@ -44,7 +46,7 @@ class Polling:
         """The batch of the last poll. The next poll counts it as consumed."""
         self._iterated: Fetched | None = None
         self._rest: deque[MessageExt] = deque()
-        """The messages of the `_iterated` batch that have not been returned yet."""
+        """The messages of the batch `_iterated` that the iteration has not returned yet."""
         self._last_iterated: tuple[MessageExt, ...] = ()
         """The message that the iteration returned last, until the caller requests the next message."""
         self._consumed: dict[MessageQueue, int] = {}
@@ -159,7 +161,7 @@ class Polling:
             self._last_iterated = (message,)
             yield message
             self._last_iterated = ()
-            if self._iterated is batch:  # no seek or new assignment happened during the yield
+            if self._iterated is batch:  # false after a seek or a new assignment during the yield
                 batch.counted = not self._rest
                 self._count(batch.queue, batch.next_offset if batch.counted else message.queue_offset + 1)
 

@@ -504,7 +504,7 @@ class PullConsumer(SinglePulls):
     def _iterate_in_thread(
         self, run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]]
     ) -> Iterator[MessageExt]:
-        """Return the iterator of the blocking class (Polling.each_in_thread)."""
+        """Return the iterator over messages for the blocking class, see Polling.each_in_thread."""
 
         def later(function: Callable[[], None]) -> None:
             if self._state == "running" and self._loop is not None:
@@ -514,7 +514,7 @@ class PullConsumer(SinglePulls):
             return self.poll()
 
         if self._polled is None:
-            run(poll())  # raises ClientStateError, because the consumer was not started
+            run(poll())  # this call raises ClientStateError, because the consumer was not started
         assert self._polled is not None
         return self._polled.each_in_thread(poll, run, later)
 

@@ -15,7 +15,7 @@ from cometmq.protocol.codes import ResponseCode
 
 
 class PullHolder(Holder, Protocol):
-    """A holder of queues that can continue an assigned queue at another offset."""
+    """The owner of a pull consumer's assigned queues, which can continue a queue at another offset."""
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
         """Continue reading an assigned queue at an offset."""
@@ -42,7 +42,7 @@ class PullSession(Member):
     async def leave(self) -> None:
         """Stop rebalancing.
 
-        After this call, the holder must release its queues before the consumer is unregistered.
+        The caller must then release the assigned queues, and only afterwards unregister the consumer.
         """
         await self.rebalance.stop()
 

@@ -46,10 +46,7 @@ class Fetched:
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The prefetching of one queue.
-
-    A reader that a seek or a new assignment has replaced adds no more batches.
-    """
+    """Prefetches one queue until a seek or a new assignment of the queue replaces this reader."""
 
     queue: MessageQueue
     start: int
@@ -62,9 +59,9 @@ class _Reader:
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """The time, in monotonic seconds, at which a caller last received a batch.
+    """When a caller last received a batch of the queue, in monotonic seconds.
 
-    At first: the start of the reader.
+    Before the first batch: when the reader was created.
     """
     requested_at: float | None = None
     """The time at which the pull in progress began."""
@@ -74,7 +71,7 @@ class _Reader:
 
 
 class Fetcher:
-    """A reader for each assigned queue, and the line of batches from all readers."""
+    """The readers of the assigned queues, one for each queue, and their batches in order of arrival."""
 
     def __init__(self, pull: PullAt, passed: Callable[[MessageQueue, int], None]) -> None:
         """Create the fetcher.
@@ -97,7 +94,10 @@ class Fetcher:
         return tuple(sorted(self._readers))
 
     def read(self, queue: MessageQueue, offset: int) -> None:
-        """Read `queue` from `offset` and drop its earlier batches. Does nothing after `close`."""
+        """Start to prefetch a queue from `offset`, and drop the queue's prefetched batches.
+
+        Does nothing after `close`.
+        """
         if self.closed:
             return
         paused, now = self.drop(queue), asyncio.get_running_loop().time()

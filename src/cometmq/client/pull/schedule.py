@@ -19,12 +19,12 @@ from cometmq.text import printable
 log = logs.logger("cometmq.client.consumer")
 
 _AT_ONCE = 20
-NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # as in Java (docs/reference/client.md, Scheduled pulls)
+NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # Java's delays (docs/reference/client.md, Scheduled pulls)
 _DRAIN_S = 30.0
 
 
 class Turn(Protocol):
-    """The part of a PullTurn that the schedule uses."""
+    """The attribute of PullTurn that the scheduler reads: the delay before the next call."""
 
     next_delay_s: float
 
@@ -52,7 +52,10 @@ class Schedule:
         """The scheduled functions by topic."""
         self._loops: dict[MessageQueue, _Loop] = {}
         self._ending: dict[MessageQueue, _Loop] = {}
-        """The loops of revoked queues, until their last call has ended and the offset is stored."""
+        """The call loops of revoked queues.
+
+        A loop is removed after its last call has ended and the offset of the queue is stored.
+        """
         self._room = asyncio.Semaphore(_AT_ONCE)
         self.problems: dict[MessageQueue, str] = {}
 

@@ -1,4 +1,4 @@
-"""The part of a pull consumer that pulls from one queue at a time, without an assignment."""
+"""Pulls for which the caller names a queue and an offset. The queue need not be assigned."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MAX_ACCOUNTS = 1000
 MAX_NAME_LENGTH = 64
 _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{MAX_NAME_LENGTH}}}")
 _SECRET_BYTES = 15
-_MAX_CONCURRENT_HASHES = 2  # few, because each password hash takes 64 MiB of memory and 0.1 s
+_MAX_CONCURRENT_HASHES = 2  # low, because each hash takes 64 MiB of memory and 0.1 s
 _MAX_WAITING_LOGINS = 32
 _LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # attempts to lock the file, and seconds between two attempts
 

@@ -29,7 +29,7 @@ class Attempts:
         self._refill_s = refill_s
         self._max_keys = max_keys
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # time when the failures of a key expire
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # by key: the time when its failures expire
 
     def __len__(self) -> int:
         return len(self._free_at)
@@ -66,6 +66,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # true for an IPv4 client if the console listens on `::`
+    if found.ipv4_mapped is not None:  # an IPv4 client of a console that listens on `::`
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

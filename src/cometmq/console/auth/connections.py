@@ -21,7 +21,10 @@ EXCHANGE_TIMEOUT_S = 300.0
 
 
 class TimedProtocol(HttpToolsProtocol):
-    """A server connection that is closed after the timeouts, unless it becomes a websocket."""
+    """An HTTP connection that is closed after HEADERS_TIMEOUT_S or EXCHANGE_TIMEOUT_S.
+
+    A connection that becomes a websocket has no timeout.
+    """
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -38,7 +41,7 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the timeout for the next request's headers."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # false if the next request has already begun on this connection
+        if self.cycle.response_complete:  # otherwise the next request has already begun on this connection
             self._start_timer(HEADERS_TIMEOUT_S, self._close)
 
     def handle_websocket_upgrade(self) -> None:

@@ -37,7 +37,7 @@ SESSION = "cometmq.session"
 
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
-_MAX_ADDRESS_LENGTH = 64  # limited because a proxy may pass on any text as the client's address
+_MAX_ADDRESS_LENGTH = 64  # a limit is needed, because a proxy may pass on any text as the client's address
 _SESSION_ENDED, _BAD_FRAME = 4401, 4400  # codes with which a page's connection is closed
 _USER_EVENT = '42["event"'  # start of the frame that a page sends when its user clicks or types
 # The policy permits eval, because the framework compiles its templates and runs calls of the console in the
@@ -176,9 +176,10 @@ class Gate:
             return None
 
     def _own_origin(self, scope: Scope, *, needed: bool) -> bool:
-        """Return whether a page of this console sent the request.
+        """Return whether the Origin header shows that a page of this console sent the request.
 
-        `needed` is False for forms, because old browsers send no origin with forms.
+        If the header is missing, the result is True, or False with `needed`. Forms are checked without
+        `needed`, because old browsers omit the header when they send a form.
         """
         origin = http.header(scope, "origin").lower()
         if not origin:

@@ -49,7 +49,10 @@ class Session:
         return self.account.role
 
     def add_page(self, page_id: str) -> str | None:
-        """Permit the connection of a page. Beyond MAX_PAGES, remove the oldest page and return its id."""
+        """Permit the connection of a page.
+
+        If the session then has more than MAX_PAGES pages, remove the oldest one and return its id, else None.
+        """
         self.pages[page_id] = None
         if len(self.pages) <= MAX_PAGES:
             return None
@@ -97,9 +100,9 @@ class Sessions:
         return session
 
     def find(self, session_id: str, *, used: bool = False) -> Session | None:
-        """Return a session that has not ended.
+        """Return the session with an id. Return None if there is none, or if the session has ended.
 
-        `used` means that the session's user has just clicked or typed.
+        `used` means that the session's user has just clicked or typed, which extends the session.
         """
         session = self._by_id.get(session_id)
         if session is None or not self.is_valid(session):

@@ -24,15 +24,24 @@ T = TypeVar("T")
 BROKERS_INTERVAL_S, TABLES_INTERVAL_S, LAGS_INTERVAL_S = 5.0, 15.0, 30.0
 DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
-"""Number of points in a history, and seconds between two points. Together they cover six hours."""
+"""HISTORY_POINTS values are kept of each history, one every HISTORY_STEP_S seconds: six hours in all."""
 LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
-"""Seconds for which a broker that no name server lists is shown, and maximum number of such brokers."""
+"""The limits for brokers that no name server lists any more.
+
+LOST_BROKER_SHOWN_S is the time in seconds for which such a broker is shown, and MAX_LOST_BROKERS is the
+maximum number of them.
+"""
 MESSAGE_TYPE = "message.type"
 
 
 @dataclass(frozen=True)
 class ClusterRows(Generic[T]):
-    """Rows from the brokers that responded. `missing` has the error texts of all other brokers, by name."""
+    """The rows of a list, requested from all brokers of the cluster.
+
+    Attributes:
+        rows: The rows from the brokers that responded.
+        missing: The error texts of the brokers that did not respond, by broker name.
+    """
 
     rows: list[T]
     missing: dict[str, str]
@@ -250,7 +259,10 @@ class ClusterFeeds:
     # -- requests
 
     def _fanout(self, feed: str) -> Fanout[Any]:
-        """Return the fanout with which a feed sends its requests. A late response refreshes the feed."""
+        """Return the Fanout that sends the requests of a feed.
+
+        A response after the timeout refreshes the feed.
+        """
         return self._fanouts.setdefault(feed, Fanout(lambda: self._feeds.refresh(feed)))
 
     async def _ask_brokers(self) -> list[BrokerStatus]:
@@ -267,7 +279,7 @@ class ClusterFeeds:
             ]
         )
         masters = [each for each in brokers if each.broker_id == MASTER_ID]
-        if masters and all(each.runtime for each in masters):  # skip sums that lack a master
+        if masters and all(each.runtime for each in masters):  # do not record a sum that lacks a master
             now = time.time()
             for history, rate in (
                 (self.history.put, known_sum(map(put_rate, masters))),
@@ -335,7 +347,7 @@ class ClusterFeeds:
             topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
             missing=answers.problems,
         )
-        if not lags.missing:  # skip sums that lack a broker
+        if not lags.missing:  # do not record a sum that lacks a broker
             self.history.behind.add(now, lags.behind)
             behind = {name: lag.behind for name, lag in lags.groups.items() if not is_system_group(name)}
             self.history.groups.add(now, behind)
@@ -394,7 +406,7 @@ def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
 
 
 def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return the sum of the rates for each first element of the keys."""
+    """Return the sum of the rates of each group or topic, whose name is the first element of the keys."""
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, *_), rate in rates.items():
         sums[name] += rate
@@ -402,7 +414,10 @@ def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _by_name(tables: Iterable[tuple[str, dict[str, T]]]) -> dict[str, dict[str, T]]:
-    """Return the settings by name and broker, from pairs of a broker and its settings by name."""
+    """Return for each topic or group its settings by broker.
+
+    `tables` contains, for each broker, the broker's name and its settings by topic or group.
+    """
     merged: defaultdict[str, dict[str, T]] = defaultdict(dict)
     for broker, table in tables:
         for name, config in table.items():

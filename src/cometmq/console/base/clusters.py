@@ -107,7 +107,10 @@ class Clusters:
 
     @property
     def problems(self) -> list[str]:
-        """The reasons why the file, or entries in it, cannot be used."""
+        """The reasons why the file of added clusters, or a part of it, cannot be used.
+
+        Empty if there are none.
+        """
         found = [self._unreadable] if self._unreadable else []
         found += [f"{self._path}: {reason}" for reason in self._reasons.values()]
         if self._unusable_standard:
@@ -153,7 +156,7 @@ class Clusters:
     def _load(self) -> bytes | None:
         """Return the content of the file, or None if it does not exist. Raises ClusterError, OSError."""
         if self._path.exists() and not self._path.is_file():
-            raise ClusterError("it is not a file")  # because opening a pipe, for example, would block
+            raise ClusterError("it is not a file")  # opening a pipe, for example, would block
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)

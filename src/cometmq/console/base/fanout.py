@@ -1,7 +1,7 @@
-"""One request sent to many brokers, without waiting long for a broker that does not respond.
+"""Requests to many brokers at once, without waiting long for a broker that does not respond.
 
-Only the responses that arrive within a timeout are returned. A request that is still pending after the
-timeout continues, and no second request is sent to that broker before it ends. A callback reports the end.
+Only the responses that arrive within a timeout are returned. A request without a response by then continues.
+Until it has ended, no second request is sent to the same broker. When it has ended, a callback is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cometmq.errors import CometError
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0
-"""Maximum time, in seconds, for which the responses of other brokers wait for a slow broker."""
+"""Maximum time, in seconds, to wait for slow brokers before the responses of all others are returned."""
 LATE_RESPONSE_MAX_AGE_S = 5.0
 """Maximum age, in seconds, at which a late response is still used. Older responses are discarded."""
 
@@ -45,7 +45,7 @@ class Answers(Generic[T]):
 
     @property
     def problems(self) -> dict[str, str]:
-        """The error texts of the brokers that did not respond, by name."""
+        """The error texts of the brokers that did not respond, by broker name."""
         return {name: str(error) for name, error in self.missing.items()}
 
     def raise_if_none(self) -> None:
@@ -78,7 +78,7 @@ class Fanout(Generic[T]):
     async def request(self, addrs: Mapping[str, str], send: Callable[[str], Awaitable[T]]) -> Answers[T]:
         """Call `send(addr)` for each broker of `addrs` (name -> address).
 
-        Return the responses that are in time.
+        Return the responses that arrive in time, and for each other broker an error.
 
         Raises any exception of `send` that is not a CometError.
         """

@@ -30,7 +30,11 @@ FRESH_SHARE = 0.5
 PAUSE_S, PAUSE_SHARE = 0.5, 0.1
 """Minimum pause between two requests: PAUSE_S, or PAUSE_SHARE of the interval if that is shorter."""
 TOPS, MAX_TOPS_KEPT = 5, 20
-"""Number of lines in a chart of the largest values, and maximum number of names that have a history."""
+"""The limits for the topics or groups with the largest values (Tops).
+
+TOPS is the number of lines in their chart, and MAX_TOPS_KEPT is the maximum number of names whose past values
+are kept.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,10 @@ class Feed(Generic[T]):
         return bool(self._watchers)
 
     def watch(self, on_reading: Callable[[Reading[T]], None]) -> Callable[[], None]:
-        """Call `on_reading` with each new reading. Return a function that ends the calls."""
+        """Call `on_reading` with the feed's state after each request.
+
+        Return a function that ends these calls.
+        """
         key = object()
         self._watchers[key] = on_reading
         if self._task is None:
@@ -84,9 +91,9 @@ class Feed(Generic[T]):
         return end
 
     async def first(self, timeout_s: float) -> Reading[T]:
-        """Return the latest reading.
+        """Return the state of the feed.
 
-        Before the first reading, wait at most `timeout_s` seconds for it.
+        If no request has ended yet, wait for the first one, at most `timeout_s` seconds.
         """
         if self.latest.at_s or self.latest.problem:
             return self.latest
@@ -97,8 +104,8 @@ class Feed(Generic[T]):
         except TimeoutError:
             pass
         finally:
-            # The waiting page will watch the feed soon. If the feed ended before that, the value would be
-            # requested twice.
+            # The caller's page begins to watch the feed shortly after this call. If this watch ended before,
+            # the feed would stop in between and request the value twice.
             asyncio.get_running_loop().call_later(1.0, end)
         return self.latest
 
@@ -107,7 +114,10 @@ class Feed(Generic[T]):
         self._refresh_now.set()
 
     async def fresh(self) -> Reading[T]:
-        """Request the value now and return the new reading. All watching pages also receive it."""
+        """Request the value now and return the feed's new state.
+
+        All watching pages receive the state, too.
+        """
         async with self._asking:
             await self._ask_once()
         return self.latest
@@ -155,7 +165,7 @@ class Feeds:
         found: Feed[T] | None = self._feeds.pop(key, None)
         if found is None:
             found = Feed(ask, interval_s)
-        self._feeds[key] = found  # a used feed moves to the end, because the first feeds are removed first
+        self._feeds[key] = found  # the least recently used feeds are first and are removed first
         if len(self._feeds) > MAX_FEEDS:
             unwatched = (each for each, feed in self._feeds.items() if not feed.watched and feed is not found)
             if (oldest := next(unwatched, None)) is not None:
@@ -211,10 +221,10 @@ class Ring:
 
 
 class Tops:
-    """The histories of the largest among many numbers, by name, for at most MAX_TOPS_KEPT names.
+    """The past values of the topics or groups that have, or recently had, the largest values.
 
-    The history of a name starts when its value is among the TOPS largest. `size` and `step_s` are those of
-    `Ring`.
+    The past values of a name are kept from the moment at which its value is among the TOPS largest. At most
+    MAX_TOPS_KEPT names are kept. Each name has a `Ring` with the given `size` and `step_s`.
     """
 
     def __init__(self, size: int, step_s: float) -> None:
@@ -226,7 +236,7 @@ class Tops:
         largest = nlargest(
             TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
         )
-        for name in reversed(largest):  # names move to the end, because names at the start are removed first
+        for name in reversed(largest):  # put at the end, because surplus names are removed at the start
             self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
         for name in list(self._rings)[:-MAX_TOPS_KEPT]:
             del self._rings[name]
@@ -235,7 +245,7 @@ class Tops:
 
     @property
     def largest(self) -> dict[str, Ring]:
-        """Return the histories of the `TOPS` names with the largest latest values, largest first."""
+        """Return the past values of up to `TOPS` names, the name with the largest latest value first."""
         return dict(list(reversed(self._rings.items()))[:TOPS])
 
 

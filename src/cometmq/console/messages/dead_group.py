@@ -70,10 +70,10 @@ async def select(
     admin: Admin, selection: Selection, limit: int, *, keep: int | None = None,
     timeout_s: float = SELECT_TIMEOUT_S,
 ) -> DeadLetters:  # fmt: skip
-    """Return the dead letters of a selection, within the limits of messages, bytes and time.
+    """Return the dead letters of a selection, until a limit is reached.
 
-    `keep` is the number of bytes to keep of each body; None keeps all. Raises the errors of
-    Admin.dead_letters.
+    The limits are `limit` messages, MAX_EXPORT_BYTES of bodies and `timeout_s`. `keep` is the number of bytes
+    to keep of each body; None keeps all. Raises the errors of Admin.dead_letters.
     """
     found: list[MessageExt] = []
     size = 0
@@ -162,7 +162,7 @@ def _columns() -> list[Column[DeadLetterView]]:
 
 
 def _selection_of(view: View, selection: Selection, rows: Sequence[DeadLetterView]) -> tuple[Selection, str]:
-    """Return a selection of the given rows, and the number of rows as a text.
+    """Return a selection that consists of the given rows, and the number of rows as a text.
 
     The selection's time range is that of the rows' store times. Raises NothingSelected if there are no rows.
     """
@@ -205,7 +205,7 @@ async def resend(view: View, selection: Selection, count: str) -> None:
                 problem = result.problem or problem
                 progress.outcome |= {state.value: str(count) for state, count in states.items()}
                 progress.report(_summary(view, states), states.total() / total if total else None)
-                check_permission(view, "dead.resend", group)  # the user may have lost the permission by now
+                check_permission(view, "dead.resend", group)  # stop if the user has lost the permission
         if progress.stopped:
             raise PartlyDone(view.t("dead.stopped", summary=_summary(view, states)))
         if states[Resend.FAILED]:

@@ -119,8 +119,9 @@ async def by_id(
 ) -> list[MessageExt]:
     """Return all messages of a topic with a unique id.
 
-    Without a topic or a match, return the message with that offset id. `missing` is used as in
-    Admin.messages_by_key. Raises MessageNotFound and IdError.
+    Without a topic or a match, return the message whose offset id is `msg_id`. The errors of brokers that
+    fail are added to `missing` by broker name; with None, the first error is raised. Raises MessageNotFound
+    and IdError.
     """
     if topic and (found := await admin.messages_by_unique_key(topic, msg_id, missing=missing)):
         return found

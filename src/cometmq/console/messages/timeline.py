@@ -12,7 +12,7 @@ from cometmq.admin import TraceView
 from cometmq.protocol.traces import ConsumeCode, EndTransaction, MessageType, Pub, Recall, SubAfter, SubBefore
 
 MAX_SPANS = 500
-"""Maximum number of spans that are shown."""
+"""Maximum number of a message's time spans that the page shows."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Span:
 
 
 def spans(views: Iterable[TraceView]) -> list[Span]:
-    """Return the spans of a message: sends first, then all others sorted by group and time."""
+    """Return the time spans of a message: sends first, then all others sorted by group and time."""
     found: list[Span] = []
     begun: dict[tuple[str, str], TraceView] = {}
     ended: dict[tuple[str, str], TraceView] = {}
@@ -103,7 +103,7 @@ def _recall(view: TraceView, trace: Recall) -> Span:
 
 
 def _call(before: TraceView | None, after: TraceView | None) -> Span:
-    """Return the call of a listener from its two trace records, one of which may be missing."""
+    """Return the time span of a listener call from its two trace records, one of which may be None."""
     begun = before.trace if before is not None and isinstance(before.trace, SubBefore) else None
     ended = after.trace if after is not None and isinstance(after.trace, SubAfter) else None
     client = before or after
@@ -117,7 +117,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
         if end_ms is None and begin_ms is not None:
             end_ms = begin_ms + max(0, ended.cost_ms)
         if begin_ms is not None and end_ms is not None:
-            end_ms = max(begin_ms, end_ms)  # the end may be earlier if the client's clock was set back
+            end_ms = max(begin_ms, end_ms)  # the reported end is too early if the client's clock was set back
     return Span(
         kind="call",
         group=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),
@@ -129,7 +129,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
 
 
 def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
-    """Return the name of a number, or the number itself if this version has no name for it."""
+    """Return the name of the enum member with a number, or the number as text if there is no such member."""
     try:
         return kind(number).name
     except ValueError:
@@ -138,7 +138,7 @@ def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A span and its position in percent of the timeline."""
+    """A time span of a message, and its position and width in percent of the timeline."""
 
     span: Span
     left: float
@@ -146,9 +146,9 @@ class Bar:
 
 
 def bars(found: Sequence[Span]) -> tuple[list[Bar], int, int]:
-    """Return the spans that have a time, and the first and last millisecond over all of them.
+    """Return a bar for each time span with a known time, and the first and the last millisecond of all bars.
 
-    A span without an end is shown as an instant.
+    A time span without an end becomes a bar without width. Without any bar, both times are 0.
     """
     known = [(each, begin) for each in found if (begin := _time(each)) is not None]
     if not known:

@@ -61,7 +61,10 @@ async def timers_page(view: View) -> None:
 
 
 def places_of(text: str) -> dict[str, Place]:
-    """Return the positions in a page's address, or none if the text is too long or malformed."""
+    """Return the position by broker after which the list begins, from the text in the page's address.
+
+    The result is empty if the text is missing, too long or malformed.
+    """
     try:
         return msgspec.json.decode(text, type=dict[str, Place]) if 0 < len(text) <= MAX_AFTER_LENGTH else {}
     except msgspec.MsgspecError:
@@ -78,7 +81,7 @@ async def ask(admin: Admin, topic: str, key: str, after: Mapping[str, Place]) ->
 
 
 def _notes(view: View, found: TimerPage, key: str, *, later: bool) -> None:
-    """Show how many of the waiting messages the list contains, and links to the other messages."""
+    """Show how many of the waiting messages the list contains, and links to other pages of the list."""
     view.missing_brokers(found.missing)
     if key:
         view.note(view.t("timers.key_more" if found.more else "timers.key_all"))

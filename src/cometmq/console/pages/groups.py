@@ -67,7 +67,10 @@ async def groups_page(view: View) -> None:
 
 
 def lines(rows: list[GroupRow], lags: Reading[ClusterLags], *, system: bool) -> list[GroupLine]:
-    """Return the lines of the system groups or of all other groups, with their lags if these are known."""
+    """Return the list's lines: for `system` those of the system groups, otherwise those of all other groups.
+
+    The lag and the rate in a line are None if they are not known.
+    """
     behind = lags.value.groups if lags.value is not None else {}
     rates = lags.value.group_rates if lags.value is not None else {}
     return [GroupLine(row, behind.get(row.name), rates.get(row.name)) for row in rows if row.system == system]

@@ -37,7 +37,7 @@ async def jobs_page(view: View) -> None:
         default=ListState(sort="at", descending=True),
         classes=lambda row: {"whole": "warn"} if row.complete is False else {},
     )  # fmt: skip
-    scanner = Scanner(root)  # the shared feed keeps the scanner of the page that created the feed
+    scanner = Scanner(root)  # used only if the shared feed does not exist yet
     feed = view.feeds.feed("reports", lambda: asyncio.to_thread(scanner.scan), INTERVAL_S)
     await listing.follow(
         feed,

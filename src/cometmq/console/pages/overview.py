@@ -29,7 +29,7 @@ DISK_FULL_SHARE = 0.85
 
 
 def largest(pairs: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Return the pairs with the largest values above zero, in descending order."""
+    """Return the MAX_TOP pairs of a name and a value with the largest values above zero, largest first."""
     positive = (pair for pair in pairs if pair[1] > 0)
     return sorted(positive, key=lambda pair: (-pair[1], pair[0]))[:MAX_TOP]
 
@@ -100,12 +100,12 @@ def lost_broker_notes(view: View) -> None:
 
 
 def put_today(broker: BrokerStatus) -> int:
-    """Return the messages that a broker received since midnight."""
+    """Return the number of messages that a broker received since midnight."""
     return broker.count("msgPutTotalTodayNow") - broker.count("msgPutTotalTodayMorning")
 
 
 def got_today(broker: BrokerStatus) -> int:
-    """Return the messages that consumers received from a broker since midnight."""
+    """Return the number of messages that consumers received from a broker since midnight."""
     return broker.count("msgGetTotalTodayNow") - broker.count("msgGetTotalTodayMorning")
 
 

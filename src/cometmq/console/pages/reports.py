@@ -26,7 +26,7 @@ HEAD_BYTES = 4096
 JOB_FILE = "_cometmq_job.json"
 """Name of the file, in the directory of a job's tables, that contains the job's name."""
 ARCHIVE_LOG = "_cometmq"
-"""Name of the log's directory in an archive."""
+"""Name of the directory, in an archive written by a pipeline job, that contains the log of the archive."""
 KINDS = {".html": "report", ".json": "summary"}
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -155,7 +155,10 @@ class _Search:
         return rows
 
     def _file(self, directory: int, name: str, path: str, kind: str) -> JobResult:
-        """Return the result in a file. Raises OSError."""
+        """Return the job result that a file describes. An unchanged file is not read again.
+
+        Raises OSError.
+        """
         now = os.stat(name, dir_fd=directory, follow_symlinks=False)
         identity = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
         before = self._known.get(path)
@@ -166,7 +169,7 @@ class _Search:
 
 
 def _peek(directory: int, name: str, path: str, kind: str) -> JobResult:
-    """Return the result in a file, from the start of the file's content. Raises OSError."""
+    """Read the beginning of a file and return the job result that it describes. Raises OSError."""
     with os.fdopen(os.open(name, _FILE, dir_fd=directory), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -20,7 +20,7 @@ MAX_PROBLEMS_SHOWN = 20
 
 
 async def reset_offsets(view: View, *, topic: str = "", group: str = "", to_end: bool = False) -> None:
-    """Ask the user for a time and for a missing group or topic, show the effect, then reset the offsets.
+    """Ask the user for a time and for the group or topic that is not given. Show the effect, then reset.
 
     With `to_end`, all unconsumed messages are skipped, and the user is not asked for a time.
     """

@@ -66,7 +66,7 @@ class ActionProgress:
             self._bar.set_value(min(max(share, 0.0), 1.0))
 
     def check_targets(self, shown: Operation, now: Operation) -> None:
-        """Raise TargetsChanged if an operation's steps or servers have changed since it was shown."""
+        """Raise TargetsChanged if an operation's steps or servers have changed since the user saw them."""
         then_steps, now_steps = (
             [(step.deed, sorted(step.addrs)) for step in each.steps] for each in (shown, now)
         )
@@ -182,11 +182,11 @@ class Action:
             effects: As in Action.
             details: As in Action.
             again: Creates the operation once more after the confirmation, for the servers that exist then.
-                The action is refused if they differ from the servers of `operation`. Required if the page
-                does not name the servers itself, because they may change while the dialog is open.
+                The action is refused if these servers differ from the servers of `operation`. Required unless
+                the page itself names the servers, because servers may join or leave while the dialog is open.
             accepted: Receives the addresses of the servers that executed a request, even if others failed.
             result: Returns a text about the results of the requests, or None.
-            how: Values for the other fields of Action.
+            how: Values for further fields of Action: `danger`, `refresh`, `then` and `of_console`.
         """
 
         async def work(progress: ActionProgress) -> str | None:
@@ -298,11 +298,11 @@ async def run_operation(
     details: Mapping[str, str],
     **how: Any,
 ) -> bool:
-    """Run the operation that `create` returns for the servers of this moment. Return whether it succeeded.
+    """Ask for confirmation, then run the operation that `create` returns. Return whether it succeeded.
 
-    Because servers may join and leave while the dialog is open, the operation is created once more after the
-    confirmation. It is refused if its servers then differ from those that the dialog named. The other
-    arguments are those of `Action.of`.
+    Servers may join and leave while the dialog is open. Therefore `create` is called again after the
+    confirmation. The operation is refused if its servers then differ from those that the dialog named. The
+    other arguments are those of `Action.of`.
     """
     return await Action.of(await create(), effects, details, again=create, **how).run(view)
 
@@ -343,7 +343,7 @@ def dialog_buttons(
 async def result_of(box: ui.dialog) -> object:
     """Return the result of a dialog, or None if the user closed it without a result. Delete the dialog."""
     result: object = await box
-    if not box.is_deleted:  # the page may have been closed in the meantime
+    if not box.is_deleted:  # closing the page has already deleted the dialog
         box.delete()
     return result
 

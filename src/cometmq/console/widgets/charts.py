@@ -45,7 +45,7 @@ class Lines:
             "useUTC": True,
             "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
             "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) != 1, "type": "scroll"},
-            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # because "html" would not escape names
+            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would not escape names
             "xAxis": {
                 "type": "time", "minInterval": 60_000, "axisLabel": _TEXT, "splitLine": {"show": False},
             },

@@ -21,7 +21,7 @@ FieldT = TypeVar("FieldT", bound=ValidationElement[Any])
 
 
 class Fields:
-    """Input fields in an element, each with the checks of its value.
+    """Adds input fields to an element. Each field checks its value.
 
     In all methods, `key` is the key of the label's text.
     """
@@ -128,7 +128,8 @@ class SearchFields:
     Args:
         view: The page.
         find: Fills the element for the result. It is awaited when the user searches.
-        keep_query: Whether to keep the address's other fields, which belong to lists of the page.
+        keep_query: Whether a search keeps the address's fields that do not belong to the search, because they
+            hold the state of the page's lists.
     """
 
     def __init__(
@@ -184,8 +185,7 @@ class SearchFields:
             self._view.button(key, self.search, icon=icon)
         self._place = live_area()
         if search_now:
-            # The timer starts the search separately, because the page must be sent before the search has
-            # ended.
+            # Start the search with a timer, so that the page is sent without waiting for the search.
             ui.timer(0.01, lambda: self._view.run(self.find), once=True)
 
     async def search(self) -> None:
@@ -198,7 +198,7 @@ class SearchFields:
         await self._view.run(self.find)
 
     async def find(self) -> None:
-        """Search with the current values, unless a search is in progress."""
+        """Search with the current values of the fields, unless a search is in progress."""
         if self._busy or self._place is None:
             return
         self._busy = True

@@ -300,7 +300,7 @@ class Listing(Generic[T]):
 def kind_choice(
     view: View, label: str, kinds: Mapping[str, str], on_change: Callable[[], None]
 ) -> Callable[[], str]:
-    """Add a choice above a list, whose value is stored in the address.
+    """Add a choice above a list. The chosen value is stored in the page's address.
 
     Return a function that returns the value.
 

@@ -38,7 +38,10 @@ V = TypeVar("V")
 
 LANGUAGE_COOKIE, THEME_COOKIE, CLUSTER_COOKIE = "cometmq_lang", "cometmq_theme", "cometmq_cluster"
 FIRST_ANSWERS_TIMEOUT_S = 0.6
-"""Seconds for which a new page waits for its first values. Values that arrive later are then added."""
+"""Seconds for which a new page waits for its first values before it is sent.
+
+Values that arrive later are added to the open page.
+"""
 MAX_NOTIFICATION_LENGTH = 2000
 YEAR_S = 365 * 86_400
 _COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
@@ -129,14 +132,15 @@ class View:
     # -- live values
 
     async def first_reading(self, feed: Feed[V]) -> Reading[V]:
-        """Return the latest reading of a feed.
+        """Return the state of a feed.
 
-        Before the feed's first reading, wait for it for at most FIRST_ANSWERS_TIMEOUT_S.
+        If no request of the feed has ended yet, wait for the first one until the page must be sent
+        (FIRST_ANSWERS_TIMEOUT_S).
         """
         return await feed.first(max(0.0, self._send_at_s - time.monotonic()))
 
     def watch(self, feed: Feed[V], on_reading: Callable[[Reading[V]], None]) -> None:
-        """Call `on_reading` with the latest reading of a feed and each new one, in the context of the page.
+        """Call `on_reading` with the state of a feed now and after each request, in the context of the page.
 
         The calls pause while the page is not visible, and end when the page is closed.
         """
@@ -176,7 +180,7 @@ class View:
         self.watch(feed, show)
 
     def show_age(self, feed: Feed[Any], key: str) -> None:
-        """Show the age and the errors of a feed whose values are elsewhere in the page.
+        """Show the age and the errors of a feed whose values another part of the page shows.
 
         `key` is the key of the title's text.
         """
@@ -192,7 +196,10 @@ class View:
         self.watch(feed, show)
 
     async def load(self, place: Element, question: Awaitable[V], draw: Callable[[V], None]) -> None:
-        """Show a note in `place` while `question` is awaited, then only the answer or the error."""
+        """Show in `place` that data is being requested, then what `draw` adds, or the error.
+
+        `draw` is called with the result of `question`.
+        """
         place.clear()
         with place:
             self.note(self.t("common.asking")).props("role=status")
@@ -209,7 +216,10 @@ class View:
             _set_age(ui.element("span").classes("age"), time.time(), 0.0)
 
     def show_state(self, place: Element, reading: Reading[Any]) -> None:
-        """Show in a place that a feed is loading, or why it has no current value."""
+        """Show in `place` that a feed's first value is being requested, or the error of its last request.
+
+        If the value is current, `place` is empty.
+        """
         place.clear()
         with place:
             if reading.problem is not None and reading.value is not None:
@@ -398,7 +408,7 @@ class Age:
             set_label(button.props("flat dense round size=sm"), view.t("common.refresh"))
 
     def show(self, reading: Reading[Any]) -> None:
-        """Show the age of a reading."""
+        """Show the age of the feed's latest value. Does nothing before the first value."""
         if reading.at_s:
             _set_age(self._element, reading.at_s, reading.age_s)
 
