@@ -388,10 +388,10 @@ class MessageStore:
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Process written records. The records become visible immediately or after their flush.
+        """Process written records. They become visible at once, after their flush or after their raft commit.
 
-        Return the number of records that have become visible, and the visible messages whose queues are in
-        `Dispatcher.watched`.
+        Return the number of records that became visible at once, and the messages among them whose
+        queues are in `Dispatcher.watched`.
         """
         if groups:
             _, _, now_ms = last_of(groups)

@@ -117,9 +117,9 @@ class RebuildParts:
     parts: int
 
     def collect_evidence(self) -> None:
-        """Remove the files of an interrupted rebuild, and write the evidence of the old queues.
+        """Remove the files of an interrupted rebuild, and store the `Evidence` that the old queues provide.
 
-        If there are queues, the whole log is scanned. Raises OSError.
+        If there are old queues, the whole log is read and compared with them. Raises OSError.
         """
         disk, layout = OsDisk(), self._layout()
         remove_tree(disk, self._at(""))
@@ -177,7 +177,7 @@ class RebuildParts:
         return msgspec.structs.replace(segment, queues=[], chunks=[])
 
     def make_queues(self, part: int) -> QueuesMade:
-        """Create the queues of the group `part`. Raises OSError.
+        """Create the queues of the group with the number `part` (see `part_of`). Raises OSError.
 
         `read_segment` must have finished for all segments.
         """
@@ -232,7 +232,7 @@ class RebuildParts:
         return IndexMade(len(index.files), sum(file.count - 1 for file in index.files))
 
     def part_of(self, topic: str, queue_id: int) -> int:
-        """Return the number of the group to which a queue belongs."""
+        """Return the number of the group to which a queue belongs, from 0 to `parts` - 1, by its hash."""
         return zlib.crc32(f"{topic}/{queue_id}".encode("utf-8", "replace")) % self.parts
 
     def _chunk(self, kind: str, base: int, number: int) -> str:

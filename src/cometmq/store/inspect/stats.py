@@ -57,14 +57,15 @@ class TopicStats(msgspec.Struct):
 class Outlook(msgspec.Struct):
     """The forecast for retention.
 
-    Times are epoch ms, -1 for never or unknown; ratios are shares of the partition.
+    Times are epoch ms; -1 means never or unknown. Ratios are shares of the disk partition.
 
     Attributes:
-        next_expiry_ms: The time at which the oldest segment exceeds fileReservedTime. The last segment never
-            counts.
-        bytes_per_day: The growth of the log between its oldest and newest message.
-        full_in_days: The time until the disk reaches diskMaxUsedSpaceRatio at that rate, if nothing is
-            deleted before; -1 if the log does not grow.
+        next_expiry_ms: The time at which the oldest segment exceeds fileReservedTime; -1 if the log has only
+            one segment, because the last segment never expires.
+        bytes_per_day: The size of all messages, divided by the days between the store times of the oldest and
+            the newest one; 0 if these are less than an hour apart.
+        full_in_days: The number of days until the disk usage reaches diskMaxUsedSpaceRatio, if the log grows
+            by `bytes_per_day` and nothing is deleted; -1 if `bytes_per_day` is 0.
     """
 
     file_reserved_hours: int

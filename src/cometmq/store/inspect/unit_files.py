@@ -17,7 +17,7 @@ from cometmq.store.recovery.store_layout import QueueFiles
 _CHUNK_UNITS = 4096  # Number of consume-queue units that are read at a time
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # Maximum number of missing units between two queue files, as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # If more units are missing before a file, the file's name is damaged
 
 
 class UnitFiles:
@@ -92,9 +92,11 @@ class UnitFiles:
             start += count
 
     def _after_hole(self, offset: int) -> int:
-        """Return `offset`, or the first offset of the next file if too many units are missing before it.
+        """Return the offset at which the reading of units continues: `offset` or a later one.
 
-        So many missing units mean that the name of the next file is damaged.
+        If the queue has no file for `offset` and the next file begins more than _MAX_HOLE_UNITS units later,
+        the name of that file is damaged. Then the missing units are skipped, and the result is the first
+        offset of that file.
         """
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)

@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class VerifyReport(msgspec.Struct):
-    """The result of `verify`: the numbers of the checked parts, and the findings."""
+    """The result of `verify`: how many files, records, units and entries were checked, and the findings."""
 
     root: str
     live: bool
@@ -232,7 +232,7 @@ class TableCheck:
         try:
             self.deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
-            pass  # The check of the tables has already reported the problem
+            pass  # The check of the tables has already reported that this table is unreadable
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """Return the table in a file (or None), and the defect of the file (or "").

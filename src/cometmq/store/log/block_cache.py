@@ -9,7 +9,7 @@ lies completely before the end of the log, so it never changes, and readers get 
 from __future__ import annotations
 
 BLOCK = 128 << 10
-_KEPT = 64  # Number of cached blocks (8 MiB): enough for 32 records in 32 blocks, and the next 32 blocks
+_KEPT = 64  # Maximum number of cached blocks (8 MiB): those of two pulls of 32 records in separate blocks
 DENSE = 4  # Number of records requested from a block after which the whole block is loaded and cached
 _MAX_COUNTED_BLOCKS = 4096
 
@@ -27,8 +27,8 @@ class BlockCache:
     def should_load(self, number: int, requested: int) -> bool:
         """Return whether to load an uncached block, because at least DENSE of its records were requested.
 
-        `requested` is the number of records in the current request. If the result is False, they are counted
-        for later calls.
+        `requested` is the number of records of this block that the current request needs. If the result is
+        False, later calls for the block count these records, too.
         """
         requested += self._requested.pop(number, 0)
         if requested >= DENSE:

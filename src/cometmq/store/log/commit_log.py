@@ -77,7 +77,7 @@ class CommitLog:
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._room_at_failure = -1  # Free bytes when the disk last had no space for a segment; else -1
+        self._room_at_failure = -1  # Free bytes at the last failure for lack of space; -1 after a success
         # The areas (descriptor, segment, first position, end) in which failed writes may have left bytes.
         # `claim` overwrites them with zeros.
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
@@ -133,7 +133,11 @@ class CommitLog:
             return -1
 
     def segment_to_reserve(self) -> int | None:
-        """Return the first position of the segment to reserve in advance, or None if none is due."""
+        """Return the first position of the segment to reserve in advance, or None.
+
+        The result is None if the next segment is reserved or being reserved, if the current segment is less
+        than half full, or if there is no current segment.
+        """
         if self.segment_base < 0 or self._reserving is not None:
             return None
         base = self.segment_base + self.segment_size
@@ -219,8 +223,8 @@ class CommitLog:
 
         Args:
             size: The number of bytes.
-            behind: The number of bytes that must remain free in the segment; 0 if `size` includes the blank
-                record.
+            behind: The number of bytes that must remain free in the segment after the added ones, for a blank
+                record; 0 if the added bytes may include this record.
 
         Raises:
             OSError: A segment cannot be created. Nothing has changed.
@@ -345,9 +349,12 @@ class CommitLog:
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
         """Return the block `number` (see BlockCache), or None. Raises NotInMemory, OSError.
 
-        The result is None near the end of the log, if the segment length is no multiple of a block, if the
-        block was deleted, if the device cannot read it, or if loading it is not worthwhile for the records at
-        the ascending positions `wanted`.
+        The result is None in these cases:
+
+        - The block does not end before the end of the log and before the bytes kept in memory.
+        - The segment length is no multiple of the block length.
+        - Loading the block is not worthwhile for the records at the ascending positions `wanted`.
+        - The block was deleted, or the disk cannot read it.
         """
         found = self.blocks.get(number)
         if found is not None:
@@ -374,7 +381,10 @@ class CommitLog:
         return view
 
     def _open_for_reading(self, base: int) -> int:
-        """Return the descriptor of an existing segment, or -1. A few dozen descriptors stay open."""
+        """Open a segment for reading. Return its descriptor, or -1 if there is no such segment.
+
+        The descriptor stays open. If _READ_FDS descriptors are already open, all of them are closed first.
+        """
         if base not in self.segments:
             return -1
         if len(self._read_fds) >= _READ_FDS:

@@ -67,7 +67,8 @@ class LogDirectories:
     def check_unique(self, bases: Collection[int]) -> None:
         """Raise StoreError if a segment exists in two directories.
 
-        `bases` holds the first positions of the segments in all directories, so it contains that one twice.
+        `bases` holds the first positions of the segments of each directory. A segment in two directories
+        occurs twice.
         """
         for base, count in Counter(bases).items():
             if count > 1:

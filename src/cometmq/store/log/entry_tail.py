@@ -30,7 +30,7 @@ class EntryTail:
         return self.first + len(self.positions)
 
     def head(self, position: int, record_size: int) -> bytes:
-        """Add the next entry, which begins at log position `position`. Return the bytes before its record."""
+        """Add the next entry, which begins at log position `position`. Return the entry's header."""
         head = encode_entry_head(self.first + len(self.positions), self.term, position, record_size)
         self.positions.append(position)
         self.sizes.append(record_size + ENTRY_SIZE)

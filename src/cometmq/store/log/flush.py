@@ -74,7 +74,7 @@ class LogFlusher:
         self._syncer = syncer
 
     async def detach(self) -> None:
-        """Wait for the sync in progress. Later syncs block the loop."""
+        """Wait for the sync in progress, and stop syncing in the background: later syncs block the loop."""
         if self._syncing and self._loop is not None:
             if self._sync_ended is None:
                 self._sync_ended = self._loop.create_future()
@@ -196,7 +196,7 @@ class LogFlusher:
             self._follow()
 
     def _follow(self) -> None:
-        """Begin the next sync after a few loop iterations, in which more senders may join it."""
+        """Begin the next sync after a few loop iterations, so that more senders can share it."""
         if self._loop is None:
             self.flush_now()
         else:

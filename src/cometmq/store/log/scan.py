@@ -241,10 +241,11 @@ class SegmentScan:
         return None
 
     def _hole(self, at: int) -> tuple[int, int]:
-        """Return start and end of the next part of the segment after `at` that was never written.
+        """Return start and end of a part of the segment after `at` that was never written.
 
-        Without such a part, both are the end of the segment. The search begins a whole block after `at`,
-        because reserved space counts as data once it has been read, even by the read-ahead of the system.
+        If none is found, both are the end of the segment. The search examines the position one block after
+        `at`, then two blocks, four blocks and so on. It does not begin directly at `at`, because reserved
+        space counts as data once it has been read, even by the read-ahead of the system.
         """
         step = _BLOCK
         while at + step < self.length:

@@ -154,7 +154,10 @@ class EntryIndex:
 
 
 def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryLocation | None:
-    """Return the location of an entry, read from a directory whose files are not changed. Raises OSError."""
+    """Return the location of an entry, or None if the index files in `directory` do not contain it.
+
+    The files are only read. Raises OSError.
+    """
     at = index * UNIT
     if at < 0:
         return None

@@ -106,7 +106,7 @@ class LogEnds:
         self.waiting = [group for group in map(self._uncommitted, self.waiting) if group is not None]
 
     def _uncommitted(self, group: RecordGroup) -> RecordGroup | None:
-        """Return the entries of a group that are not committed; None if all are committed."""
+        """Return the entries of `group` that are not committed, or None if all of them are committed."""
         count = int(np.count_nonzero(group.position > self.visible))
         return group.last_ones(count) if count else None
 

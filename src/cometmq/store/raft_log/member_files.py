@@ -20,7 +20,10 @@ from cometmq.store.base.disk import Disk, read_file, replace_file, unlink_any
 _TERM, _VOTE = "currTerm", "voteLeader"
 _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
-"""A key that only CometMQ uses. Apache's broker ignores it, and drops it when it writes the checkpoint."""
+"""The key of the last synced index in the file `checkpoint`. Only CometMQ uses it.
+
+Apache's broker ignores the key, and drops it when it writes the file.
+"""
 _SUSPECT, _FORGOT = "suspect", "forgot"
 _LIMIT = 1 << 16  # Maximum length, in bytes, of a member's small file
 

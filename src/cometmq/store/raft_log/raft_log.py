@@ -162,7 +162,11 @@ class RaftLog:
         return found[0]
 
     def _locations(self, index: int, count: int) -> list[EntryLocation]:
-        """Return the locations of `count` entries from `index` on, or fewer if an index file ends before."""
+        """Return the locations of at most `count` entries from `index` on.
+
+        The locations come either from one index file or from memory, so there may be fewer than `count`.
+        There are none if the log does not contain the entry `index`.
+        """
         if not self.first <= index <= self.last:
             return []
         count = min(count, self.last + 1 - index)
@@ -314,7 +318,7 @@ class RaftLog:
         for queue in self._queues:  # Queues of an empty log remain from the time before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # Lets the queue continue at any later offset without filler units
+                queue.forget_all()  # The next record may then have any offset and needs no filler units
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -435,9 +439,10 @@ class RaftLog:
     async def reset(self, first: int) -> None:
         """Remove the whole log, durably. Raises OSError.
 
-        It is used if this member is so far behind that the leader has already deleted the entries that follow
-        this log. The log can then continue only with the entry `first`, which also determines the log
-        position. The entries before it stay committed. The caller must not append entries during the call.
+        It is called if this member is so far behind that the leader has already deleted the entries that
+        follow this log. The log can then continue only with the entry `first`, at the log position of that
+        entry. The entries before `first` count as committed. The caller must not append entries during the
+        call.
         """
         async with self._changing:
             await self._flusher.idle()

@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """Return the preparedTransactionOffset of a record that replaces the record at `position`."""
+    """Return the preparedTransactionOffset for a new record that replaces the record at `position`."""
     return position + 1
 
 
@@ -63,9 +63,10 @@ async def links(
 def _read(
     disk: Disk, path: str, base: int, size: int, at: int, length: int, framing: Framing
 ) -> tuple[Ints, int]:
-    """Read the next records of a segment, within `length` bytes from log position `at` on.
+    """Read the links in a part of a segment: about `length` bytes from log position `at` on.
 
-    Return the positions of the older records that they replace, and the position at which to continue.
+    Return the positions of the older records that the records of this part replace, and the log position at
+    which the next part begins.
     """
     nothing, gap = np.empty(0, np.int64), framing.gap
     try:
@@ -89,8 +90,8 @@ def _read(
         found = rows.field("prepared_transaction_offset").astype(np.int64)
         view = memoryview(data)
         for row in np.flatnonzero(good & (found > 0)).tolist():
-            # If a power failure has torn this record, it replaces no older record, so the position in it is
-            # ignored.
+            # A power failure may have torn this record. A torn record replaces no older record, so its link
+            # is ignored.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
     return nothing, _behind(disk, path, base, size, at, framing)

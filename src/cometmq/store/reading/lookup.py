@@ -28,7 +28,8 @@ from cometmq.store.log.scan import SegmentScan
 log = logs.logger(__name__)
 
 _POSITIONS_AT_ONCE = 32  # Number of positions from the index that are examined per step
-# Maximum number of records read per search; keys of other topics may have the same hash.
+# Maximum number of records read per search. It may read many more records than match, because keys of other
+# topics may have the same hash.
 _MAX_RECORDS_READ = 256
 _UNITS_A_TURN = 256  # Number of units examined per loop iteration; a record may have to be read for each unit
 _BYTES_A_TURN = 1 << 20  # Number of record bytes examined per loop iteration, in about 1 ms
@@ -179,11 +180,12 @@ class Lookup(msgspec.Struct, eq=False):
         Args:
             queue: The queue.
             timestamp_ms: The store time.
-            mode: None (4.9): the message whose store time is nearest; of two equally near times, the earlier
-                one. Of several messages with the nearest time, the first if that time is at or after the
-                requested time, else the last. "LOWER" (5.x): the first message stored at or after the time,
-                or else the queue's end. "UPPER" (5.x): the last message stored at or before the time, or else
-                the queue's beginning.
+            mode: Which message to choose. None (the behavior for 4.9 clients): the message whose store time
+                is nearest; of two equally near times, the earlier one. Of several messages with the nearest
+                time, the first if that time is at or after the requested time, else the last. "LOWER" (only
+                for 5.x clients): the first message stored at or after the time, or else the queue's end.
+                "UPPER" (only for 5.x clients): the last message stored at or before the time, or else the
+                queue's beginning.
         """
         if queue is None:
             return 0

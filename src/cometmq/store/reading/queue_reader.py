@@ -70,7 +70,7 @@ Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 
 
 class Limits(NamedTuple):
-    """The maximum messages and bytes of a response, for records in memory and for records on disk."""
+    """The maximum numbers of messages and bytes in a response, for records in memory and on disk."""
 
     messages: int
     size: int
@@ -98,7 +98,7 @@ def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
 
 
 class GetStatus(enum.Enum):
-    """The outcome of a read. Clients receive the name of the member as the remark."""
+    """The outcome of a read. The response to a pull contains the name of the status as its remark."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -140,10 +140,10 @@ class QueueReader:
         self.memory_bytes = memory_bytes
         self._cached_units: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.configure(config)
-        self.refused: Callable[[int, str], None] = _log_refused  # Called for each record that is missing
+        self.refused: Callable[[int, str], None] = _log_refused  # Called for each missing or damaged record
 
     def configure(self, config: StoreConfig) -> None:
-        """Apply settings, which may change while the store runs."""
+        """Apply new settings. The store may be running."""
         self._config = config
         self._limits = Limits(
             config.max_transfer_count_on_message_in_memory,
@@ -197,7 +197,8 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return ReadResult(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        # Number of units to read: without a filter, each unit is a message
+        # Number of units to read. Without a filter, each unit yields a message. A filter may reject most
+        # units, so more are read.
         several = max(1, limits.messages, limits.messages_on_disk)
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
@@ -252,10 +253,10 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Return the offset after the filler units that begin at `offset`.
+        """Skip consecutive filler units from `offset` on. Return the first offset that was not skipped.
 
-        Filler units stand for lost records. If the last unit in `data` is no filler unit, the result is
-        `offset`.
+        Filler units stand for lost records. `data` holds units that have been read before `offset`. If the
+        last of them is no filler unit, nothing is skipped.
         """
         if data[-UNIT:] != FILLER:
             return offset
@@ -358,7 +359,7 @@ class QueueReader:
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
-        firsts = [0]  # Indexes of the records before which the log has a gap, and of the first record
+        firsts = [0]  # Index of the first record of each group of records that are adjacent in the log
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
@@ -414,7 +415,11 @@ class QueueReader:
         limits: Limits,
         reads: Reads,
     ) -> ReadResult:
-        """Read records one by one, if some are missing or damaged, or a filter examines them."""
+        """Read the records of the units in `data` one by one, and skip missing and damaged ones.
+
+        It is used where the faster `_pick` and `_pick_all` are not enough: a unit is invalid, a record is
+        missing or damaged, `records` filters the records, or the settings require a CRC check of each record.
+        """
         log, check_crc = self._log, self._config.check_crc_on_read
         disk_below = log.end - self.memory_window
         units, buffers = list[Unit](), list[Buffer]()
@@ -529,7 +534,8 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
 def tag_matches(tags: TagFilter, code: int) -> bool:
     """Return whether a unit with the tags code `code` may match `tags`.
 
-    A code that is the address of an ext unit always matches: clients compare the tag itself, too.
+    If `code` is not a hash but the address of an entry in consumequeue_ext, the unit always matches, because
+    clients compare the tag itself, too.
     """
     if tags is None:
         return True

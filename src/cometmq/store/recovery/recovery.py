@@ -127,8 +127,8 @@ class Recovery:
                 self.checkpoint.reset()
                 start = self._first
                 self._reload(start, result)
-        # The last records may have no queue units, so the scan includes them. After a clean stop, the index
-        # contains their keys already.
+        # After a clean stop, the index already contains the keys of the records up to its end position. The
+        # scan may begin before that position, because the newest records may have no queue units.
         index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
             index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
@@ -192,7 +192,7 @@ class Recovery:
         return self._first
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return the log position from which on the first gap ends the log.
+        """Return a log position: the first gap at or after this position ends the log.
 
         Only the log of a slave ends at a gap, because its master sends the records after the gap again. For
         other brokers, the result is greater than all log positions.

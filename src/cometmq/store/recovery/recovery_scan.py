@@ -36,12 +36,15 @@ class Recovered(msgspec.Struct):
     last_position: int = -1  # Log position of the last scanned record; -1 if none was scanned
     records: int = 0
     rebuilt: bool = False  # whether queues or index have changed and must be synced
-    not_served: int = 0  # Number of records that fit into no queue; `notes` names only the first of them
+    not_served: int = 0  # Number of records not added to their queues; `notes` names only the first
     notes: list[str] = msgspec.field(default_factory=list)
     damage: list[Damage] = msgspec.field(default_factory=list)
 
     def record_not_served(self, note: str) -> None:
-        """Count a scanned record that fits into no queue. `note` describes it."""
+        """Count a scanned record that could not be added to its queue.
+
+        `note` names the record and the reason.
+        """
         self.not_served += 1
         if self.not_served <= MAX_REPORTED_REJECTIONS:
             self.notes.append(f"{note}, not served")
@@ -53,7 +56,7 @@ class RecoveryScan:
 
     Attributes:
         former_ends: The end that each queue had at the last clean stop, by topic and queue id.
-        whole_from: The log ends at the first gap from this position on. Earlier damage is skipped.
+        whole_from: The first gap at or after this position ends the log. Damage before it is skipped.
         index_until: The position of the last record that is indexed.
         until: Records from this position on are not dispatched.
         last_used: The segment in which the log ends; -1 for none.
@@ -115,7 +118,8 @@ class RecoveryScan:
             self._touched |= touched
         self._touched |= self._dispatch.finish()
         for queue in self._touched:
-            # `write` then syncs the directory, too: the names of new files may not be synced after a crash
+            # After a crash, the names of new files may be missing on the disk. So the next sync must include
+            # the directories.
             queue.new_names = True
             queue.write()
         result.end = min(max(end, result.end), self.until)

@@ -47,7 +47,7 @@ IN_USE = "a broker is using this store; stop it first"
 MAX_CONF_BYTES = 1 << 20
 """Maximum size of a broker.conf in bytes, because parsing takes about 0.2 us per byte."""
 _PROBE_ENTRIES = 64
-_MAX_INDEX_READ_BYTES = 64 << 20  # Maximum size, in bytes, of an index file whose content is searched
+_MAX_INDEX_READ_BYTES = 64 << 20  # Larger index files are not read to determine their number of slots
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
 # The number of queue files that are checked first. If one of them has the configured length, the others need
 # no check: reading the directories of ten thousand queues takes half a second.
@@ -276,7 +276,10 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
-    """Return the files that are short enough to be from a broker. Add the paths of the others to `strays`."""
+    """Return the files that are not longer than the longest file that a broker creates.
+
+    The paths of the longer files are added to `strays`.
+    """
     longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
@@ -296,10 +299,10 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
     """Check the settings that move directories or files of a store.
 
     Raises:
-        ConfigError: A path is not this store's own (see `check_paths`). Or it lies in the directory of a
-            store that is in use, or a file lies in the directory of another store. Or the moved directory or
-            file still exists at its usual path: the broker would begin with an empty one, and queues could
-            lose their offsets.
+        ConfigError: A path overlaps another path of this store (see `check_paths`), or lies in the directory
+            of another store that is in use. Or the path of a file lies in the directory of any other store.
+            Or nothing exists at a moved path, but at its usual path: the broker would begin with an empty
+            directory or file, and queues could lose their offsets.
         OSError: A directory cannot be read.
     """
     check_paths(config)
@@ -333,8 +336,8 @@ def check_paths(config: StoreConfig) -> None:
     if member:
         raft_log = os.path.basename(config.raft_log_dir)
         usual |= {raft_log: _LOG_KEYS[0], f"{raft_log}/index": ""}
-    # The paths that the store uses. With each path: the only setting that may name this path or a path inside
-    # it.
+    # The paths that the store uses. Each is paired with the only setting whose path may equal it, lie inside
+    # it or contain it; "" permits no setting.
     taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
     seen: set[tuple[str, str]] = set()
     for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
@@ -413,10 +416,11 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 
 
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
-    """Return the numbers of slots and entries for which the index files have room.
+    """Return the numbers of slots and of entries for which the index files have room.
 
-    If the configured values do not fit the length of the files, other values are tried: the defaults, those
-    of small files, and those that the content of a file implies.
+    These are the configured numbers if they fit the length of the files. Otherwise the defaults, the numbers
+    for small files (SMALL_FILES), and the numbers derived from the content of a file are tried. If none of
+    them fits, the configured numbers are returned.
     """
     configured = config.max_hash_slot_num, config.max_index_num
     default = StoreConfig()
@@ -443,9 +447,9 @@ def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tup
 def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     """Return the number of slots of an index file, determined from its entries; 0 if that is impossible.
 
-    The entries can be recognized: entry 0 is all zeros, and the last entry has the end position of the
-    header. The positions of the entries between them ascend, and each entry refers to an earlier entry of its
-    chain.
+    The entries can be recognized: entry 0 is all zeros, and the last entry contains the end position that the
+    file header also contains. The positions in the entries between them ascend, and each entry refers to an
+    earlier entry of its hash chain.
     """
     data = read_file(disk, file.path) if file.length <= _MAX_INDEX_READ_BYTES else b""
     if len(data) < HEADER.size:
@@ -456,7 +460,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        # Start of entry 0, if the match is the last entry's position
+        # If the match is the position in the last entry, entry 0 begins at `first`
         first = at - 4 - (count - 1) * ENTRY.size
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
@@ -497,7 +501,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
-        return  # The last clean stop confirms the length, so thousands of directories need not be read
+        return  # The last clean stop stored this length, so the thousands of directories need not be read
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):

@@ -25,7 +25,7 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MAX_ANNOUNCED_DELETIONS = 1000
-"""The maximum number of topic deletions that a master reports to a slave at a time: the newest ones."""
+"""The maximum number of topic deletions that a master reports to a slave: only the newest are reported."""
 
 
 class DeletedTopics:

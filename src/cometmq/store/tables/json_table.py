@@ -80,8 +80,8 @@ class JsonTable:
     def save(self, table: Table) -> None:
         """Replace the content of the file by `table`.
 
-        In CometMQ's own tables, all keys must be strings. Keys that were read from JSON are strings, and the
-        CRC of the table must be the same after reading.
+        In the tables that only CometMQ uses, all keys must be strings. These tables contain the CRC of their
+        content. A key of another type would be read back from JSON as a string, and the CRC could differ.
 
         Raises:
             OSError: Writing failed. The previous table still exists.
