@@ -71,7 +71,7 @@ class PipelineMetrics:
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
-        self._archived: dict[str, tuple[int, int]] = {}  # Records and bytes of the newest runs, by run id
+        self._archived: dict[str, tuple[int, int]] = {}  # Numbers of records and bytes, by id of the run
         self._metrics()
         self.listener = _Listener(self)
         try:

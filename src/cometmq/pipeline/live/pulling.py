@@ -29,8 +29,8 @@ BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, 
 _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY"})
 """Remarks of PULL_RETRY_IMMEDIATELY which mean that messages are missing, not that a filter excluded them.
 
-The broker was deleting the messages, or a replica does not have the offsets (docs/reference/storage.md, Pull
-answers).
+A broker sends them while it is deleting the messages, or if it is a replica that does not have the offsets
+(docs/reference/storage.md, Pull answers).
 """
 FILTERED_SEGMENT = 2048  # Offsets per segment if the broker filters; a response covers at most 800 offsets
 

@@ -313,9 +313,9 @@ class _BrokerReader:
 
 
 class _Pauses(Backoff):
-    """Growing pauses after failed attempts.
+    """Growing pauses between failed attempts.
 
-    Raises the last error after `limit_s` seconds without success.
+    `failed` raises the last error if there has been no success for `limit_s` seconds.
     """
 
     def __init__(self, limit_s: float) -> None:

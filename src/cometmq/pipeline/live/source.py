@@ -152,8 +152,8 @@ class CometReader(DataSourceReader):
                 end = cluster.resolve(ending, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
-                    # Without given offsets, an end before the start is not the user's error: a queue may have
-                    # been replaced, or a broker's clock set back. The range is then empty.
+                    # If the user gave no offsets, an end before the start is not the user's error: a queue
+                    # may have been replaced, or a broker's clock set back. The range is then empty.
                     end[queue] = start[queue]
                 elif start[queue] > offset and not self._options.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are not a valid range", queue, start[queue], offset)
@@ -248,8 +248,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
         fail = self._options.fail_on_data_loss
-        # A continuous stream polls ten times per second, so it checks only queues that have grown. A run of
-        # AvailableNow also checks the other queues.
+        # A continuous stream makes this check ten times per second, so only queues that have grown are
+        # included. A run of AvailableNow also checks the other queues.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
         # A queue whose broker is unreachable is missing in `held` and keeps its position. A new queue is

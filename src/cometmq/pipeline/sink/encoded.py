@@ -132,7 +132,7 @@ _TEXTS = ((b"\x02KEYS\x01", "keys"), (b"\x02TAGS\x01", "tags"))
 def _holds_separators(text: pa.BinaryArray) -> bool:
     """Return whether a value may contain separators of properties.
 
-    If the array is a slice, the whole underlying buffer is examined.
+    If the array is a slice, the whole underlying buffer is examined, so that the separator may be outside it.
     """
     data = text.buffers()[2]
     return data is not None and any(

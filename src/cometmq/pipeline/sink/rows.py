@@ -74,7 +74,7 @@ _NOT_COPIED = frozenset((
 
 
 _FIELDS = {"UNIQ_KEY": "msg_id", "KEYS": "keys", "TAGS": "tags"}
-"""The columns for properties that have a column of their own, by the property's name."""
+"""The properties that have a column of their own, each with the column's name."""
 
 
 class RowMessage(NamedTuple):

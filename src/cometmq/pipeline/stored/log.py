@@ -3,10 +3,10 @@
 A file begins with a record, and every record contains its own length: this chain of lengths determines where
 records begin (docs/reference/storage.md, Record). Bytes in the middle of a file cannot show where a record
 begins, because the body of a message may contain whole records with correct positions. A slice therefore
-starts at the start of a file, or at a record that a consume queue of the store names; brokers write those
-files, producers cannot. The reader of the previous slice follows the chain up to the start of the next slice:
-a chain that skips this position is an error. In a raft member's log, the header of an entry precedes each
-record; positions in this module are positions of the entries.
+starts at the start of a file, or at a record for which a consume queue of the store has an entry; brokers
+write consume queues, producers cannot. The reader of the previous slice follows the chain up to the start of
+the next slice: a chain that skips this position is an error. In a raft member's log, the header of an entry
+precedes each record; positions in this module are positions of the entries.
 """
 
 from __future__ import annotations

@@ -179,10 +179,10 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
 
 
 def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
-    """Return the start positions of a file's slices.
+    """Return the start positions of the slices into which a log file is divided.
 
-    The first is the start of the file. The others are about `slice_bytes` apart, each at a record that a
-    consume queue names.
+    The first is the start of the file. The others are about `slice_bytes` apart. At each of them begins a
+    record that has an entry in a consume queue.
     """
     file = reader.file
     borders = [file.base]
@@ -197,7 +197,10 @@ def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
 
 
 def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
-    """Return the position after the last whole record at or after `start`, or `start` if there is none."""
+    """Return the end of the last whole record that begins at `start` or later.
+
+    Return `start` if there is no such record.
+    """
     file, last, found = reader.file, None, None
     for found in reader.walk(start, file.end, options.batch_bytes):
         if isinstance(found, Block):

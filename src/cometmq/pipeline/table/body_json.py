@@ -117,7 +117,10 @@ def _lossy(kind: pa.DataType) -> _Lossy | None:
 
 
 class JsonParser:
-    """A parser of bodies by the fields of a struct type."""
+    """A parser of JSON bodies.
+
+    Each field of the given struct type is read from the object's field of this name.
+    """
 
     def __init__(self, fields: pa.StructType) -> None:
         self._whole = msgspec.json.Decoder(_python_type(fields, "body"))

@@ -236,10 +236,12 @@ class ArchiveTable:
             commit.update(carried(other))
 
     def publish(self, commit: dict[str, Any]) -> None:
-        """Move a commit's files from staging to their final paths; existing files are kept.
+        """Move a commit's files from staging to their final paths.
 
-        In each directory, the files that the commit removes are deleted first: a reader without the log may
-        miss rows for a moment, but never reads rows twice.
+        Files that have already been moved are kept.
+
+        In each directory, the files that the commit removes are deleted first: a reader that does not use the
+        log may miss rows for a moment, but never reads rows twice.
         """
         batch = commit["batch"]
         steps = [(os.path.dirname(path), path, "") for path in commit.get("removes", ())]

@@ -164,7 +164,7 @@ class GroupLog:
                 days.add(day)
 
     def _day(self, path: str) -> str:
-        """Return the day at the beginning of a snapshot's content, or "" if the content is damaged.
+        """Return the day that a snapshot states near its beginning, or "" if its file is damaged.
 
         The file's modification time is not used, because a copied file has the time of the copy.
         """

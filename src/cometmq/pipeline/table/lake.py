@@ -121,7 +121,7 @@ class LakeTable(ABC):
         return last
 
     def staging(self, _batch: int) -> str:
-        """Return the directory for tasks, relative to the output. "": tasks write under the final paths."""
+        """Return "", which means that tasks write the files under their final paths."""
         return ""
 
     def commit(self, commit: dict[str, Any]) -> None:

@@ -46,7 +46,10 @@ class Partition(NamedTuple):
 
 
 class StagedFile:
-    """A Parquet file of an archive's `directory`, written in `staging` if that is not empty."""
+    """A Parquet file for an archive's `directory`.
+
+    It is written in the directory `staging`, if there is one.
+    """
 
     def __init__(
         self, filesystem: fs.FileSystem, root: str, staging: str, directory: str, kind: str,
@@ -174,7 +177,7 @@ class PartitionWriter:
 
 
 def leaves(path: str, kind: pa.DataType) -> list[str]:
-    """Return the names that Parquet gives to the columns of which a nested column consists."""
+    """Return the names of the Parquet columns into which a column of this type is divided."""
     if pa.types.is_struct(kind):
         return [leaf for field in kind for leaf in leaves(f"{path}.{field.name}", field.type)]
     if pa.types.is_list(kind):

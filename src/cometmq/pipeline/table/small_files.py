@@ -1,4 +1,4 @@
-"""Small files of JSON beside an archive's table."""
+"""Reading and writing of the small JSON files beside an archive's table."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-# Up to this value of records * names, counting finds repeated names faster than sorting does.
+# If the number of records times the number of names is at most this limit, repeated names are found by
+# counting, which is then faster than sorting.
 _DENSE_LIMIT = 1 << 22
 
 

@@ -226,7 +226,8 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-# UTF-16 units hashed between two reductions modulo 2**32: both reductions and large numbers cost time.
+# Number of UTF-16 units that are hashed before the value is reduced modulo 2**32. Reductions cost time, but
+# without them the values become large, which costs time, too.
 _UNREDUCED = 64
 
 

@@ -33,7 +33,7 @@ MAGICS_BEGIN = b"\xda\xa3\x20"
 BLANK_MAGIC_BYTES = BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
 START = Struct(">ii")
-"""Size and magic: the beginning of every record, and the whole content of a blank one."""
+"""The struct of size and magic number, with which every record begins. A blank record has no other fields."""
 BLANK_SIZE = START.size
 
 # The bits of sysFlag.

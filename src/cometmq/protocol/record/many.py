@@ -269,7 +269,7 @@ def _leading(good: NDArray[np.bool_]) -> int:
 
 
 def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
-    """Return the topic index of each record, and the topics.
+    """Return the index of each record's topic, and the topics to which these indices belong.
 
     Both lists end before the first invalid topic.
     """
