@@ -455,9 +455,9 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether reads correct offsets outside a queue.
+        """Whether the result of a read with an offset outside the queue contains a valid next offset.
 
-        Reads of a slave without offsetCheckInSlave do not.
+        A slave without offsetCheckInSlave returns the requested offset instead.
         """
         return not self.slave or self.config.offset_check_in_slave
 

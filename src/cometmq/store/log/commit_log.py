@@ -351,7 +351,7 @@ class CommitLog:
 
         The result is None in these cases:
 
-        - The block does not end before the end of the log and before the bytes kept in memory.
+        - The block extends beyond the end of the log, or into its newest bytes, which are in memory anyway.
         - The segment length is no multiple of the block length.
         - Loading the block is not worthwhile for the records at the ascending positions `wanted`.
         - The block was deleted, or the disk cannot read it.

@@ -18,7 +18,11 @@ _CHUNKS = 4  # Maximum number of memory chunks that hold bytes of the log
 
 
 class RecentBytes:
-    """The newest parts of the log, oldest first, as (first position, end, chunk, index of the first byte)."""
+    """The newest bytes of the log, which are kept in memory chunks.
+
+    `_parts` holds, for each part of these bytes, oldest first: its first log position, its end position, its
+    chunk, and the index of its first byte in the chunk.
+    """
 
     __slots__ = ("_chunks", "_free", "_parts", "start")
 

@@ -167,7 +167,10 @@ def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryL
 
 
 def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
-    """Decode index units in `data`, up to the first invalid one. The first belongs to the entry `index`."""
+    """Return the locations in the index units of `data`, up to the first invalid unit.
+
+    The first unit belongs to the entry `index`.
+    """
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)

@@ -147,7 +147,7 @@ class RaftLog:
 
     @property
     def persisted(self) -> int:
-        """The index of the last entry that is as durable as the flush mode requires."""
+        """The index of the last synced entry with SYNC_FLUSH, and of the last entry with ASYNC_FLUSH."""
         return self.synced if self._flusher.config.sync_flush else self.last
 
     def term_of(self, index: int) -> int:
@@ -421,7 +421,7 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # Synced first: `close_segments` closes the files
+        for segment in self._log.segments_to_sync():  # `close_segments` then closes the files
             if segment.base < position:
                 self._disk.fdatasync(segment.fd)
         segments = self._log.close_segments()

@@ -255,8 +255,8 @@ class QueueReader:
     def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
         """Skip consecutive filler units from `offset` on. Return the first offset that was not skipped.
 
-        Filler units stand for lost records. `data` holds units that have been read before `offset`. If the
-        last of them is no filler unit, nothing is skipped.
+        Filler units stand for lost records. `data` holds the units that this read has examined already. If
+        the last of them is no filler unit, nothing is skipped.
         """
         if data[-UNIT:] != FILLER:
             return offset

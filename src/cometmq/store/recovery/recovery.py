@@ -257,8 +257,8 @@ class Recovery:
             self.index.resume(clean=False, cut_at=start)
             replay = self._scan_once(start, start, result)
         if self.config.broker_role == SLAVE or self.raft_log is not None:
-            # Queues are not extended to their former ends: the records from the master or the raft group fix
-            # their offsets
+            # Queues are not extended to their former ends, because the records from the master or from the
+            # raft group already contain their queue offsets.
             return replay
         for topic, queue_id, end in self._shorter(result):
             # The last messages of the queue are lost, or have expired with its files. The queue continues at

@@ -301,8 +301,8 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
     Raises:
         ConfigError: A path overlaps another path of this store (see `check_paths`), or lies in the directory
             of another store that is in use. Or the path of a file lies in the directory of any other store.
-            Or nothing exists at a moved path, but at its usual path: the broker would begin with an empty
-            directory or file, and queues could lose their offsets.
+            Or the directory or file exists at its usual path, but not at the path in the setting: the broker
+            would begin with an empty one, and queues could lose their offsets.
         OSError: A directory cannot be read.
     """
     check_paths(config)
