@@ -381,7 +381,7 @@ class RaftRefused(CometError, Transient):
 
 
 class StoreError(CometError):
-    """The store cannot execute an operation."""
+    """An operation on a store failed. `problem` is the reason."""
 
     problem: str
     path: str = ""

@@ -215,7 +215,7 @@ class Filter:
                 raise self._busy(REPLACED) from None
             self._lost(f"its process ended or answered nonsense (exit code {code})")
         except asyncio.CancelledError:
-            await self._end()  # end the process, so that its late answer cannot be taken for the next one
+            await self._end()  # end the process: its late answer would be taken for the next request's answer
             raise
         if not done:
             raise self._failed(printable(answer.decode("utf-8", "replace"), None))

@@ -191,7 +191,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle the request in a thread, if a slot is free."""
+        """Handle the request in a new thread. If no slot can be freed, close the connection."""
         if not self._room.acquire(blocking=False) and not self._make_room():
             self.shutdown_request(request)
             return

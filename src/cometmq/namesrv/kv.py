@@ -82,7 +82,10 @@ class KvTables:
         return None if pairs is None else dict(pairs)
 
     def fits(self, namespace: str) -> bool:
-        """Return whether a namespace fits into a response. A namespace from a file may be too large."""
+        """Return whether all pairs of a namespace fit into one response.
+
+        Requests cannot make a namespace too large, but a file may contain a larger one.
+        """
         return self._sizes.get(namespace, 0) <= MAX_NAMESPACE_BYTES
 
     def to_json(self) -> bytes:

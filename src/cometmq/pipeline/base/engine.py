@@ -260,7 +260,7 @@ def _watched(
     seen = 0
     try:
         while not ended.done():
-            wait([ended], _POLL_S)  # not join(): an interrupted join makes Python treat the thread as ended
+            wait([ended], _POLL_S)  # an interrupted join() would make Python treat the thread as ended
             if failures and not ended.done():
                 raise failures[0]
             if done[0] != seen:

@@ -281,7 +281,7 @@ SPELLINGS = {
     "nameServer": "namesrv",
     "namesrvAddr": "namesrv",
     "topic": "subscribe",
-    "path": "subscribe",  # the argument of load("topic") and save("topic")
+    "path": "subscribe",  # load("topic") and save("topic") set `path`
     "topicPattern": "subscribePattern",
     "subExpression": "tags",
     "group": "consumerGroup",

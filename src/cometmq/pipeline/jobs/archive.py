@@ -111,7 +111,7 @@ class ArchiveSummary(msgspec.Struct):
     How many messages of the deleted queues were not archived is unknown.
     """
     put_off: str | None = None
-    """The error after which a continuous run was waiting for its next attempt when it was stopped."""
+    """The last error of a continuous run that was stopped while it waited for its next attempt."""
     checkpoint_problem: str | None = None
     """Reason why the newest checkpoint of the archive's log could not be written.
 
@@ -353,7 +353,8 @@ class Job:
     ) -> Marks:
         """Return the mark (log position and store time) of the record before each offset.
 
-        Brokers are queried only for offsets that differ from the archive's, and for the queues in `anew`.
+        The known mark is returned if the offset is the archive's next offset and the queue is not in `anew`
+        (deleted and created again). Brokers are queried for the other marks.
         """
         same = {
             queue: mark

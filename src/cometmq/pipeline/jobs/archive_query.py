@@ -169,8 +169,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
     reader = _plain(spark).schema(from_arrow_schema(columns))
     elsewhere = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
-        # Directory names need not be parsed, because the files hold all columns. Archives in which UTC times
-        # are directory names are an exception.
+        # The files hold the topic, and the date and hour are computed from the store time. So no column has
+        # to be parsed from directory names.
         reader = reader.option("recursiveFileLookup", "true")
         rows = by_workers(spark, lake.uri, live, columns) if elsewhere else reader.parquet(*paths)
         day, hour = (

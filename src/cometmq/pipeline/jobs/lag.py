@@ -326,9 +326,9 @@ class SampleFiles:
         return self.read(spark, recent) if recent else None
 
     def evenly(self, spark: SparkSession, most: int) -> DataFrame | None:
-        """Return at most `most` samples, evenly spaced and including the newest.
+        """Return the rows of at most `most` sample files, evenly spaced and including the newest.
 
-        None if there is no sample.
+        Return None if there is no sample file.
         """
         names = self.names()
         step = -(-len(names) // most)

@@ -144,7 +144,7 @@ class ReplayState:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
-        # The state of an older version may hold the source with secrets, or have no hash of the source.
+        # State files of older versions may hold the source with secrets, or lack its hash, so convert them.
         old, hash_ = _kept(replay.asked), replay.asked.source_hash
         if hash_ or old.source == replay.asked.source:
             old = msgspec.structs.replace(old, source_hash=hash_ or asked.source_hash)
@@ -191,7 +191,7 @@ class ReplayState:
         self._write(f"progress/{run}-{task}.json", msgspec.json.encode(progress))
 
     def saved(self, run: str, task: int) -> Progress:
-        """Return the progress of this task that an earlier attempt, whose worker died, saved in this run."""
+        """Return the progress that an earlier attempt of this task saved in this run, if its worker died."""
         return self._progress(f"progress/{run}-{task}.json")
 
     def all_saved(self, run: str = "") -> list[Progress]:

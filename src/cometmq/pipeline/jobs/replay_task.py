@@ -62,9 +62,9 @@ class Pace:
         self._messages_at = self._bytes_at = now_s
 
     def wait_s(self, now_s: float, size: int) -> float:
-        """Count a message of `size` bytes as sent.
+        """Return the number of seconds that the sender must wait before it sends a message of `size` bytes.
 
-        Return the number of seconds, mostly 0, that the sender must wait before it sends the message.
+        The number is mostly 0. The call counts the message against the rate limits.
         """
         if self._share.messages is not None:
             self._messages_at = max(self._messages_at, now_s - _BURST_S) + 1 / self._share.messages

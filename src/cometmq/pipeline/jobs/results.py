@@ -1,4 +1,4 @@
-"""Time windows, summaries and tables of results, as several pipeline jobs use them."""
+"""Functions for time windows, summaries and tables of results that several pipeline jobs use."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Pipeline:
 
 
 def load_pipeline(file: str, environment: Mapping[str, str] = os.environ) -> Pipeline:
-    """Read and check a file. Raises PipelineFileError with all of its errors, and OSError."""
+    """Read and check a pipeline file. Raises PipelineFileError with all errors of the file, and OSError."""
     with open(file, "rb") as opened:
         data = opened.read(yaml_file.BYTES_MAX + 1)
     try:

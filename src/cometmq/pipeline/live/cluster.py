@@ -102,7 +102,7 @@ class Cluster:
     def queues(self, topics: Topics) -> list[MessageQueue]:
         """Return the readable queues of the topics, sorted.
 
-        Raises NoRouteError, and ConfigError for topics with offset gaps.
+        Raises NoRouteError, and ConfigError for compacted, static and LITE topics, which are not supported.
         """
         names = self.names(topics, wait=True)
         found = {queue for name in names for queue in self.route(name).read_queues}
