@@ -26,7 +26,7 @@ def test_values_are_texts_with_the_lines_of_their_keys() -> None:
         (b"", 1, "is empty"),
         (b"a: 1\nb: [1\n", 3, "expected ',' or ']'"),
         (b"a: 1\nb: \xff\n", 2, "not UTF-8"),
-        (b"a: 1\nb: \x01\n", 2, "not allowed in YAML"),
+        (b"a: 1\nb: \x01\n", 2, "that YAML does not allow"),
         (b"a: 1\n\nb: 2\na: 3\n", 4, "'a' is here twice, first in line 1"),
         (b"a: &x [1]\nb: *x\n", 1, "anchors and aliases"),
         (b"a: 1\nb: *x\n", 2, "anchors and aliases"),

@@ -105,7 +105,7 @@ class Message(msgspec.Struct, kw_only=False):
                 problem = f"{field} is a number of milliseconds, not {value!r}"
                 raise MessageIllegal(problem, self.topic, field)
         if bool(self.delay_level) + bool(self.delay_ms) + bool(self.deliver_at_ms) > 1:
-            problem = "one of delay_level, delay_ms and deliver_at_ms says when a message is delivered"
+            problem = "only one of delay_level, delay_ms and deliver_at_ms may be set"
             raise MessageIllegal(problem, self.topic, "delay_ms" if self.delay_ms else "deliver_at_ms")
         field, own = (
             ("delay_ms", names.TIMER_DELAY_MS) if self.delay_ms else ("deliver_at_ms", names.TIMER_DELIVER_MS)

@@ -208,7 +208,7 @@ class Inert:
                 raise ConfigError(key, text, f"a number, 0 to {LONG_MAX}")
             shown = show_value(value)
             if key in self._not_built and shown != default:
-                log.warning("setting %s=%s has no effect, because that feature is not supported", key, shown)
+                log.warning("setting %s=%s has no effect, because its feature is not supported", key, shown)
             elif shown != default:
                 unused.append(f"{key}={shown}")
         if unused:

@@ -138,9 +138,9 @@ class Standalone(Running):
         if not properties:
             if self._disk.listdir(os.path.join(root, "commitlog")):
                 raise StandaloneError(
-                    f"{path} is empty, but there is a store beside it: without its file sizes it cannot be "
-                    "opened. Write mappedFileSizeCommitLog, mappedFileSizeConsumeQueue, maxHashSlotNum and "
-                    "maxIndexNum into it again, or remove the file if they are the defaults of `standalone`"
+                    f"{path} is empty, but its directory contains a store, whose file sizes are needed. "
+                    "Write mappedFileSizeCommitLog, mappedFileSizeConsumeQueue, maxHashSlotNum and "
+                    "maxIndexNum to the file, or remove it if the sizes are the defaults of `standalone`"
                 )
             properties = small_files()
         properties |= {

@@ -51,7 +51,7 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
         return _Loader(iter(loader.get_event, None), nodes_max).document()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise YamlError(line, f"a character is not allowed in YAML: {error.reason}") from None
+        raise YamlError(line, f"a character that YAML does not allow: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None

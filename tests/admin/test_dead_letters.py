@@ -249,7 +249,7 @@ class TestResend:
         await dying.admin.send(Message(f"%DLQ%{dying.group}", b"stray"))
         results = await dying.resend()
         assert [result.state for result in results] == ["RESENT", "FAILED"]
-        assert results[1].problem == "it has no original topic"
+        assert results[1].problem == "the dead letter has no original topic"
 
     @pytest.mark.parametrize("name", ["%RETRY%victims", "%DLQ%victims", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"])
     async def test_a_sender_does_not_lead_it_into_a_topic_of_the_system(
@@ -316,7 +316,7 @@ class TestTrouble:
             async with Admin(broker.namesrv) as admin:
                 dying = Dying(admin, broker.broker_addr)
                 (letter,) = await dying.die(b"poison")
-                with pytest.raises(IndexSilent, match=f"does not find {letter.msg_id}"):
+                with pytest.raises(IndexSilent, match=f"does not find message {letter.msg_id}"):
                     await dying.resend()
                 assert await dying.states(Resending(again=True)) == "RESENT"
 

@@ -86,7 +86,7 @@ async def test_an_empty_conf_beside_a_store_is_refused(tmp_path, text):
     path = tmp_path / "broker-a" / "broker.conf"
     good = path.read_bytes()
     path.write_bytes(text)
-    with pytest.raises(StandaloneError, match=r"broker\.conf is empty, but there is a store beside it"):
+    with pytest.raises(StandaloneError, match=r"broker\.conf is empty, but its directory contains a store"):
         await Standalone(tmp_path, 0, 0).start()
     assert path.read_bytes() == text
     path.write_bytes(good)

@@ -87,7 +87,7 @@ def test_settings_that_cannot_be_used_are_named_as_the_command_spells_them(
         assert failed("--compression", "zip").startswith("cometmq: --compression = 'zip': expected zstd, ")
         offsets = json.dumps({"events": {broker_name: {"0": 9} for broker_name in ["broker-a"]}})
         lost = failed("--starting", offsets)
-        assert "Set --no-fail-on-data-loss to go on" in lost
+        assert "Set --no-fail-on-data-loss to continue" in lost
         assert "failOnDataLoss" not in lost
         assert not list(output.glob("topic=*"))
         done = run(
@@ -124,7 +124,7 @@ def test_the_command_and_the_function_agree_on_what_is_usual() -> None:
         (ConfigError("starting", "soon", "a word"), "--starting = 'soon': expected a word"),
         (ConfigError("offsets", "x", "a queue"), "--starting = 'x': expected a queue"),
         (ConfigError("timeout_ms", "0", "1 or more"), "--timeout-ms = '0': expected 1 or more"),
-        (ArchiveError("/a", "3 bad records", "max_bad_records"), "Raise --max-bad-records to go on"),
+        (ArchiveError("/a", "3 bad records", "max_bad_records"), "Raise --max-bad-records to continue"),
         (ArchiveError("/a", "is in use"), "/a: is in use"),
     ],
 )

@@ -119,7 +119,7 @@ def test_what_keeps_a_consumer_waiting_is_told_once_and_as_the_reason_of_its_end
     ended = run("cometmq", "consume", "absent", "--timeout", "4")
 
     starts = [line.split(": ")[:2] for line in ended.stderr.splitlines()]
-    assert starts == [["waiting", "absent"], ["cometmq", "nothing received"]]
+    assert starts == [["waiting", "absent"], ["cometmq", "no message was received"]]
     assert ended.returncode == 1
 
 

@@ -219,7 +219,7 @@ def test_a_directory_without_a_store_ends_with_1(store: Run, tmp_path: Path) -> 
     for command in ("verify", "dump", "rebuild", "stats"):
         done = store(command, str(tmp_path / "empty"))
         assert done.returncode == 1
-        assert "there is no commitlog directory here" in done.stderr
+        assert "the store has no commitlog directory" in done.stderr
         assert list((tmp_path / "empty").iterdir()) == []
 
 
@@ -246,7 +246,7 @@ def test_a_log_over_several_directories(store: Run, root: Path, tmp_path: Path) 
     for command in ("verify", "dump", "stats", "rebuild"):
         done = store(command, str(root))
         assert (done.returncode, done.stdout) == (1, "")
-        assert f"there is no {second}, where its configuration has the log" in done.stderr
+        assert f"the configured log directory {second} does not exist" in done.stderr
 
 
 def test_stats(store: Run, sound: Path) -> None:

@@ -121,7 +121,7 @@ async def test_without_a_signal_nothing_is_stopped(local: LocalBroker) -> None:
 
 async def test_a_client_that_is_not_started_is_refused() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ClientStateError, match="one of these is new"):
+    with pytest.raises(ClientStateError, match="one is not started"):
         async with stop_on_signal(Producer("p")):
             pass
     assert signal.getsignal(signal.SIGTERM) is before

@@ -520,7 +520,7 @@ async def test_a_trace_topic_that_hangs_delays_no_send_and_the_stop_by_its_limit
     assert 2.9 < time.monotonic() - begun < 30
     assert producer.client.traces is not None
     assert producer.client.traces.dropped == 700
-    assert "700 trace records lost in total" in caplog.text
+    assert "trace records lost in total: 700" in caplog.text
 
 
 async def test_what_does_not_fit_is_counted_and_said_once(
@@ -534,7 +534,7 @@ async def test_what_does_not_fit_is_counted_and_said_once(
             traces.consumed(traces.consuming("g", [message]), ConsumeCode.SUCCESS, success=True)
         assert traces.dropped > 100
         (line,) = caplog.messages
-        assert line == "1 trace record lost, possibly more: records arrive faster than they are sent"
+        assert line == "trace records lost: 1, possibly more: records arrive faster than they are sent"
 
 
 async def test_a_refused_trace_is_tried_once_more_and_then_lost(

@@ -74,7 +74,7 @@ def test_accounts_are_made_explained_changed_and_deleted(guarded_page: Page, gua
     box.get_by_label("Topics, NAME").fill("Bills=SUB\nOrders=PUB")
     go_on(page)
     confirm(page)
-    shown(page, "This is shown only once")
+    shown(page, "is shown only once")
     secret = page.locator("code.secret").inner_text()
     page.get_by_role("button", name="I have copied it").click()
     shown(page, "Bills=SUB, Orders=PUB")

@@ -287,7 +287,7 @@ async def test_a_page_that_cannot_be_notified_does_not_keep_a_cluster_connected(
     await connection.close()
     assert connection.admin.state == "stopped"
     assert ended == [2]
-    assert "a page of cluster b could not be notified" in caplog.text
+    assert "a page could not be notified that cluster b" in caplog.text
 
 
 # -- the console's account

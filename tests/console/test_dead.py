@@ -156,7 +156,7 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     confirm(page)
     shown(page, re.compile(r"[1-9] resent, "))
     page.get_by_role("button", name="Stop").click()
-    shown(page, "Another run continues from here.")
+    shown(page, "Another run resends the remaining dead letters.")
     stopped = asked(retried(console, "mortals"))
     assert stopped < 20
     entries = [json.loads(line) for line in console.audit.splitlines()]

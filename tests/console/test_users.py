@@ -22,7 +22,7 @@ def added(page: Page, name: str) -> str:
     go_on(page)
     shown(page, f"{name} will be able to log in as reader.")
     confirm(page)
-    shown(page, "This is shown only once")
+    shown(page, "is shown only once")
     password = page.locator("code.secret").inner_text()
     page.get_by_role("button", name="I have copied it").click()
     page.locator("code.secret").wait_for(state="detached")

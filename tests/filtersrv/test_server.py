@@ -27,14 +27,17 @@ class TestUploads:
             ({"source": EVEN, "group": "a/b"}, "consumerGroup is no name of a group"),
             ({"source": EVEN, "topic": ""}, "topic is no name of a topic"),
             ({"source": b"\xff"}, "the source is no UTF-8: invalid start byte at byte 0"),
-            ({"source": b"#" * (256 << 10) + b"#"}, "the source has 262145 bytes, at most 262144 are taken"),
+            (
+                {"source": b"#" * (256 << 10) + b"#"},
+                "the source has 262145 bytes, at most 262144 are allowed",
+            ),
             (
                 {"source": "import no_such"},
                 "filter class Wanted: ModuleNotFoundError: No module named 'no_such'",
             ),
             (
                 {"source": EVEN, "name": "Other"},
-                "filter class Other: TypeError: the source has no class Other",
+                "filter class Other: TypeError: the source code of the filter defines no class Other",
             ),
         ],
     )

@@ -92,7 +92,7 @@ async def test_a_collector_that_is_away_is_said_once(caplog: pytest.LogCaptureFi
     finally:
         await one.stop()
     said = [record.message for record in caplog.records if record.name.startswith("cometmq")]
-    assert said == ["metrics are not taken by 127.0.0.1:1"]
+    assert said == ["collector 127.0.0.1:1 accepts no metrics"]
 
 
 async def test_numbers_that_fail_once_are_pushed_again(

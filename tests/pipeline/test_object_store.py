@@ -164,7 +164,7 @@ def test_a_table_with_transactions_of_its_own(
     else:
         assert SECRET.encode() not in catalogue.read_bytes()
         catalogue.rename(tmp_path / "elsewhere")
-        with pytest.raises(ArchiveError, match=r"its catalogue .*catalog\.db is not on this machine"):
+        with pytest.raises(ArchiveError, match=r"the catalogue .*catalog\.db is not on this machine"):
             run()
         assert not catalogue.exists()
     logs = [path for path in s3.paths(at) if path.endswith(".json")]

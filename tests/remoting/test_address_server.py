@@ -158,7 +158,7 @@ async def test_a_unit_has_name_servers_of_its_own(pages: Pages) -> None:
         (OK + b"a:1;b", "no host:port: 'b'"),
         (b"not HTTP at all\r\n\r\n", "not HTTP"),
         (b"", "not HTTP"),
-        (OK + b";".join(b"a:%d" % (n + 1) for n in range(65)), "names 65 name servers, over 64"),
+        (OK + b";".join(b"a:%d" % (n + 1) for n in range(65)), "lists more than 64 name servers: 65"),
         (OK + b"x" * 100_000, "more than 65536 bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\na:1", "not HTTP"),

@@ -274,12 +274,12 @@ async def test_new_certificates_are_taken_up(certificates: Certificates, tmp_pat
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tls_server_certPath": ""}, "none is made here"),
+        ({"tls_server_certPath": ""}, "none is generated"),
         ({"tls_server_certPath": "/nowhere.pem"}, "No such file"),
-        ({"tls_server_keyPath": "CA"}, "a certificate with its key"),
+        ({"tls_server_keyPath": "CA"}, "a certificate and its private key"),
         ({"tls_server_need_client_auth": "perhaps"}, "none, optional or require"),
         ({"tls_server_need_client_auth": "require"}, "tls.server.trustCertPath"),
-        ({"tls_server_need_client_auth": "require", "tls_server_trustCertPath": "/dev/null"}, "in PEM"),
+        ({"tls_server_need_client_auth": "require", "tls_server_trustCertPath": "/dev/null"}, "a PEM file"),
         ({"tls_server_mode": "perhaps"}, "disabled, permissive or enforcing"),
     ],
 )
@@ -298,7 +298,7 @@ async def test_half_a_configuration_of_a_server_is_refused(
         ({"tls_client_certPath": "/nowhere"}, "No such file"),
         ({"tls_client_authServer": "maybe"}, "true or false"),
         ({"tls_enable": "maybe"}, "true or false"),
-        ({"tls_enable": "false"}, "true, where this file is to have a client speak TLS"),
+        ({"tls_enable": "false"}, "true, because a client is to use TLS with this file"),
     ],
 )
 def test_half_a_configuration_of_a_client_is_refused(
@@ -311,7 +311,7 @@ def test_half_a_configuration_of_a_client_is_refused(
 async def test_a_mode_without_a_certificate_is_refused() -> None:
     assert await server_tls("", "") is None
     assert await server_tls("disabled", "") is None
-    with pytest.raises(ConfigError, match="it names the certificate"):
+    with pytest.raises(ConfigError, match="which names the certificate"):
         await server_tls("enforcing", "")
     with pytest.raises(ConfigError, match="a file of settings that can be read"):
         await server_tls("", "/nowhere/tls.properties")

@@ -60,7 +60,7 @@ def test_the_report_names_what_goes(tmp_path: Path, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("position", "problem"),
-    [(1, "no record ends at 1; the nearest ends are 0 or"), (1 << 40, "the log ranges from 0 to")],
+    [(1, "no record ends at 1; the nearest ends are 0 or"), (1 << 40, "outside the log, which ranges from")],
 )
 def test_a_position_that_is_no_end_of_a_record_changes_nothing(
     root: Path, position: int, problem: str

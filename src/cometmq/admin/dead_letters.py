@@ -202,7 +202,9 @@ async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> 
 async def check_index(client: ClientInstance, message: MessageExt) -> None:
     """Raise IndexSilent unless the broker that stores a dead letter finds it in its index."""
     if names.UNIQ_KEY in message.properties and not await copies_in(client, message.topic, message):
-        raise IndexSilent(f"{message.broker_name} does not find {message.msg_id} in {message.topic}")
+        raise IndexSilent(
+            f"the index of {message.broker_name} does not find message {message.msg_id} of {message.topic}"
+        )
 
 
 async def check_copy(client: ClientInstance, result: ResendResult) -> None:
@@ -259,7 +261,7 @@ class Resender:
         mark = self.how.run and f"{self.how.run} {message.broker_name} {message.offset_msg_id}"
         try:
             if topic is None:
-                problem = "it has no original topic"
+                problem = "the dead letter has no original topic"
             elif self.how.to_topic and belongs_to_system(topic):
                 problem = f"it names {shown(topic)} as its original topic, which is reserved"
             elif before := await self._before(message, mark):

@@ -56,7 +56,7 @@ class FilterServers:
         self._complete = asyncio.Event()  # Set once the required number of filter servers has registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
-            asyncio.get_running_loop(), SCAN_S, self.look_round, name="looking after filter servers"
+            asyncio.get_running_loop(), SCAN_S, self.look_round, name="check of the filter servers"
         )
 
     async def start(self) -> None:

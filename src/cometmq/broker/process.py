@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cometmq.broker.process", description="Run one broker.")
     parser.add_argument("-c", "--config", required=True, help="settings file (properties)")
     parser.add_argument(
-        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="an additional setting"
+        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the file"
     )
     parser.add_argument("--with-parent", action="store_true", help="stop when standard input closes")
     options = parser.parse_args(arguments)

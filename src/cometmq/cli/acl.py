@@ -44,7 +44,7 @@ def acl() -> None:
     default="",
     show_default=False,
     metavar="ADDRESS",
-    help="The client's address, for white lists.",
+    help="Address of the client, to be looked up in the white lists.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 def explain(

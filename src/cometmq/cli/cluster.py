@@ -48,7 +48,8 @@ def _of_mode(command: Callable[..., None]) -> Callable[..., None]:
     "--broker-port",
     type=PORT,
     default=10911,
-    help="Port of the first broker, the next one 10 higher; 0 is any free port. A cluster keeps its ports.",
+    help="Port of the first broker; the next brokers have ports 10, 20, … higher. 0 is any free port. "
+    "An existing cluster keeps its ports.",
 )
 def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
     """Start the cluster, or those of its servers that do not run."""

@@ -91,7 +91,7 @@ def consume(
                 problems = [] if printer.printed else problems_of(consumer)
         printer.check()
         if problems:
-            raise click.ClickException(f"nothing received: {'; '.join(problems)}")
+            raise click.ClickException(f"no message was received: {'; '.join(problems)}")
 
     asyncio.run(run())
 

@@ -136,7 +136,8 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
     "--to",
     type=click.Choice(["group", "topic"]),
     default="group",
-    help="group: to GROUP only, through its retry topic. topic: to all groups of the original topic.",
+    help="group: resend to GROUP only, by its retry topic. "
+    "topic: resend to all groups of the original topic.",
 )
 @click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")

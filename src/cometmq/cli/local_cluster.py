@@ -165,7 +165,7 @@ class LocalCluster:
             if member.name == name:
                 return member
         names = ", ".join(member.name for member in self.state.members)
-        raise LocalClusterError(f"the cluster has no member {name!r}: {names}")
+        raise LocalClusterError(f"the cluster has no member {name!r}; its members: {names}")
 
     def _check_made(self) -> None:
         if not self.state.members:
@@ -252,7 +252,7 @@ def _wait_for_end(members: list[Member], timeout_s: float) -> None:
     while left := [member for member in members if member.alive]:
         if time.monotonic() > deadline:
             names = ", ".join(f"{member.name} ({member.pid})" for member in left)
-            raise LocalClusterError(f"still running after {timeout_s:g} s: {names}")
+            raise LocalClusterError(f"members that are still running after {timeout_s:g} s: {names}")
         time.sleep(_POLL_INTERVAL_S)
 
 

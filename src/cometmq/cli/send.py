@@ -89,7 +89,7 @@ Examples:
     "--delay-level",
     type=click.IntRange(0, 18),
     metavar="LEVEL",
-    help="Deliver later: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
+    help="Delay level for a later delivery: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
 )
 @click.option(
     "--delay", "delay_ms", type=time_span, metavar="SPAN", help="Deliver after 1500ms, 90s, 10m, 2h, 1d."

@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.05
     type=FiniteRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Maximum time to wait for the processes to stop; exit code 1 if one is still running then.",
+    help="Maximum time to wait for the processes to stop. The exit code is 1 if one is still running then.",
 )
 @click.version_option(__version__, "-V", "--version")
 def mqshutdown(kind: str, wait_s: float) -> int:

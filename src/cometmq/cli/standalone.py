@@ -42,7 +42,7 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
     "--broker-port",
     type=click.IntRange(0, 65535),
     default=10911,
-    help="Port of the first broker, the next one 10 higher; 0 is any free port.",
+    help="Port of the first broker; the next brokers have ports 10, 20, … higher. 0 is any free port.",
 )
 @click.option(
     "--brokers",

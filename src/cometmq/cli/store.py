@@ -171,13 +171,13 @@ def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -
 @store.command(context_settings=HELP)
 @store_options
 @click.option(
-    "--offset", type=click.IntRange(min=0), metavar="N", help="The record at this position of the log."
+    "--offset", type=click.IntRange(min=0), metavar="N", help="Show the record at this position of the log."
 )
-@click.option("--id", "message_id", metavar="ID", help="By message id: offset id or unique key.")
-@click.option("--key", metavar="KEY", help="Messages with this key, of --topic or of all topics.")
+@click.option("--id", "message_id", metavar="ID", help="Show the message with this offset id or unique key.")
+@click.option("--key", metavar="KEY", help="Show the messages with this key, of --topic or of all topics.")
 @click.option("-t", "--topic", metavar="NAME", help="Topic for --key or --queue.")
 @click.option(
-    "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="N", help="A queue of --topic."
+    "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="N", help="Show this queue of --topic."
 )
 @click.option(
     "--from",
@@ -195,7 +195,7 @@ def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -
 @click.option(
     "--raw",
     is_flag=True,
-    help="Print everything as stored: bodies not inflated, control characters not escaped.",
+    help="Print everything as stored: compressed bodies, unescaped control characters.",
 )
 @click.option("--scan", is_flag=True, help="Search ids and keys in the whole log, without the index.")
 def dump(

@@ -58,7 +58,7 @@ def start_time(text: str) -> int | None:
     type=start_time,
     default="now",
     metavar="WHEN",
-    help="now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+    help="Begin at: now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
 @click.option("-p", "--properties", is_flag=True, help="Print the properties, too.")
 @listening_options

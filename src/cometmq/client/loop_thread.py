@@ -252,7 +252,9 @@ class LoopThread:
             except BaseException as error:
                 # A listener or hook called sys.exit(). This ends only its own task, because other clients
                 # need the loop.
-                log.error("%r in the event loop of the blocking clients; it ends only its own task", error)
+                log.error(
+                    "%r in the event loop of the blocking clients ends only the task that raised it", error
+                )
         self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()

@@ -81,7 +81,7 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
                 "stop_on_signal must be used in the main thread, to which Python delivers signals"
             )
         if any(client.state == "new" for client in self._clients):
-            raise ClientStateError("stop_on_signal requires started clients, and one of these is new")
+            raise ClientStateError("stop_on_signal requires started clients, but one is not started")
         # Event loops outside Unix have no add_signal_handler, so this uses signal.signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             self._before[number] = signal.signal(number, self._handle)

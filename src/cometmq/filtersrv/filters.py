@@ -29,7 +29,7 @@ QUEUE_TIMEOUT_S = 5.0
 """Maximum time, in seconds, that a pull waits while its filter class filters for earlier pulls."""
 _RESTART_DELAY_S = 1.0  # first delay before a failed worker is replaced; it grows with each failure
 _AGAIN_MOST_S = 60.0
-REPLACED = "it was replaced, or was not used any more"
+REPLACED = "the class was replaced, or is no longer used"
 
 
 def worker_command() -> list[str]:
@@ -161,7 +161,9 @@ class Filter:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await self._line.acquire()
         except TimeoutError:
-            raise self._busy(f"earlier requests took longer than {seconds(QUEUE_TIMEOUT_S)}") from None
+            raise self._busy(
+                f"the request waited longer than {seconds(QUEUE_TIMEOUT_S)} for earlier requests"
+            ) from None
         try:
             if self._closed:
                 raise self._busy(REPLACED)
@@ -182,11 +184,11 @@ class Filter:
         loop = asyncio.get_running_loop()
         if loop.time() < self._again_at:
             left = seconds(self._again_at - loop.time())
-            raise self._failed(f"{self._problem}; it is started again in {left}")
+            raise self._failed(f"{self._problem}; the filter process is started again in {left}")
         try:
             self.process = Process()
         except OSError as error:
-            self._lost(f"its process cannot be started: {error.strerror}")
+            self._lost(f"the filter process cannot be started: {error.strerror}")
         try:
             await self._ask(
                 json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_TIMEOUT_S
@@ -208,12 +210,12 @@ class Filter:
                 done, answer = await self.process.ask(request, expected)
         except TimeoutError:
             await self._end()
-            self._lost(f"it took longer than {seconds(limit_s)}")
+            self._lost(f"a request took longer than {seconds(limit_s)}")
         except (asyncio.IncompleteReadError, OSError):
             code = await self._end()
             if self._closed:
                 raise self._busy(REPLACED) from None
-            self._lost(f"its process ended or answered nonsense (exit code {code})")
+            self._lost(f"the filter process ended or sent an invalid answer (exit code {code})")
         except asyncio.CancelledError:
             await self._end()  # end the process: its late answer would be taken for the next request's answer
             raise

@@ -129,7 +129,9 @@ class FilterServer:
         if known is not None and (known.name, known.source) == (header.class_name, source):
             return frame.response()
         if len(self.filters.keys() | {key}) + self._loading > MAX_FILTERS:
-            raise CommandError(ResponseCode.SYSTEM_BUSY, f"{MAX_FILTERS} filter classes are the limit")
+            raise CommandError(
+                ResponseCode.SYSTEM_BUSY, f"the limit of {MAX_FILTERS} filter classes is reached"
+            )
         loaded = Filter(header.class_name, source, self._loop.time())
         self._loading += 1
         try:
@@ -157,7 +159,7 @@ class FilterServer:
         elif not header.class_name.isidentifier() or len(header.class_name) > MAX_GROUP_LENGTH:
             problem = "className is no name of a Python class"
         elif len(source) > MAX_SOURCE_BYTES:
-            problem = f"the source has {len(source)} bytes, at most {MAX_SOURCE_BYTES} are taken"
+            problem = f"the source has {len(source)} bytes, at most {MAX_SOURCE_BYTES} are allowed"
         elif header.class_crc != zlib.crc32(source) & 0x7FFFFFFF:
             problem = f"classCRC {header.class_crc} is not that of the source"
         try:
@@ -237,7 +239,7 @@ class FilterServer:
         size = len(records)
         for taken, most in ((self._judged, MAX_FILTERED_BYTES), (found.judged, MAX_FILTERED_BYTES_PER_CLASS)):
             if taken and taken + size > most:
-                raise CommandError(ResponseCode.FLOW_CONTROL, "too many messages are waiting for filters")
+                raise CommandError(ResponseCode.FLOW_CONTROL, "too many messages are waiting to be filtered")
         starts, end = record_starts(records)
         self._judged += size
         found.judged += size

@@ -82,7 +82,7 @@ def load(name: str, source: str) -> Match:
     module: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"{name}.py", "exec"), module)
     if not isinstance(module.get(name), type):
-        raise TypeError(f"the source has no class {name}")
+        raise TypeError(f"the source code of the filter defines no class {name}")
     match = getattr(module[name](), "match", None)
     if not callable(match):
         raise TypeError(f"class {name} has no method match(self, message)")

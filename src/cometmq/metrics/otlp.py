@@ -81,7 +81,8 @@ class OtlpPush:
                     log.exception("could not push the metrics")
             if failed != self._failed and not self._stopping.is_set():
                 self._failed = failed
-                log.warning("metrics are %s %s", "not taken by" if failed else "taken again by", self._target)
+                what = "collector %s accepts no metrics" if failed else "collector %s accepts metrics again"
+                log.warning(what, self._target)
 
     def _data(self, families: Families) -> MetricsData:
         now = time.time_ns()

@@ -38,7 +38,7 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
             raise ConfigError("metricsLabel", self.metrics_label, "names of letters, digits and _")
         self.metrics_headers()
         if kind == OTLP_GRPC and not self.metrics_grpc_exporter_target:
-            raise ConfigError("metricsGrpcExporterTarget", "", "host:port or URL of a collector")
+            raise ConfigError("metricsGrpcExporterTarget", "", "the collector's host:port or URL")
 
     def metrics_ports(self, interface: str) -> list[tuple[str, str, int]]:
         """Return the port for Prometheus as a list of (setting, interface, port), empty if there is no port.

@@ -54,7 +54,7 @@ class KvTables:
                 raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are expected")
         pairs = self._tables.get(namespace, {})
         if not pairs and len(self._tables) >= MAX_NAMESPACES and namespace not in self._tables:
-            raise KvRefused("namespace", f"there are {MAX_NAMESPACES} of them, and no more are kept")
+            raise KvRefused("namespace", f"the limit of {MAX_NAMESPACES} namespaces is reached")
         size = self._sizes.get(namespace, 0) + _size(key, value)
         if key in pairs:
             size -= _size(key, pairs[key])

@@ -349,9 +349,9 @@ def registration(
     if len(asked.zone_name or "") > MAX_NAME_CHARACTERS:
         raise _refused("zoneName", asked.zone_name, f"at most {MAX_NAME_CHARACTERS} characters are expected")
     if parse_address(asked.broker_addr) is None:
-        raise _refused("brokerAddr", asked.broker_addr, "host:port is wanted")
+        raise _refused("brokerAddr", asked.broker_addr, "host:port is expected")
     if asked.ha_server_addr and parse_address(asked.ha_server_addr) is None:
-        raise _refused("haServerAddr", asked.ha_server_addr, "host:port is wanted")
+        raise _refused("haServerAddr", asked.ha_server_addr, "host:port is expected")
     filter_servers = body.filter_servers
     if filter_servers is not None:
         filter_servers = [addr for addr in filter_servers[:MAX_FILTER_SERVERS] if parse_address(addr)]

@@ -43,14 +43,14 @@ class NamesrvMetrics(msgspec.Struct, frozen=True, kw_only=True):
         """Add all metrics to `families`."""
         live, now = self.tables.live(), self.now_ms()
         for name, words, value in (
-            ("brokers", "Brokers that are registered.", len(live)),
+            ("brokers", "Registered brokers.", len(live)),
             ("topics", "Topics with a route.", self.tables.topic_count),
-            ("connections", "Connections.", self.connections()),
+            ("connections", "Open connections.", self.connections()),
         ):
             families.gauge(f"cometmq_namesrv_{name}", words, value)
         for addr, seen_ms in sorted(live.items()):
             families.gauge(
-                "cometmq_namesrv_broker_silent_seconds", "Since a broker registered last.",
+                "cometmq_namesrv_broker_silent_seconds", "Time since a broker's last registration.",
                 (now - seen_ms) / 1000, broker=addr,
             )  # fmt: skip
 

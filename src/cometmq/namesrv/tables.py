@@ -141,7 +141,7 @@ class RouteTables:
         if registration.single_topic_needs_known and not known and len(registration.topics) == 1:
             return Registered(refusal="register broker failed")
         if registration.broker_addr not in self._live and len(self._live) >= MAX_BROKERS:
-            return Registered(refusal=f"{MAX_BROKERS} brokers are registered, and no more are kept")
+            return Registered(refusal=f"the limit of {MAX_BROKERS} registered brokers is reached")
         if broker is None:
             broker = Broker(registration.cluster, registration.broker_name, {})
             self._brokers[registration.broker_name] = broker

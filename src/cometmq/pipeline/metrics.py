@@ -95,20 +95,20 @@ class PipelineMetrics:
         def gauge(name: str, words: str, labels: tuple[str, ...] = _QUERY) -> Gauge:
             return Gauge(f"cometmq_pipeline_{name}", words, labels, registry=self.registry)
 
-        self._rows = counter("rows", "Rows read.")
-        self._batches = counter("batches", "Batches done.")
+        self._rows = counter("rows", "Rows that the query has read.")
+        self._batches = counter("batches", "Batches that the query has completed.")
         self._bytes = counter("bytes", "Bytes of archived messages, as the brokers store them.")
         self._failures = counter("failures", "Queries that ended with an error.")
-        self._input_rate = gauge("input_rows_per_second", "Rows that came, of the newest batch.")
-        self._done_rate = gauge("processed_rows_per_second", "Rows read, of the newest batch.")
-        self._seconds = gauge("batch_seconds", "Parts of the newest batch.", ("query", "phase"))
-        self._newest = gauge("last_batch_timestamp_seconds", "When the newest batch began.")
-        self._running = gauge("running", "Whether the query runs.")
-        self._lag = gauge("lag", "Messages that the brokers hold and that were not read yet.")
-        self._offset = gauge("queue_offset", "The next offset to read; what the group gets.", _QUEUE)
-        self._queue_lag = gauge("queue_lag", "Messages of a queue that were not read yet.", _QUEUE)
+        self._input_rate = gauge("input_rows_per_second", "Input rows per second of the newest batch.")
+        self._done_rate = gauge("processed_rows_per_second", "Rows processed per second in the newest batch.")
+        self._seconds = gauge("batch_seconds", "Duration of a phase of the newest batch.", ("query", "phase"))
+        self._newest = gauge("last_batch_timestamp_seconds", "Start time of the newest batch.")
+        self._running = gauge("running", "Whether the query is running.")
+        self._lag = gauge("lag", "Messages at the brokers that the query has not read yet.")
+        self._offset = gauge("queue_offset", "Next offset of a queue to read.", _QUEUE)
+        self._queue_lag = gauge("queue_lag", "Messages of a queue that the query has not read yet.", _QUEUE)
         self._queues_left_out = Gauge(
-            "cometmq_pipeline_queues_left_out", "Queues without numbers of their own.", registry=self.registry
+            "cometmq_pipeline_queues_left_out", "Queues without separate metrics.", registry=self.registry
         )
 
     def __enter__(self) -> Self:

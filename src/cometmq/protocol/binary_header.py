@@ -43,7 +43,7 @@ def decode(header: bytes) -> Fields:
     (ext_length,) = _I32.unpack_from(header, pos)
     pos += _I32.size
     if ext_length < 0 or ext_length > len(header) - pos:
-        raise FrameError(f"extFields of a binary header: length {ext_length}, {len(header) - pos} bytes left")
+        raise FrameError(f"binary header: {ext_length} bytes of extFields, but {len(header) - pos} are left")
     ext = _decode_ext(header, pos, pos + ext_length) if ext_length else None
     return Fields(code, language_name(language), version, opaque, flag, remark, ext)
 
@@ -52,11 +52,11 @@ def _decode_ext(header: bytes, pos: int, end: int) -> dict[str, str]:
     ext: dict[str, str] = {}
     while pos < end:
         if end - pos < 2:
-            raise FrameError("extFields of a binary header: cut off within a key length")
+            raise FrameError("extFields of a binary header end within the length of a key")
         key_length = int.from_bytes(header[pos : pos + 2], "big", signed=True)
         key, pos = _text(header, pos + 2, key_length, end, "key of extFields")
         if end - pos < 4:
-            raise FrameError("extFields of a binary header: cut off within a value length")
+            raise FrameError("extFields of a binary header end within the length of a value")
         (value_length,) = _I32.unpack_from(header, pos)
         ext[key], pos = _text(header, pos + 4, value_length, end, "value of extFields")
         if len(ext) > MAX_FIELDS:
@@ -66,7 +66,7 @@ def _decode_ext(header: bytes, pos: int, end: int) -> dict[str, str]:
 
 def _text(header: bytes, pos: int, length: int, end: int, what: str) -> tuple[str, int]:
     if length < 0 or length > end - pos:
-        raise FrameError(f"{what} in a binary header: length {length}, {max(end - pos, 0)} bytes left")
+        raise FrameError(f"binary header: {length} bytes of {what}, but {max(end - pos, 0)} are left")
     return header[pos : pos + length].decode("utf-8", "replace"), pos + length
 
 

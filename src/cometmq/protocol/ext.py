@@ -117,5 +117,5 @@ def parse_value(text: str, kind: str) -> str | int | bool:
     value = int(text)
     low, high = _RANGES[kind]
     if not low <= value <= high:
-        raise ValueError(f"out of range for a {'32' if kind == 'i32' else '64'}-bit number")
+        raise ValueError(f"the value is out of range for a {'32' if kind == 'i32' else '64'}-bit number")
     return value

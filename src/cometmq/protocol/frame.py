@@ -362,7 +362,7 @@ def _decode_rest(buffer: Bytes, start: int, stop: int) -> Frame:
     end = start + 4 + (word & LENGTH_MASK)
     if end > stop:
         beyond = end - start - 4
-        raise FrameError(f"header length {beyond} is beyond the frame, which has {length - 4} bytes for it")
+        raise FrameError(f"the header length is {beyond}, but the frame has only {length - 4} bytes left")
     header = bytes(buffer[start + 4 : end])
     if word <= LENGTH_MASK:
         frame = _decode_json(header)
@@ -481,13 +481,13 @@ def encode_frame(frame: Frame) -> bytes:
     header = _encode_header(frame)
     length = len(header)
     if length > LENGTH_MASK:
-        raise FrameError(f"header of {length} bytes is too long, at most {LENGTH_MASK} are possible")
+        raise FrameError(f"the header has {length} bytes, at most {LENGTH_MASK} are allowed")
     body = frame.body
     size = 8 + length + len(body)
     if size > MAX_FRAME_LENGTH:
         # A longer frame is not sent: the receiver would close the connection, which would also fail all other
         # requests on the connection.
-        raise FrameError(f"a frame of {size} bytes, at most {MAX_FRAME_LENGTH} are read")
+        raise FrameError(f"the frame has {size} bytes, at most {MAX_FRAME_LENGTH} are allowed")
     head = _two_words(size - 4, frame.serialize_type << 24 | length) + header
     return head + body if body else head
 

@@ -88,17 +88,17 @@ def decode_offset_id(text: str) -> OffsetId:
     data = _bytes_of(text)
     _, physical_offset = _TAIL.unpack_from(data, len(data) - 12)
     if physical_offset < 0:
-        raise IdError(text, "its physical offset is negative")
+        raise IdError(text, "the physical offset in the id is negative")
     return OffsetId(unpack_host(data[:-8]), physical_offset)
 
 
 def _bytes_of(text: str) -> bytes:
     if len(text) not in _LENGTHS:
-        raise IdError(text, f"it has {len(text)} characters, not 32 or 56")
+        raise IdError(text, f"the id has {len(text)} characters instead of 32 or 56")
     try:
         return binascii.unhexlify(text.encode("ascii"))
     except (binascii.Error, UnicodeEncodeError):
-        raise IdError(text, "it has characters that are not hex digits") from None
+        raise IdError(text, "the id contains characters that are not hex digits") from None
 
 
 # -- unique key

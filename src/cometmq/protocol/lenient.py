@@ -101,7 +101,7 @@ class _Reader:
 
     def end(self) -> None:
         if self.peek():
-            raise self.error("there is text after the value")
+            raise self.error("there is text after the JSON value")
 
     def value(self, depth: int) -> Json:
         self.left -= 1
@@ -115,12 +115,12 @@ class _Reader:
         if first in ('"', "'"):
             return self.string()
         if not first:
-            raise self.error("text ends where a value should be")
+            raise self.error("the text ends where a JSON value is expected")
         return self.word_value(depth)
 
     def object(self, depth: int) -> dict[Any, Json]:
         if depth > MAX_DEPTH:
-            raise self.error(f"nested deeper than {MAX_DEPTH}")
+            raise self.error(f"values are nested deeper than {MAX_DEPTH} levels")
         self.pos += 1
         found: dict[Any, Json] = {}
         while True:
@@ -132,7 +132,7 @@ class _Reader:
             if self.peek() != ":":
                 raise self.error("expected ':' after a key")
             if self.unique and key in found:
-                raise self.error("a key stands twice")
+                raise self.error("a key occurs twice")
             self.pos += 1
             found[key] = self.value(depth)
             if self.peek() not in (",", "}"):
@@ -143,7 +143,7 @@ class _Reader:
             return self.string()
         if first == "{":
             if self.within_key:
-                raise self.error("a key contains an object as a key")
+                raise self.error("an object that is a key contains an object as a key")
             self.within_key = True
             pairs = self.object(depth + 1)
             self.within_key = False
@@ -152,7 +152,7 @@ class _Reader:
 
     def array(self, depth: int) -> list[Json]:
         if depth > MAX_DEPTH:
-            raise self.error(f"nested deeper than {MAX_DEPTH}")
+            raise self.error(f"values are nested deeper than {MAX_DEPTH} levels")
         self.pos += 1
         found: list[Json] = []
         while True:
@@ -193,7 +193,7 @@ class _Reader:
         match = _WORD.match(self.text, self.pos)
         if match is None:
             raise self.error(
-                "expected a key" if self.text[self.pos : self.pos + 1] else "text ends within an object"
+                "expected a key" if self.text[self.pos : self.pos + 1] else "the text ends within an object"
             )
         self.pos = match.end()
         return match[0]

@@ -188,7 +188,7 @@ def decode_trace(record: str) -> AnyTrace:
         texts.append("0")  # Early clients did not write the field `contextCode`
     known = _FIELDS[kind]
     if len(texts) < _NEEDED[kind]:
-        raise BodyError("trace", f"a record of {name} has {_NEEDED[kind]} fields, this one {len(texts)}")
+        raise BodyError("trace", f"a record of {name} has {len(texts)} instead of {_NEEDED[kind]} fields")
     return kind(
         **{field: _value(text, type_, field) for text, (field, type_) in zip(texts, known, strict=False)}
     )

@@ -188,7 +188,7 @@ class RaftNode:
         if outstanding > self._options.outstanding or log_state.last + count > MAX_INDEX:
             raise RaftRefused(f"the limit of uncommitted entries is reached: {outstanding}", self.me)
         if count < 1:
-            raise RaftRefused(f"cannot propose {count} entries", self.me)
+            raise RaftRefused(f"cannot propose {count} entries: at least 1 is required", self.me)
         first = log_state.last + 1
         log_state.append(count, self.term)
         self._changes.append(Proposed(first, count, self.term))
@@ -223,10 +223,10 @@ class RaftNode:
         election. Until `disk_recovered` is called, this member neither leads nor stores entries.
         """
         if self._changes:
-            raise RaftRefused("earlier changes of the log have not been taken yet")
+            raise RaftRefused("earlier changes of the log have not been carried out yet")
         if last < self._log_state.visible:
             raise RaftRefused(
-                f"the entries up to {self._log_state.visible} are committed, the log ends at {last}"
+                f"the entries up to {self._log_state.visible} are committed, but the log ends at {last}"
             )
         self._disk_writable = False
         if self._leading is not None:
@@ -290,7 +290,9 @@ class RaftNode:
         peer = self.status().peers[member]
         lacks = self._log_state.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
-            raise RaftRefused(f"{member} lacks {lacks} entries; no message for {peer.silent_ms} ms", self.me)
+            raise RaftRefused(
+                f"{member} lacks {lacks} entries and sent its last message {peer.silent_ms} ms ago", self.me
+            )
         if peer.suspect or peer.match < 0:
             raise RaftRefused(f"{member} has not recovered its log yet", self.me)
         self._change_members(members)

@@ -88,7 +88,7 @@ class AddressServer:
     async def _fetch(self) -> tuple[str, ...]:
         parsed = parse_address(self._addr)
         if parsed is None:
-            raise self._failed("its address is not host or host:port")
+            raise self._failed("the address server must be given as host or host:port")
         try:
             async with asyncio.timeout(_LIMIT_S):
                 answer = await _get(*parsed, self._path)
@@ -97,20 +97,20 @@ class AddressServer:
         except (OSError, UnicodeError) as error:
             raise self._failed(str(error)) from None
         if len(answer) > _MAX_ANSWER_BYTES:
-            raise self._failed(f"its answer has more than {_MAX_ANSWER_BYTES} bytes")
+            raise self._failed(f"the answer of the address server has more than {_MAX_ANSWER_BYTES} bytes")
         try:
             response, body = _parsed(answer)
         except _NotHttp as error:
-            raise self._failed(f"its answer is not HTTP: {error}") from None
+            raise self._failed(f"the answer of the address server is not HTTP: {error}") from None
         if response.status != 200:
-            raise self._failed(f"it answered {response.status} {response.reason}")
+            raise self._failed(f"the address server answered {response.status} {response.reason}")
         first_line = body.decode("utf-8", "replace").strip().partition("\n")[0].strip()
         addrs = tuple(dict.fromkeys(part.strip() for part in first_line.split(";") if part.strip()))
         bad = next((addr for addr in addrs if parse_address(addr) is None), None)
         if not addrs or bad is not None:
-            raise self._failed(f"its answer contains no host:port: {first_line if bad is None else bad!r}")
+            raise self._failed(f"the answer has no host:port: {first_line if bad is None else bad!r}")
         if len(addrs) > _MAX_ADDRESSES:
-            raise self._failed(f"its answer names {len(addrs)} name servers, over {_MAX_ADDRESSES}")
+            raise self._failed(f"the answer lists more than {_MAX_ADDRESSES} name servers: {len(addrs)}")
         return addrs
 
     def _failed(self, problem: str) -> ConnectError:

@@ -444,7 +444,7 @@ class Connection(asyncio.BufferedProtocol):
             pos = stop
             if frame.flag & 1:
                 if not self._calls.resolve(frame):
-                    log.debug("%s answered %d, which nobody waits for", self.peer, frame.opaque)
+                    log.debug("%s answered request %d, for which no caller waits", self.peer, frame.opaque)
             else:
                 until = until or monotonic() + limits.callback_s
                 dispatch(self, frame)

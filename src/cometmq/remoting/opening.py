@@ -102,7 +102,7 @@ class Opening(asyncio.BufferedProtocol):
                 self.abort()
         elif self._early[0] != HANDSHAKE:
             if self._openings.tls.enforcing:
-                self._refuse("it speaks no TLS, and tls.server.mode is enforcing")
+                self._refuse("it does not use TLS, but tls.server.mode is enforcing")
             else:
                 self._hand_over(self._transport)
         else:

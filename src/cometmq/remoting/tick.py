@@ -128,7 +128,7 @@ class Tick:
             try:
                 callback()
             except Exception:
-                log.exception("a callback at the end of the tick failed")
+                log.exception("a callback at the end of an event-loop iteration failed")
         dirty = self._dirty
         self._dirty = []
         try:

@@ -69,7 +69,7 @@ class TlsFile:
         """Return the TLS context of a server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if not self.text("tls.server.certPath"):
-            raise self._wrong("tls.server.certPath", "the file of a certificate: none is made here")
+            raise self._wrong("tls.server.certPath", "the file of a certificate: none is generated")
         self._own_certificate(context, "server")
         auth = self.text("tls.server.need.client.auth").lower() or "none"
         if auth not in _CLIENT_AUTH:
@@ -77,7 +77,7 @@ class TlsFile:
         if auth != "none":
             if not self.text("tls.server.trustCertPath"):
                 raise self._wrong(
-                    "tls.server.trustCertPath", "the certificates that clients' are signed with"
+                    "tls.server.trustCertPath", "the certificates that sign the certificates of clients"
                 )
             self._trust(context, "tls.server.trustCertPath")
         context.verify_mode = _CLIENT_AUTH[auth]
@@ -91,7 +91,7 @@ class TlsFile:
         trusted certificates.
         """
         if not self._wanted:
-            raise self._wrong("tls.enable", "true, where this file is to have a client speak TLS")
+            raise self._wrong("tls.enable", "true, because a client is to use TLS with this file")
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -118,13 +118,13 @@ class TlsFile:
         try:
             context.load_cert_chain(self.text(key), self.text(f"tls.{side}.keyPath") or None, ask)
         except (OSError, ValueError) as error:
-            raise self._wrong(key, f"a certificate with its key ({_reason(error)})") from None
+            raise self._wrong(key, f"a certificate and its private key as PEM ({_reason(error)})") from None
 
     def _trust(self, context: ssl.SSLContext, key: str) -> None:
         try:
             context.load_verify_locations(self.text(key))
         except (OSError, ValueError) as error:
-            raise self._wrong(key, f"certificates in PEM ({_reason(error)})") from None
+            raise self._wrong(key, f"a PEM file with certificates ({_reason(error)})") from None
 
     def _wrong(self, key: str, expected: str) -> ConfigError:
         return ConfigError(key, self.text(key), expected, self.path)
@@ -192,7 +192,7 @@ class ServerTls:
         except ConfigError as error:
             log.error("TLS keeps its previous certificates: %s", error)
             return
-        log.info("TLS: new certificates from %s", file.path)
+        log.info("TLS uses new certificates, as configured in %s", file.path)
 
 
 async def server_tls(mode: str, path: str) -> ServerTls | None:
@@ -203,7 +203,7 @@ async def server_tls(mode: str, path: str) -> ServerTls | None:
     """
     if not path:
         if mode not in ("", DISABLED):
-            raise ConfigError("tls.server.mode", mode, "tls.config.file too: it names the certificate")
+            raise ConfigError("tls.server.mode", mode, "tls.config.file, too, which names the certificate")
         return None
 
     def load() -> ServerTls | None:

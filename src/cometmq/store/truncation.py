@@ -116,7 +116,8 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
             report.segments.append(file.path)
     if not layout.log_min <= position <= report.end:
         raise StoreError(
-            f"the log ranges from {layout.log_min} to {report.end}, {position} is outside", layout.root
+            f"position {position} is outside the log, which ranges from {layout.log_min} to {report.end}",
+            layout.root,
         )
     if not at_boundary:
         nearest = f"{before} or {behind}" if behind >= 0 else f"{before}"

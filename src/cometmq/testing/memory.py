@@ -61,7 +61,7 @@ class MemoryNetwork:
         between. This does no harm, because the port is only part of the connection's name.
         """
         if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
-            raise OSError(errno.EADDRINUSE, f"{len(self._listening)} ports in memory are in use")
+            raise OSError(errno.EADDRINUSE, f"all {len(self._listening)} in-memory ports are in use")
         return next(port for port in self._ports if port not in self._listening)
 
 

@@ -174,7 +174,7 @@ class ServerProcess:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ProcessFailed(f"still running after {timeout_s:g} s", self.output) from None
+            raise ProcessFailed(f"the process is still running after {timeout_s:g} s", self.output) from None
         self._close()
         return code
 
@@ -234,7 +234,7 @@ class StandaloneProcess(ServerProcess):
             )
             self.brokers = self._brokers()
         if len(self.brokers) != self.broker_count:
-            raise ProcessFailed(f"{len(self.brokers)} of {self.broker_count} brokers ready", self.output)
+            raise ProcessFailed(f"{len(self.brokers)} of {self.broker_count} brokers are ready", self.output)
         return line
 
     def _brokers(self) -> dict[str, str]:

@@ -269,7 +269,7 @@ class TestConsumeMessage:
             (("-i", "0"), "Please set the brokerName before queueId!"),
             (("-b", "broker-a", "-o", "0"), "Please set queueId before offset!"),
             (("-s", "2", "-e", "1"), "beginTimestamp is less than or equal to the endTimestamp"),
-            (("-s", "99999999999999"), "is not before now"),
+            (("-s", "99999999999999"), "is in the future"),
             (("-s", "yesterday"), "yyyy-MM-dd#HH:mm:ss:SSS"),
             (("-b", "nobody"), "no broker named nobody"),
             (("-b", "broker-a", "-i", "77"), "no queue named 77"),

@@ -49,7 +49,7 @@ PUB, SUB = Perm.PUB, Perm.SUB
         (None, [], False, "No accessKey is configured"),
         ("", [], False, "No accessKey is configured"),
         ("nobody", [], False, "No acl config for nobody"),
-        ("nothing", [], True, "a good signature"),
+        ("nothing", [], True, "a valid signature"),
         ("nothing", [topic_right(PUB, "T")], False, "topic:T (no defaultTopicPerm, which is DENY)"),
         ("nothing", [topic_right(PUB, "RMQ_SYS_TRACE_TOPIC")], True, "every account may send traces"),
         ("nothing", [topic_right(SUB, "RMQ_SYS_TRACE_TOPIC")], False, "topic:RMQ_SYS_TRACE_TOPIC"),

@@ -155,7 +155,7 @@ async def test_accounts_change_while_the_broker_runs(tmp_path: Path) -> None:
     [
         ({}, "nothing says where accounts are"),
         ({"rocketmqHome": "/nowhere"}, "there are none"),
-        ({"rocketmqHome": "HOME", "filterServerNums": "1"}, "filter servers would give messages"),
+        ({"rocketmqHome": "HOME", "filterServerNums": "1"}, "filter servers would send messages"),
     ],
 )
 async def test_half_a_configuration_stops_the_start(

@@ -63,7 +63,7 @@ async def test_everything_goes_over_tls(tmp_path: Path, certificates: Certificat
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tls.server.mode": "enforcing"}, "it names the certificate"),
+        ({"tls.server.mode": "enforcing"}, "which names the certificate"),
         (
             {"tls.config.file": "FILE", "tls.server.mode": "enforcing", "filterServerNums": "1"},
             "filter servers do not speak TLS",

@@ -130,8 +130,8 @@ RAFT = {
     [
         ("dLegerGroup", "", "a name"),
         ("dLegerSelfId", "zero", "a letter and a number"),
-        ("dLegerSelfId", "n3", "a list with n3"),
-        ("dLegerPeers", "", "a list with n0"),
+        ("dLegerSelfId", "n3", "a list that contains this member, n3"),
+        ("dLegerPeers", "", "a list that contains this member, n0"),
         ("dLegerPeers", "n0-10.0.0.1", "members like n0-host:port"),
         ("dLegerPeers", "n0-10.0.0.1:1;n0-10.0.0.2:1", "different names"),
         ("preferredLeaderId", "n7", "members of dLegerPeers"),

@@ -250,6 +250,6 @@ async def test_a_transfer_does_not_wait_for_the_tables_for_as_long_as_sends_are_
     monkeypatch.setattr("cometmq.broker.replication.raft_member.TRANSFER_COPY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(alone.desk, "copy_tables", copied.wait)
     monkeypatch.setattr(member, "leading", True)
-    with pytest.raises(RaftRefused, match="no majority has copied the tables in time"):
+    with pytest.raises(RaftRefused, match="no majority has copied the leader's tables in time"):
         await member.transfer("n1")
     monkeypatch.setattr(member, "leading", False)

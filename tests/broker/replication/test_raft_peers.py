@@ -82,16 +82,16 @@ HELLO = raft_wire.handshake(GROUP, "n0", "h:1", "h:2")
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "the frame of a raft member has 1195725856 bytes"),
-        (body(b"\xc1"), "not the handshake of a raft member"),
-        (body(b"\x94\x01\x02\x03\x04"), "not the handshake of a raft member"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a frame of 1195725856 bytes from a raft member is too long"),
+        (body(b"\xc1"), "invalid handshake of a raft member"),
+        (body(b"\x94\x01\x02\x03\x04"), "invalid handshake of a raft member"),
         (
             raft_wire.handshake("other", "n0", "h:1", "h:2"),
-            "member 'n0' of group 'other' does not belong to 'broker-a'",
+            "member 'n0' of group 'other' is not a member of group 'broker-a'",
         ),
         (
             raft_wire.handshake(GROUP, "", "h:1", "h:2"),
-            "member '' of group 'broker-a' does not belong to 'broker-a'",
+            "member '' of group 'broker-a' is not a member of group 'broker-a'",
         ),
         (
             HELLO.replace(b"\x01\xa8broker", b"\x02\xa8broker"),
@@ -99,8 +99,8 @@ HELLO = raft_wire.handshake(GROUP, "n0", "h:1", "h:2")
         ),
         (raft_wire.handshake(GROUP, "n0", "h:x", "h:2"), "member 'n0' cannot be reached at 'h:x'"),
         (HELLO + struct.pack(">I", raft_wire.MAX_FRAME_BYTES + 1), "bytes"),
-        (HELLO + body(b"\x91\x80"), "not messages of a raft member"),
-        (HELLO + body(b"\x91" * 3000), "not messages of a raft member"),
+        (HELLO + body(b"\x91\x80"), "invalid messages from a raft member"),
+        (HELLO + body(b"\x91" * 3000), "invalid messages from a raft member"),
         (HELLO + raft_wire.frame([beat("n2")]), "member 'n0' sent a message in the name of 'n2'"),
     ],
 )
@@ -163,7 +163,7 @@ async def test_strangers_are_sent_away_and_members_stay(caplog: pytest.LogCaptur
     with pytest.raises(CLOSED):
         await reader.readexactly(1)
     writer.close()
-    assert "the frame of a raft member has" in caplog.text
+    assert "bytes from a raft member is too long" in caplog.text
     assert await said(one, beat(), other) == beat()
     await one.peers.stop()
     await other.peers.stop()
@@ -412,7 +412,7 @@ def test_a_frame_has_a_limit_of_messages() -> None:
     assert (
         len(list(frames.feed(hello + raft_wire.frame([beat()] * raft_wire.MAX_MESSAGES_PER_FRAME)))) == 1024
     )
-    with pytest.raises(ProtocolError, match="not messages"):
+    with pytest.raises(ProtocolError, match="invalid messages"):
         list(frames.feed(raft_wire.frame([beat()] * (raft_wire.MAX_MESSAGES_PER_FRAME + 1))))
 
 

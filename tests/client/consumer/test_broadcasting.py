@@ -48,7 +48,7 @@ async def test_a_broadcasting_member_waits_for_the_file_of_another(
         second = waiting.consumer(**options)
         await second.start()
         assert second.assignment == ()
-        assert any("another consumer uses it" in each for each in second.health().problems)
+        assert any("another consumer uses this file" in each for each in second.health().problems)
     broker.store("T", 0, b"b")
     await waiting.has(1)
     await second.stop()

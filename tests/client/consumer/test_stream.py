@@ -154,7 +154,7 @@ async def test_an_orderly_stream_gives_a_queue_one_message_at_a_time(local: Loca
             (message,) = await take(stream, 1)
             got.append((int(message.body), message.reconsume_times))
             if number == 2:
-                with pytest.raises(ConfigError, match="its queue waits"):
+                with pytest.raises(ConfigError, match="whose queue waits"):
                     await stream.nack(message, delay_level=3)
                 await stream.nack(message)
             else:

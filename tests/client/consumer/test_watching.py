@@ -88,8 +88,8 @@ def test_a_stall_is_logged_at_its_begin_and_its_end(caplog: pytest.LogCaptureFix
         now[:] = [health(held=4)]
         watchdog.check_queues(90)
     assert caplog.messages == [
-        "group g: T@b:0 for 60 s: no progress with 5 held messages",
-        "group g: T@b:0 makes progress again, or was revoked",
+        "group g: queue T@b:0 is stalled: no progress with 5 held messages for 60 s",
+        "group g: queue T@b:0 makes progress again, or was revoked",
     ]
 
 

@@ -123,7 +123,7 @@ async def test_a_file_has_one_user_at_a_time(tmp_path: Path) -> None:
         assert other.stdout.readline() == b"held\n"
         ours = FileOffsets(path)
         for use in (ours.read(A0), ours.write({A0: 1})):
-            with pytest.raises(OffsetFileError, match="another consumer uses it; give each"):
+            with pytest.raises(OffsetFileError, match="another consumer uses this file; give each"):
                 await use
         other.kill()
     assert await asyncio.gather(*(ours.read(A0) for _ in range(10))) == [7] * 10

@@ -97,7 +97,7 @@ def test_only_messages_of_the_span_count_but_their_neighbours_are_seen(
 def test_windows_are_closed_by_what_was_stored_or_by_an_end_in_the_past(
     end_ms: int | None, newest_ms: int | None, now_ms: int, closed_to_ms: int | None
 ) -> None:
-    limits = Limits(end_ms=end_ms, delay_ms=1000)
+    limits = Limits(end_ms=end_ms, close_delay_ms=1000)
     assert limits.closed_to(newest_ms, now_ms) == closed_to_ms
 
 

@@ -159,14 +159,14 @@ def test_a_link_in_place_of_a_log_file_is_not_followed(tmp_path: Path) -> None:
     file = file_of(root, 0)
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=f"a link, which a store does not follow.*{file.name}"):
+    with pytest.raises(OSError, match=f"a symbolic link, which no store follows.*{file.name}"):
         positions(root)
 
 
 def test_a_file_longer_than_a_log_file_can_be_is_named(tmp_path: Path) -> None:
     file = file_of(many().write(tmp_path), 0)
     os.truncate(file, 8 << 40)
-    with pytest.raises(StoreCorrupt, match=f"{file.name}.*more than a log file can have"):
+    with pytest.raises(StoreCorrupt, match=f"{file.name}.*a log file at most"):
         positions(tmp_path)
 
 

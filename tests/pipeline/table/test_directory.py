@@ -213,7 +213,7 @@ def test_a_committed_file_in_neither_place_is_named(output: str, monkeypatch: py
     Path(output, commit["files"][1]["staged"]).unlink()
     for _ in range(2):
         table = ArchiveTable(output)
-        with pytest.raises(ArchiveError, match=r"part-1\.parquet of batch 0"):
+        with pytest.raises(ArchiveError, match=r"of batch 0 .*part-1\.parquet nor "):
             table.prepare()
         table.close()
         assert len(staged(output)) + len(published(output)) == 2
@@ -291,9 +291,9 @@ def test_a_damaged_archive_json_is_named_and_keeps_no_lock(output: str, content:
     path.write_text(content)
     damaged = [ArchiveTable(output), open_table(output, "delta")]
     for each in damaged:
-        with pytest.raises(ArchiveError, match=r"archive\.json: is damaged"):
+        with pytest.raises(ArchiveError, match=r"archive\.json: the file is damaged"):
             each.prepare()
-    with pytest.raises(ArchiveError, match=r"archive\.json: is damaged"):
+    with pytest.raises(ArchiveError, match=r"archive\.json: the file is damaged"):
         open_lake(output)
     path.write_text(whole)
     with closing(ArchiveTable(output)) as again:

@@ -500,7 +500,7 @@ def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:
         (uri, "iceberg", None, "a local file for the SQL catalogue"),
         (uri, "iceberg", str(tmp_path / "nowhere/catalog.db"), "a local file for the SQL catalogue"),
         (uri, "delta", file, "only Iceberg tables"),
-        (str(tmp_path / "x"), "iceberg", file, "it lies in the table's directory"),
+        (str(tmp_path / "x"), "iceberg", file, "the table contains its catalogue"),
     ):
         with pytest.raises(ConfigError, match=words):
             open_table(place, kind, catalogue)
@@ -511,5 +511,5 @@ def test_where_the_catalogue_may_be(s3: S3, at: str, tmp_path: Path) -> None:
         pytest.raises(ArchiveError, match=f"catalog.db is that of s3://bucket/{at}"),
     ):
         other.prepare()
-    with pytest.raises(ConfigError, match=r"the one that the archive has: .*/catalog\.db"):
+    with pytest.raises(ConfigError, match=r"the catalogue of the archive: .*/catalog\.db"):
         open_table(uri, "iceberg", str(tmp_path / "other.db"))

@@ -248,7 +248,7 @@ def test_an_answer_that_got_lost(s3: S3, at: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(True, "ignores If-None-Match"), (OSError("501 Not Implemented"), "refuses a conditional put: 501")],
+    [(True, "ignores If-None-Match"), (OSError("501 Not Implemented"), "rejects a conditional put: 501")],
 )
 def test_a_store_without_conditional_puts_is_refused(
     s3: S3, at: str, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str

@@ -135,7 +135,7 @@ def test_a_log_from_before_is_refused(tmp_path: Path) -> None:
     old = tmp_path / "commitlog"
     old.mkdir()
     (old / ("0" * 20)).write_bytes(bytes(64 << 10))
-    with pytest.raises(StoreError, match="before raft mode"):
+    with pytest.raises(StoreError, match="written without raft"):
         member(tmp_path)
 
 

@@ -314,7 +314,7 @@ def test_a_file_system_that_cannot_lock_directories_is_named_in_a_warning(
     store = open_store(root)
     assert len(everything(store)) == 134
     for name in ("commitlog", "consumequeue", "index"):
-        assert f"{root / name}: its file system cannot lock a directory ({os.strerror(code)})" in caplog.text
+        assert f"{root / name}: the file system cannot lock directories ({os.strerror(code)})" in caplog.text
     store.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -362,7 +362,7 @@ def test_files_of_another_size_stop_the_opening_and_stay_whole(
 ) -> None:
     send_all(store, [bytes(600)] * 150)
     store.close()
-    with pytest.raises(StoreError, match="contradict mappedFileSize"):
+    with pytest.raises(StoreError, match="contradicts mappedFileSize"):
         open_store(tmp_path, **change)
     store = open_store(tmp_path)
     assert len(everything(store)) == 150

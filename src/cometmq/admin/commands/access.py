@@ -39,8 +39,20 @@ async def _targets(admin: Admin, broker_addr: str | None, cluster: str | None) -
     metavar="PATTERN",
     help="Addresses whose requests need no signature and no permission.",
 )
-@opt("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
-@opt("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@opt(
+    "-i",
+    "--defaultTopicPerm",
+    "topic_perm",
+    metavar="PERM",
+    help="Permission for other topics: DENY, PUB, SUB or PUB|SUB.",
+)
+@opt(
+    "-u",
+    "--defaultGroupPerm",
+    "group_perm",
+    metavar="PERM",
+    help="Permission for other groups: DENY, PUB, SUB or PUB|SUB.",
+)
 @opt("-t", "--topicPerms", "topics", metavar="LIST", help="Permissions by topic: topicA=DENY,topicD=SUB.")
 @opt("-g", "--groupPerms", "groups", metavar="LIST", help="Permissions by group: groupA=DENY,groupD=SUB.")
 @switch("-m", "--admin", "is_admin", help="Permission for administration requests.", default=None)
@@ -104,7 +116,7 @@ async def delete_acl_config(
     "patterns",
     required=True,
     metavar="LIST",
-    help="10.10.103.*,192.168.0.*",
+    help="Addresses whose requests need no signature, such as 10.10.103.*,192.168.0.*.",
 )
 @opt("-p", "--aclFileFullPath", "file", default="", metavar="FILE", help="Access file at the broker.")
 @changes

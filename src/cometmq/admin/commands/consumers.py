@@ -160,7 +160,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         low=-1,
         high=INT_MAX,
         default=16,
-        help="Maximum number of retries; then a message is a dead letter.",
+        help="Maximum number of retries; after them, a message becomes a dead letter.",
     ),
     number("-i", "--brokerId", high=LONG_MAX, default=0, help="Broker to consume from."),
     number(

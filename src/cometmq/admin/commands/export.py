@@ -40,7 +40,9 @@ def write(directory: str, name: str, value: Any) -> None:
 
 @admin_command(
     "exportMetadata",
-    name_option("-c", "--clusterName", "cluster", help="Cluster to export, with the sums over its masters."),
+    name_option(
+        "-c", "--clusterName", "cluster", help="Cluster to export; queue numbers are summed over its masters."
+    ),
     BROKER,
     DIRECTORY,
     flag("-t", "--topic", "topics", help="Only topics."),

@@ -95,7 +95,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
 
 @admin_command(
     "clusterRT",
-    opt("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages per round."),
+    opt("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages per broker and round."),
     opt("-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."),
     name_option("-c", "--cluster", help="Only this cluster."),
     switch("-p", "--printLog", "as_log", help="Print the results as lines of a log."),

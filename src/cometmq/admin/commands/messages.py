@@ -210,7 +210,7 @@ async def query_msg_trace_by_id(
 @opt("-c", "--tags", metavar="TAG", help="Message tag.")
 @name_option("-b", "--broker", "broker_name", help="Name of the broker to send to; needs -i.")
 @number("-i", "--qid", "queue_id", metavar="ID", help="Queue to send to; needs -b.")
-@switch("-m", "--msgTraceEnable", "trace", help="Trace the message.")
+@switch("-m", "--msgTraceEnable", "trace", help="Write a trace of the message.")
 async def send_message(
     admin: Admin,
     topic: str,
@@ -240,7 +240,7 @@ def past_time(text: str) -> int:
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither milliseconds nor yyyy-MM-dd#HH:mm:ss:SSS") from None
     if moment > now:
-        raise click.BadParameter(f"{text!r} is not before now")
+        raise click.BadParameter(f"{text!r} is in the future")
     return moment
 
 
@@ -248,12 +248,12 @@ def past_time(text: str) -> int:
 @TOPIC
 @name_option("-b", "--brokerName", help="Only this broker.")
 @number("-i", "--queueId", metavar="ID", help="Only this queue; needs -b.")
-@number("-o", "--offset", metavar="OFFSET", help="First offset; needs -i.")
+@number("-o", "--offset", metavar="OFFSET", help="Offset of the first message to consume; needs -i.")
 @name_option(
     "-g",
     "--consumerGroup",
     "group",
-    help="Existing consumer group of the pulls; no offset is committed.",
+    help="Existing consumer group to pull with; its offsets do not change.",
 )
 @opt("-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range.")
 @opt("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive).")

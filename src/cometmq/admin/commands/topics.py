@@ -143,7 +143,7 @@ async def topic_list(admin: Admin, cluster_model: bool) -> None:
 
 @admin_command("topicRoute")
 @TOPIC
-@flag("-l", "--list", "as_list", help="Columns instead of JSON.")
+@flag("-l", "--list", "as_list", help="Print columns instead of JSON.")
 async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
     """Show a topic's route."""
     route = await admin.route(topic)
@@ -230,7 +230,7 @@ async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: 
 @admin_command(
     "allocateMQ",
     TOPIC,
-    opt("-i", "--ipList", "clients", required=True, metavar="LIST", help="Members, separated by ','."),
+    opt("-i", "--ipList", "clients", required=True, metavar="LIST", help="Client ids, separated by ','."),
 )
 async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
     """Show how the members of a group would share a topic's queues."""

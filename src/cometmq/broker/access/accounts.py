@@ -240,7 +240,7 @@ class _Reader:
         if node is None or node.value in ("", "null", "~"):
             return []
         if not isinstance(node.value, list):
-            raise YamlError(node.line, "expected a list: lines that begin with -")
+            raise YamlError(node.line, "expected a list, whose lines begin with -")
         return node.value
 
     def _text(self, node: Node, what: str) -> str:

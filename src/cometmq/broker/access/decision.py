@@ -108,7 +108,7 @@ def permitted(account: Account, rights: Rights | None) -> Verdict:
             return Verdict(True, "admin: true")
         return Verdict(False, f"Need admin permission, but accessKey={account.access_key} is not")
     if not rights:
-        return Verdict(True, "a good signature is all that it needs")
+        return Verdict(True, "a valid signature suffices")
     if is_trace(rights):
         return Verdict(True, "every account may send traces")
     if account.admin and _unbounded(account):

@@ -44,7 +44,7 @@ class Guard:
         self._accounts: dict[Connection, str | None] = {}
         """The access key in the last heartbeat on each connection."""
         loop = asyncio.get_running_loop()
-        self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.reload, name="look at the files of accounts")
+        self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.reload, name="check of the account files")
 
     def start(self) -> None:
         """Start the periodic check of the ACL files for changes."""
@@ -148,7 +148,7 @@ def host_of(connection: Connection) -> str:
 async def guard_of(config: BrokerConfig) -> Guard:
     """Create the guard for these settings. Raises ConfigError."""
     if config.filter_server_nums:
-        expected = "0 with aclEnable: filter servers would give messages to whoever asks"
+        expected = "0 with aclEnable: filter servers would send messages to any client"
         raise ConfigError("filterServerNums", str(config.filter_server_nums), expected)
     home = config.rocketmq_home or os.environ.get("ROCKETMQ_HOME", "")
     files = AclFiles(conf_directory(home, config.broker_config_path))

@@ -115,7 +115,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         if wanted and not done:
             return f"registered with none of {wanted} name servers"
         if self.runtime.replication.facts().get("raftRole") == "failed":
-            return "this raft member takes no part any more until it is started again"
+            return "this raft member has failed and takes no part until it is started again"
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:
@@ -131,7 +131,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         lags = await self._groups(families, turns)
         async for group, topic, queue_id, lag in turns.each(lags):
             families.gauge(
-                "cometmq_queue_lag_messages", "Messages of a queue that its group has not consumed.", lag,
+                "cometmq_queue_lag_messages", "Lag of a consumer group in a queue, in messages.", lag,
                 **self._node(), consumer_group=group, topic=topic, queue=queue_id,
             )  # fmt: skip
             if families.cut:
@@ -159,47 +159,50 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         found = {name: (f"{key} of brokerStatus.", float(table[key])) for key, name in RUNTIME.items()}
         for key, name in RATES.items():
             for span, rate in zip((10, 60, 600), table[key].split(), strict=True):
-                found[f"{name}{span}"] = (f"{key} over {span} s.", float(rate))
-        found["remain_howmanydata_toflush"] = ("Bytes not on the device.", self.store.flusher.unflushed)
+                found[f"{name}{span}"] = (f"{key} of brokerStatus, over {span} s.", float(rate))
+        found["remain_howmanydata_toflush"] = (
+            "Bytes of the log not yet synced.",
+            self.store.flusher.unflushed,
+        )
         with suppress(OSError):
             usage = self.store.disk.usage(self.store.config.commit_log_dirs[0])
             for name, size in (("total", usage.total), ("free", usage.usable)):
-                found[f"commitlogdir_capacity_{name}"] = ("Bytes.", size)
+                found[f"commitlogdir_capacity_{name}"] = (f"Bytes of the log's disk: {name}.", size)
         for name, (words, value) in found.items():
             families.gauge(f"rocketmq_brokeruntime_{name}", words, value, **labels)
         now_ms = mono_ms(self.clock)
         for name, words, kind in (
-            ("tps", "Messages stored a second, over a minute.", "put"),
-            ("qps", "Messages handed out a second, over a minute.", "transferred"),
+            ("tps", "Messages stored per second, over a minute.", "put"),
+            ("qps", "Messages pulled per second, over a minute.", "transferred"),
         ):
             per_second = self.stats.of_broker(kind, now_ms)[0].per_second
             families.gauge(f"rocketmq_broker_{name}", words, per_second, **place)
         lag = float(table.get("haLagBytes", 0))
-        families.gauge("rocketmq_broker_commitlog_diff", "Bytes that a slave is behind.", lag, **place)
+        families.gauge("rocketmq_broker_commitlog_diff", "Bytes by which a slave lags.", lag, **place)
 
     def _broker(self, families: Families) -> None:
         node, load = self._node(), self.protection.load
         topics, groups = len(self.tables.topics.table), len(self.tables.groups.table)
         done, wanted = self.registered()
         for name, words, value in (
-            ("rocketmq_broker_permission", "2 write, 4 read.", self.config.broker_permission),
-            ("rocketmq_topic_number", "Topics.", topics),
-            ("rocketmq_consumer_group_number", "Consumer groups.", groups),
-            ("cometmq_loop_lag_seconds", "How late the loop is.", load.lag_ms / 1000),
+            ("rocketmq_broker_permission", "Permission: 2 write, 4 read.", self.config.broker_permission),
+            ("rocketmq_topic_number", "Number of topics.", topics),
+            ("rocketmq_consumer_group_number", "Number of consumer groups.", groups),
+            ("cometmq_loop_lag_seconds", "Lag of the event loop.", load.lag_ms / 1000),
             (
                 "rocketmq_half_messages",
-                "Transactions that wait for their end.",
+                "Half messages neither committed nor rolled back.",
                 self.transactions.count_open(max(self.store.max_offset(TRANS_HALF_TOPIC, 0), 0)),
             ),
-            ("cometmq_sends_waiting", "Senders that wait for the device, or for slaves.", load.waiting),
-            ("cometmq_connections", "Connections.", self.connections()),
-            ("cometmq_name_servers", "Name servers that it is to register with.", wanted),
-            ("cometmq_name_servers_registered", "Those that have it.", done),
+            ("cometmq_sends_waiting", "Sends that wait for a sync or for slaves.", load.waiting),
+            ("cometmq_connections", "Open connections.", self.connections()),
+            ("cometmq_name_servers", "Name servers that the broker registers with.", wanted),
+            ("cometmq_name_servers_registered", "Name servers where the broker is registered.", done),
         ):
             families.gauge(name, words, float(value), **node)
         waiting = load.waiting
         families.gauge(
-            "rocketmq_processor_watermark", "Requests that wait.", waiting, **node, processor="send"
+            "rocketmq_processor_watermark", "Send requests that wait.", waiting, **node, processor="send"
         )
         refused = self.protection.refused
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
@@ -212,11 +215,11 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         if "timerCongestNum" not in table:
             return
         families.gauge(
-            "rocketmq_timer_enqueue_lag", "Messages with a time that are not taken in yet.",
+            "rocketmq_timer_enqueue_lag", "Timer messages that are not scheduled yet.",
             float(table["timerOffsetBehind"]), **self._of_disk(),
         )  # fmt: skip
         families.gauge(
-            "rocketmq_timer_dequeue_latency", "How late messages with a time are.",
+            "rocketmq_timer_dequeue_latency", "Lateness of due timer messages.",
             float(table["timerReadBehind"]) * 1000, unit=MILLISECONDS, **self._of_disk(),
         )  # fmt: skip
 
@@ -225,28 +228,30 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         flusher, log = store.flusher, store.log
         with suppress(OSError):
             used = store.disk.usage(store.config.store_path_root_dir).used
-            words = "Used bytes of the disk that the store is on."
+            words = "Used bytes of the store's disk."
             families.gauge("rocketmq_storage_size", words, used, unit=BYTES, **disk)
         for name, words, value in (
-            ("flush", "Bytes of the log not on the device.", flusher.unflushed),
-            ("dispatch", "Bytes of the log not in queues.", 0),
+            ("flush", "Bytes of the log not yet synced.", flusher.unflushed),
+            ("dispatch", "Bytes of the log not yet in consume queues.", 0),
         ):
             families.gauge(f"rocketmq_storage_{name}_behind_bytes", words, value, unit=BYTES, **disk)
         if earliest_ms > 0:
             families.gauge(
-                "rocketmq_storage_message_reserve_time", "Age of the oldest message.",
+                "rocketmq_storage_message_reserve_time", "Age of the oldest message in the store.",
                 max(self.clock.time_ms() - earliest_ms, 0), unit=MILLISECONDS, **disk,
             )  # fmt: skip
         size = log.end - log.min_position
-        families.gauge("cometmq_log_size_bytes", "Bytes of the log.", size, unit=BYTES, **node)
+        families.gauge("cometmq_log_size_bytes", "Size of the log in bytes.", size, unit=BYTES, **node)
         families.gauge(
-            "cometmq_store_writeable", "Whether messages are taken.", store.flags.writeable, **node
+            "cometmq_store_writeable", "Whether messages are accepted.", store.flags.writeable, **node
         )
-        words = "Syncs of the log."
+        words = "Number of syncs of the log."
         families.counter("cometmq_log_syncs", words, flusher.syncs, **node)
-        families.counter("cometmq_log_sync_seconds", f"Time of: {words}", flusher.synced_s, **node)
+        families.counter("cometmq_log_sync_seconds", "Duration of all log syncs.", flusher.synced_s, **node)
         for path, share in store.fullness.log_ratios.items():
-            families.gauge("cometmq_disk_used_ratio", "Of a path of the log.", share, **node, path=path)
+            families.gauge(
+                "cometmq_disk_used_ratio", "Used share of a disk of the log.", share, **node, path=path
+            )
 
     def _clients(self, families: Families) -> None:
         node, of_broker = self._node(), self._of_broker()
@@ -254,7 +259,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         for name, group in sorted(self.producers.groups.items()):
             producers.update(map(_kind, group.by_channel.values()))
             count = len(group.by_channel)
-            families.gauge("rocketmq_producer_count", "Producers.", count, **of_broker, group=name)
+            families.gauge("rocketmq_producer_count", "Online producers.", count, **of_broker, group=name)
         for (language, version), count in producers.items():
             families.gauge(
                 "rocketmq_producer_connections", "Connections of producers.", count,
@@ -263,7 +268,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         for name, online in sorted(self.consumers.groups.items()):
             for (language, version), count in Counter(map(_kind, online.by_channel.values())).items():
                 families.gauge(
-                    "rocketmq_consumer_connections", "Connections of consumers.", count,
+                    "rocketmq_consumer_connections", "Connections of a group's members.", count,
                     **node, consumer_group=name, language=language, version=version,
                     consume_mode=CONSUME_MODES.get(online.consume_type, ""), protocol_type="remoting",
                     is_system=is_system_group(name),
@@ -285,22 +290,22 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
                 name, labels = "rocketmq_topic_dlq_offset", {**of_broker, "group": topic[len(DLQ_PREFIX) :]}
             else:
                 name, labels = "rocketmq_producer_offset", {**of_broker, "topic": topic}
-            families.gauge(name, "Messages of a topic since its beginning.", stored, **labels)
+            families.gauge(name, "Messages stored in a topic since its creation.", stored, **labels)
             if "group" in labels:
                 families.counter(
-                    "rocketmq_send_to_dlq_messages", "Dead letters.", stored,
+                    "rocketmq_send_to_dlq_messages", "Dead letters of a consumer group.", stored,
                     **node, consumer_group=labels["group"], is_system=is_system_group(labels["group"]),
                 )  # fmt: skip
             rate = self.stats.topic_put(topic, stored, now_ms)[0].per_second
-            words = "Messages stored a second, over a minute."
+            words = "Messages stored per second, over a minute."
             families.gauge("rocketmq_producer_tps", words, rate, **of_broker, topic=topic)
             if topic in waiting:
                 families.gauge(
-                    "rocketmq_timing_messages", "Messages that wait for their time.", waiting[topic],
+                    "rocketmq_timing_messages", "Messages that wait for their delivery time.", waiting[topic],
                     **self._of_disk(), topic=topic,
                 )  # fmt: skip
             families.counter(
-                "rocketmq_messages_in", "Messages stored, since the topic's beginning.", stored,
+                "rocketmq_messages_in", "Messages stored in a topic since its creation.", stored,
                 **node, topic=topic, is_system=topics.is_system(topic),
             )  # fmt: skip
             if families.cut:
@@ -331,7 +336,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
 
     def _members(self, families: Families, group: str, online: ConsumerGroup | None) -> None:
         count = len(online.by_channel) if online is not None else 0
-        families.gauge("rocketmq_group_count", "Members.", count, **self._of_broker(), group=group)
+        families.gauge("rocketmq_group_count", "Online members.", count, **self._of_broker(), group=group)
 
     def _progress(
         self,
@@ -352,27 +357,25 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
             kind = "dlqdiff"
         if model != BROADCASTING:  # A broadcasting group stores its offsets itself, so the lag is unknown
             families.gauge(
-                f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
+                f"rocketmq_group_{kind}", "Lag of a consumer group in messages.", behind,
                 **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,
                 msgModel=MESSAGE_MODELS.index(CLUSTERING),
             )  # fmt: skip
         both = {"group": group, "topic": topic}
         rate = self.stats.group_rate(group, topic, mono_ms(self.clock))
-        families.gauge("rocketmq_consumer_tps", "Messages taken a second.", rate, **of_broker, **both)
-        families.gauge("rocketmq_consumer_offset", "Messages consumed.", consumed, **of_broker, **both)
+        families.gauge("rocketmq_consumer_tps", "Messages consumed per second.", rate, **of_broker, **both)
+        families.gauge("rocketmq_consumer_offset", "Sum of consumer offsets.", consumed, **of_broker, **both)
         system = self.tables.topics.is_system(topic) or is_system_group(group)
         lag = {**node, "consumer_group": group, "topic": topic, "is_system": str(system).lower()}
         families.counter(
-            "rocketmq_messages_out", "Messages handed out since the start.",
+            "rocketmq_messages_out", "Messages pulled by a group since the broker's start.",
             self.stats.group_total(group, topic), **lag,
         )  # fmt: skip
         lag["is_retry"] = str(kind == "retrydiff").lower()
-        families.gauge("rocketmq_consumer_lag_messages", "Messages not consumed.", behind, **lag)
-        families.gauge(
-            "rocketmq_consumer_lag_latency", "Age of the oldest message not consumed.", oldest_ms,
-            unit=MILLISECONDS, **lag,
-        )  # fmt: skip
-        families.gauge("rocketmq_group_get_latency_by_storetime", "The same.", oldest_ms, **of_broker, **both)
+        families.gauge("rocketmq_consumer_lag_messages", "Lag of a group in messages.", behind, **lag)
+        words = "Age of a group's oldest message not yet consumed."
+        families.gauge("rocketmq_consumer_lag_latency", words, oldest_ms, unit=MILLISECONDS, **lag)
+        families.gauge("rocketmq_group_get_latency_by_storetime", words, oldest_ms, **of_broker, **both)
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return the age, in ms, of the message at an offset, or 0 if the message no longer exists."""

@@ -342,6 +342,6 @@ async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
     except OSError as error:
         raise CommandError(
             ResponseCode.SYSTEM_ERROR,
-            f"{what}, but the table could not be written (the write is retried); a restart before "
-            f"that would undo the change: {error.strerror or error}",
+            f"{what}, but the table could not be written. The write is retried; a restart before its "
+            f"success would undo the change: {error.strerror or error}",
         ) from error

@@ -52,7 +52,7 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
     if address.interface in ALL_INTERFACES and _parsed(address.ip).is_loopback:
         found.append(
             f"{told} is this machine's loopback address, but the broker listens on all interfaces: clients "
-            "on other machines are told to connect to themselves"
+            "on other machines would connect to themselves"
         )
     if not own:
         found.append(
@@ -60,7 +60,7 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
             f"port {address.port} of it to here"
         )
     if problem:
-        found.append(f"{told}: clients are told {address.text}, but nobody answers there ({problem})")
+        found.append(f"{told}: clients receive {address.text}, but no server answers there ({problem})")
     return found
 
 
@@ -79,7 +79,7 @@ def unguarded(address: BrokerAddress, port: int, who: str) -> str:
         return ""
     there = " and ".join(name for name, given in guards.items() if given)
     return (
-        f"port {port}, where {who} connect, knows nothing of {there}: whoever reaches it can read all "
+        f"port {port}, where {who} connect, ignores {there}: any program that reaches it can read all "
         "messages. Let only brokers reach it (docs/security.md)"
     )
 

@@ -58,6 +58,6 @@ def check_member(member: str, peers: str, preferred: str) -> None:
     broker_id_of(member)
     known = dict(peers_of(peers))
     if member not in known:
-        raise ConfigError("dLegerPeers", peers, f"a list with {member}, this member, in it")
+        raise ConfigError("dLegerPeers", peers, f"a list that contains this member, {member}")
     if not known.keys() >= set(preferred_of(preferred)):
         raise ConfigError("preferredLeaderId", preferred, "members of dLegerPeers, several separated by ';'")

@@ -30,7 +30,7 @@ FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
 FLUSH_FAILED = 1 << 16  # Greater than any response code, so that `max` selects it over the code of a slave
 
-NOT_COMMITTED = "the raft group has not committed it in time: it may be stored, or not"
+NOT_COMMITTED = "the raft group has not committed the message in time: it may be stored, or not"
 
 # A callback that receives the result of an append as a response code and a remark: the message is durable, or
 # it is stored but was not durable in time, or the append has failed.

@@ -137,7 +137,7 @@ class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
         """Register the groups and subscriptions that a client's heartbeat contains."""
         objects = bytes(frame.body).count(b"{")
         if objects > MAX_OBJECTS:
-            raise refused(f"the heartbeat has {objects} groups and subscriptions, {MAX_OBJECTS} at most")
+            raise refused(f"the heartbeat has more than {MAX_OBJECTS} groups and subscriptions: {objects}")
         data = HeartbeatData.decode(frame.body)
         _check_names(data, frame.version)
         weights = self._check(connection, data)
@@ -161,7 +161,7 @@ class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
         for consumer in data.consumer_data_set:
             if len(consumer.subscription_data_set) > MAX_TOPICS_PER_GROUP:
                 count, limit = len(consumer.subscription_data_set), MAX_TOPICS_PER_GROUP
-                raise refused(f"group {consumer.group_name} has {count} subscriptions, {limit} at most")
+                raise refused(f"group {consumer.group_name} has more than {limit} subscriptions: {count}")
         weights = {each.group_name: weight_of(each) for each in data.consumer_data_set}
         producers = {each.group_name: 1 for each in data.producer_data_set}
         in_all = max(
@@ -297,7 +297,7 @@ def refused(why: str) -> CommandError:
 def check_client_id(client_id: str) -> None:
     """Raise CommandError if a client id is too long to be stored."""
     if len(client_id) > MAX_CLIENT_ID_LENGTH:
-        raise refused(f"the client id has {len(client_id)} characters, {MAX_CLIENT_ID_LENGTH} at most")
+        raise refused(f"the client id has more than {MAX_CLIENT_ID_LENGTH} characters: {len(client_id)}")
 
 
 def weight_of(data: ConsumerData) -> int:

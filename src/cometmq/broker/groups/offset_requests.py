@@ -81,8 +81,8 @@ class OffsetProcessor(msgspec.Struct, eq=False, kw_only=True):
         if not self.tables.offsets.commit(group, topic, queue_id, header.commit_offset):
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the offset of {group} in {topic} queue {queue_id} is not stored: there are "
-                f"{len(self.tables.offsets)} offsets, and no more are taken",
+                f"the offset of {group} in {topic} queue {queue_id} is not stored, because the limit of "
+                f"{len(self.tables.offsets)} offsets is reached",
             )
         return frame.response()
 

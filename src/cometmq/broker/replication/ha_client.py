@@ -99,7 +99,7 @@ class HaClient:
         self._link: MasterLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._logged_state = ""
-        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the master")
+        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="check of the master")
 
     def configure(self) -> None:
         """Apply changes of the settings `haSendHeartbeatInterval` and `haHousekeepingInterval`."""
@@ -194,7 +194,7 @@ class HaClient:
         self._logged_state = state
         if core.phase is Phase.STOPPED:
             log.error(
-                "replication stopped: %s. Stop this broker, then cut its log with `cometmq store "
+                "replication stopped: %s. Stop this broker, then truncate its log with `cometmq store "
                 "truncate` or empty its store directory",
                 state,
             )

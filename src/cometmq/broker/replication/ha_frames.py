@@ -76,7 +76,7 @@ class Pieces:
                 self._header = b""
                 if self._position < 0 or self._left < 0:
                     raise ProtocolError(
-                        f"the master's frame has position {self._position} and size {self._left}"
+                        f"the master's frame has an invalid position or size: {self._position}, {self._left}"
                     )
                 if not self._left:
                     yield self._position, data[:0]

@@ -118,7 +118,7 @@ class HaServer:
         self._refusals = logs.LogLimiter(20, 60.0, log)
         self._stop_listening: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the slaves")
+        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="check of the slaves")
 
     # -- start and stop
 
@@ -189,7 +189,7 @@ class HaServer:
         silent, count, number = max(found)
         if not silent and count == 1:
             return False
-        self._refuse(self.links[-number], Close(-number, "another one comes, and all places are taken"))
+        self._refuse(self.links[-number], Close(-number, "replaced by a newer connection"))
         return True
 
     def reported(self, link: SlaveLink, position: int) -> None:

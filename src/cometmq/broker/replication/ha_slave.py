@@ -98,7 +98,7 @@ def find_divergence(own: Tail | None, master: MasterLog) -> str:
     if own.end < master.first:
         return (
             f"the slave's log ends at {own.end}, and the master's begins at {master.first} only: the slave "
-            "must begin anew with an empty directory"
+            "must start with an empty store directory"
         )
     if own.record is None:
         return ""

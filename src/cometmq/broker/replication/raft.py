@@ -385,5 +385,5 @@ class RaftReplication:
                 await change
         except RaftRefused as refusal:
             return frame.response(ResponseCode.SYSTEM_ERROR, str(refusal))
-        log.warning("raft: %s %s, as requested", header.action, header.member)
+        log.warning("raft: carried out action %s for member %s, as requested", header.action, header.member)
         return frame.response()

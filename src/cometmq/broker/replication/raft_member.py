@@ -416,7 +416,7 @@ class RaftMember:
                     self.received.written_ms = self._clock.time_ms()
                     written = True
                     if last != change.first + change.count - 1:
-                        raise StoreError(f"{last} is the last of the entries that came, not as was said")
+                        raise StoreError(f"the received entries end at {last}, not at the announced end")
                 else:  # Nothing to do: the store's commit has already written these entries
                     assert isinstance(change, Proposed)
         except (CometError, OSError) as error:
@@ -454,7 +454,7 @@ class RaftMember:
 
     def _fail(self, error: Exception) -> None:
         """Stop this member because of an error that leaves the state of the disk unknown."""
-        log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
+        log.critical("raft: %s takes no part until it is started again", self.me, exc_info=error)
         self.stopped = self.failed = True
         self._stop_leading("it has failed")
         self._succeeded.set()
@@ -542,7 +542,7 @@ class RaftMember:
                     async with asyncio.timeout(TRANSFER_COPY_TIMEOUT_S):
                         await self._leader_role.copy_tables()
                 except TimeoutError:
-                    raise RaftRefused("no majority has copied the tables in time", self.me) from None
+                    raise RaftRefused("no majority has copied the leader's tables in time", self.me) from None
             self._transfer_now(to)
 
     def _transfer_now(self, to: str) -> None:
@@ -602,7 +602,7 @@ class RaftMember:
         The new member must be running and must have sent its address to this member.
         """
         if member not in self._addresses and member not in self.peers.learned:
-            raise RaftRefused(f"{member} is unknown: is it running, with this member in its dLegerPeers?")
+            raise RaftRefused(f"{member} sent no address: does it run, with this member in dLegerPeers?")
         self._asked(self.node.add_learner, member)
 
     def promote(self, member: str) -> None:

@@ -252,7 +252,7 @@ class Peers:
                 if before is not None and before.addr != handshake.addr:
                     raise ProtocolError(
                         f"two members have the name {sender}, at {before.addr} and at {handshake.addr}: "
-                        "each has a dLegerSelfId of its own"
+                        "give each member its own dLegerSelfId"
                     )
                 other.transport.abort()
         # If too many handshakes are stored, drop those of unknown members without a connection.

@@ -239,7 +239,7 @@ class RaftTables:
         term = self._group.term
         found = await self._of_majority(self.read)
         if self._group.term != term:
-            raise RaftRefused(f"{self.member} leads no more", self._group.leader)
+            raise RaftRefused(f"{self.member} is no longer the leader", self._group.leader)
         for copies in found:
             self._adopt_newer(copies)
 
@@ -280,7 +280,7 @@ class RaftTables:
         except TimeoutError:
             raise RaftRefused(
                 f"{len(found)} of {len(others)} other members have answered: "
-                f"{'; '.join(problems.values()) or 'the others are away'}"
+                f"{'; '.join(problems.values()) or 'the others are unreachable'}"
             ) from None
         finally:
             for task in asked:
@@ -337,8 +337,8 @@ class RaftTables:
             if (group.leader, group.term) != (header.leader, header.term) or group.leading:
                 raise CommandError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"{group.me} follows {group.leader or 'nobody'} in term {group.term}, "
-                    f"not {header.leader} in {header.term}",
+                    f"{group.me} follows {group.leader or 'no leader'} in term {group.term}, "
+                    f"but the request is from leader {header.leader} of term {header.term}",
                 )
 
         check()
@@ -347,7 +347,8 @@ class RaftTables:
         # the queues of deleted topics could reappear.
         if self._sync.deletions_wait:
             raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"the log of {group.me} has not reached that position yet"
+                ResponseCode.SYSTEM_ERROR,
+                f"the log of {group.me} has not reached the position of the leader's deletions of topics yet",
             )
         await self._tables.topics_file.saved()
         await self._tables.groups_file.saved()

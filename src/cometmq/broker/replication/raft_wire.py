@@ -118,7 +118,7 @@ class Frames:
             while len(rest) - at >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(rest, at)
                 if length > (_MAX_HANDSHAKE_BYTES if self.handshake is None else MAX_FRAME_BYTES):
-                    raise ProtocolError(f"the frame of a raft member has {length} bytes")
+                    raise ProtocolError(f"a frame of {length} bytes from a raft member is too long")
                 end = at + _LENGTH.size + length
                 if len(rest) < end:
                     break
@@ -135,14 +135,14 @@ class Frames:
         try:
             found = _handshake.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"not the handshake of a raft member: {error}") from None
+            raise ProtocolError(f"invalid handshake of a raft member: {error}") from None
         if (found.magic, found.version) != (MAGIC, VERSION):
             raise ProtocolError(
                 f"unsupported version {found.version} of {found.magic!r}: {VERSION} is supported"
             )
         if found.group != self._group or not found.sender:
             raise ProtocolError(
-                f"member {found.sender!r} of group {found.group!r} does not belong to {self._group!r}"
+                f"member {found.sender!r} of group {found.group!r} is not a member of group {self._group!r}"
             )
         if found.sender == self._me:
             raise ProtocolError(
@@ -158,7 +158,7 @@ class Frames:
         try:
             messages = _messages.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"not messages of a raft member: {error}") from None
+            raise ProtocolError(f"invalid messages from a raft member: {error}") from None
         for message in messages:
             if message.sender != sender:
                 raise ProtocolError(f"member {sender!r} sent a message in the name of {message.sender!r}")

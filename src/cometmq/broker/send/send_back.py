@@ -68,8 +68,8 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
         if not has_retry_topic(group):
             raise CommandError(
                 compat.invalid_parameter(frame.version),
-                f"the group's name has {len(group)} characters: its retry topic's would have "
-                f"{len(RETRY_PREFIX) + len(group)}, more than {MAX_TOPIC_LENGTH}, so it has none",
+                f"the group's name has {len(group)} characters, which is too long for a retry topic: "
+                f"the topic's name would have {len(RETRY_PREFIX) + len(group)}, more than {MAX_TOPIC_LENGTH}",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
         record = await self.store.executor.query(partial(self.store.lookups.record_at, header.offset))

@@ -87,10 +87,10 @@ class TimedSends:
         if deliver_ms is None:
             raise self._illegal(f"{printable(text.decode('utf-8', 'replace'), 40)} is not a number")
         if deliver_ms - now_ms > 1_000 * self.config.timer_max_delay_sec:
-            raise self._illegal(f"this one has {deliver_ms - now_ms}ms")
+            raise self._illegal(f"the delay is {deliver_ms - now_ms}ms")
         if deliver_ms <= now_ms:
             if recall:
-                raise self._illegal("this one's time has come")
+                raise self._illegal("the delivery time has passed")
             return None
         for name, value in (
             (b"TIMER_OUT_MS", b"%d" % out_ms_of(deliver_ms)),
@@ -100,12 +100,12 @@ class TimedSends:
             properties = put(properties, name, value)
         if len(properties) > MAX_PROPERTIES_BYTES - _ROOM:
             raise self._illegal(
-                f"its properties have {len(properties)} bytes, with a delivery time "
-                f"{MAX_PROPERTIES_BYTES - _ROOM} are allowed"
+                f"the properties have {len(properties)} bytes, a message with a delivery time may have "
+                f"{MAX_PROPERTIES_BYTES - _ROOM}"
             )
         code = TimerCode.of(properties)
         if code is None:
-            raise self._illegal(f"it would come at {deliver_ms}")
+            raise self._illegal(f"the delivery time is {deliver_ms}")
         return Timed(topic, properties, code)
 
     def append(

@@ -74,7 +74,7 @@ class SubscriptionGroups:
         if len(self.table) >= MAX_GROUPS and config.group_name not in self.table:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
-                f"group {config.group_name} is not created: there are {MAX_GROUPS}, and no more are kept",
+                f"group {config.group_name} is not created: the limit of {MAX_GROUPS} groups is reached",
             )
         self.table[config.group_name] = config
         self.touch()

@@ -371,7 +371,7 @@ def _check_point(store: MessageStore) -> tuple[int, int]:
     except OSError as failure:
         _raise_unless_unreadable(failure)
         log.error(
-            "%s is unreadable: deliveries of Apache's broker may be repeated",
+            "%s is unreadable, so messages that Apache's broker has delivered may be delivered again",
             check_point_path(store),
         )
         return 0, 0

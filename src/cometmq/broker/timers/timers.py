@@ -181,7 +181,7 @@ class TimerService:
 
     def _note_success(self) -> None:
         if self._refusals.failures:
-            log.info("timer messages are delivered again")
+            log.info("the delivery of timer messages works again")
         self._refusals.reset()
 
     async def _failed(self, line: str, why: Exception) -> None:

@@ -183,7 +183,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Verdict(enum.Enum):
     """The decision of a transaction check about an open half message."""
 
-    WAIT = "it is too young, and so are those behind it"
+    WAIT = "the half message and all later ones are too young"
     PUT_BACK = "its sender has asked for more time: it stays, or a copy of it is stored behind the others"
     CHECK = "a copy is stored, and its producer is asked"
     DISCARD = "nobody will be asked any more: it goes to TRANS_CHECK_MAX_TIME_TOPIC"

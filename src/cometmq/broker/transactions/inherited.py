@@ -75,7 +75,7 @@ class Inherited:
             offset = got.next_begin_offset
         if offset > begun:
             log.info(
-                "read %d transaction ops; half messages are open from offset %d", offset - begun, ledger.head
+                "read %d op messages; half messages are open from offset %d", offset - begun, ledger.head
             )
 
     def _closed_by(self, op: MessageExt) -> list[int]:
@@ -84,7 +84,9 @@ class Inherited:
         twin, store = op.prepared_transaction_offset, self._store
         if twin and twin >= store.log.min_position and store.lookups.record_at(twin) is None:
             log.warning(
-                "the op at log position %d differs from the op at queue offset %d", op.physical_offset, twin
+                "the op message at log position %d is ignored, because its record at position %d is missing",
+                op.physical_offset,
+                twin,
             )
             return []
         return closed_by(op.body)
@@ -144,5 +146,5 @@ def _readable(data: bytes) -> list[MessageExt]:
         try:
             found.append(decode_record(data, start))
         except RecordError as error:
-            log.error("could not read a transaction op: %s", error)
+            log.error("could not read an op message: %s", error)
     return found

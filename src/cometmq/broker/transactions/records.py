@@ -115,7 +115,9 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             self._owe(offset, twin.physical_offset, error)
 
     def _owe(self, offset: int, twin: int, error: Exception) -> None:
-        log.warning("could not store the op of half message %d, trying again later: %s", offset, error)
+        log.warning(
+            "could not store the op message of half message %d, trying again later: %s", offset, error
+        )
         self._owed.append((offset, twin))
 
     def pay(self) -> None:

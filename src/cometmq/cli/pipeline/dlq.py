@@ -23,9 +23,10 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 @click.argument("groups", nargs=-1)
 @partial(source_options, give_namesrv=True)
 @options_of(DlqOptions)
-@click.option("--redrive", is_flag=True, help="Resend the dead letters that --where selects; true: all.")
+@click.option("--redrive", is_flag=True, help="Resend the dead letters that --where selects (true: all).")
 @click.option("--into", type=click.Choice(["group", "topic"]), default="group",
-              help="group: to the group only. topic: to all groups of the original topic.")  # fmt: skip
+              help="group: resend to the group only. "
+                   "topic: resend to all groups of the original topic.")  # fmt: skip
 @options_of(RedriveOptions)
 @job_options
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:

@@ -32,7 +32,7 @@ MAX_PRINTED_QUEUES = 50  # maximum number of source queues that are printed
     "mapping",
     multiple=True,
     metavar="TOPIC=TARGET",
-    help="The target of one topic. Topics whose names begin with % are only sent with a target.",
+    help="Send the messages of TOPIC to TARGET. Topics whose names begin with % are sent only with a target.",
 )
 @options_of(ReplayOptions)
 @job_options

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--check", is_flag=True, help="Only check the file against its sources.")
+@click.option("--check", is_flag=True, help="Only check FILE and its sources; run nothing.")
 @metrics_option
 @job_options
 def run(

@@ -70,7 +70,7 @@ def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = 
     fitting = _inflate(messages, MAX_BODY)[1]
     if fitting < len(messages):
         log.warning(
-            "bodies stay compressed from message %s on: the bodies before it have %d MiB",
+            "bodies from message %s on stay compressed, because an answer is decompressed only up to %d MiB",
             messages[fitting].msg_id, PLAIN_BUDGET >> 20,
         )  # fmt: skip
     return messages

@@ -33,7 +33,6 @@ from cometmq.protocol.traces import (
     SubBefore,
     encode_trace,
 )
-from cometmq.text import counted
 
 log = logs.logger("cometmq.client.traces")
 
@@ -162,7 +161,7 @@ class Traces:
             await self._sending.stop(cancel=True)
             self._drop(len(self._line), f"they were not sent within {_STOP_WITHIN_S:g} s at the stop")
         if self.dropped:
-            log.warning("%s lost in total", counted(self.dropped, "trace record"))
+            log.warning("trace records lost in total: %d", self.dropped)
 
     # -- the recorded events
 
@@ -339,7 +338,7 @@ class Traces:
         self.dropped += count
         if count and why != self._problem:
             self._problem = why
-            log.warning("%s lost, possibly more: %s", counted(count, "trace record"), why)
+            log.warning("trace records lost: %d, possibly more: %s", count, why)
 
 
 _TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})

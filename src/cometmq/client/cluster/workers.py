@@ -163,9 +163,8 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
     await asyncio.gather(*done, return_exceptions=True)
     if pending:
         log.error(
-            "%s: %s not end within %s of the cancellation, and keep running",
-            what, counted(len(pending), "task") + (" does" if len(pending) == 1 else " do"),
-            seconds(_CANCELLED_WITHIN_S),
+            "%s: %s still running %s after the cancellation",
+            what, counted(len(pending), "task"), seconds(_CANCELLED_WITHIN_S),
         )  # fmt: skip
 
 

@@ -132,7 +132,7 @@ class Membership:
         """Assign the queue again if its pull loop ended with an error before the queue was dropped."""
         if task.cancelled() or task.exception() is None:
             return
-        log.error("pulling from %s failed", queue.message_queue, exc_info=task.exception())
+        log.error("pulling from queue %s failed", queue.message_queue, exc_info=task.exception())
         self._reassign(queue)
 
     def _pull_cancelled(self, queue: ProcessQueue) -> None:

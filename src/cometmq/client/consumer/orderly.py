@@ -216,7 +216,7 @@ class Orderly:
     def postpone(self, context: OrderlyContext, delay_level: int) -> OrderlyStatus:
         del context
         if delay_level:
-            raise ConfigError("delay_level", str(delay_level), "0 in an orderly stream: its queue waits")
+            raise ConfigError("delay_level", str(delay_level), "0 in an orderly stream, whose queue waits")
         return self.later
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:

@@ -165,7 +165,7 @@ class Rebalance:
         if len(free) < len(new):
             missing = len(new) - len(free)
             self.problems[topic] = (
-                f"no lock yet for {missing} queues: another member has them, or died just now"
+                f"no lock yet for {missing} queues: another member has them, or has just failed"
             )
             return False
         if all_assigned:

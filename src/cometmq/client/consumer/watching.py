@@ -98,9 +98,11 @@ class Watchdog:
                 problems[each.queue] = "the call of the scheduled function has moved no offset"
         for queue, problem in problems.items():
             if queue not in self.problems:
-                log.warning("%s: %s for %s: %s", self._name, queue, seconds(self._after_s), problem)
+                log.warning(
+                    "%s: queue %s is stalled: %s for %s", self._name, queue, problem, seconds(self._after_s)
+                )
         for queue in self.problems.keys() - problems.keys():
-            log.info("%s: %s makes progress again, or was revoked", self._name, queue)
+            log.info("%s: queue %s makes progress again, or was revoked", self._name, queue)
         self.problems = problems
 
     def sentences(self) -> tuple[str, ...]:

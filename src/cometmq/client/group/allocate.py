@@ -236,7 +236,7 @@ def share_of(
         shared = sorted(set(queues)), sorted(set(client_ids))
         mine = call_hook(lambda: list(strategy.allocate(client_id, *shared)))
         if not all(isinstance(queue, MessageQueue) for queue in mine):
-            raise TypeError(f"allocate() returned {mine!r}")
+            raise TypeError(f"allocate() must return message queues, not {mine!r}")
     except ConfigError:
         raise
     except Exception as error:

@@ -145,8 +145,8 @@ class FileOffsets:
             make_private_directory(os.path.dirname(os.path.abspath(self.path)))
             unlock = lock_file(self.path + ".lock")
         except BlockingIOError:
-            expected = "give each on a machine a ClientOptions.instance_name, or a file, of its own"
-            raise OffsetFileError(self.path, f"another consumer uses it; {expected}") from None
+            expected = "give each consumer of a machine its own ClientOptions.instance_name or file"
+            raise OffsetFileError(self.path, f"another consumer uses this file; {expected}") from None
         except OSError as error:
             log.warning("%s cannot be locked, so other consumers may use the same file: %s", self.path, error)
         self._unlock = weakref.finalize(self, unlock)
@@ -175,7 +175,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
     """
     value = read_lenient(data)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):
-        raise ValueError("it contains no offsetTable")
+        raise ValueError("the file contains no offsetTable")
     table: dict[MessageQueue, int] = {}
     for key, offset in (value.get("offsetTable") or {}).items():
         fields = key.as_dict() if isinstance(key, ObjectKey) else read_lenient(key)

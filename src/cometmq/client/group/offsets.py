@@ -255,6 +255,6 @@ def default_start_time_ms() -> int:
 def warn_of_moved_offset(queue: MessageQueue, offset: int, result: PullResult) -> None:
     """Log that the broker no longer has, or does not have yet, the offset from which this client pulled."""
     logs.logger("cometmq.client.consumer").warning(
-        "%s: offset %d is outside the broker's %d to %d; going on at %d",
+        "%s: offset %d is outside the broker's %d to %d; continuing at %d",
         queue, offset, result.min_offset, result.max_offset, result.next_begin_offset,
     )  # fmt: skip

@@ -64,7 +64,7 @@ class DatabaseMarks:
         if paramstyle not in _PLACES:
             raise ConfigError("paramstyle", paramstyle, ", ".join(_PLACES))
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
-            raise ConfigError("table", table, "the name of a table, perhaps behind that of its schema")
+            raise ConfigError("table", table, "the name of a table, or SCHEMA.TABLE")
         self._connect = connect
         self._paramstyle = paramstyle
         self._table = table
@@ -171,7 +171,9 @@ class DatabaseMarks:
             self._run(work)
         except Exception as error:
             # Only log this error, because the caller raises the exception of the handler.
-            log.warning("table %s may contain the key of a failed handler: %s", self._table, error)
+            log.warning(
+                "table %s may contain the key of a message whose handler failed: %s", self._table, error
+            )
 
     def close(self) -> None:
         """Close the idle connections. Each connection in use is closed after its call."""
@@ -271,7 +273,7 @@ class SqliteMarks(DatabaseMarks):
         import sqlite3  # imported here, because some Python installations lack the SQLite library
 
         if path == ":memory:" or not path:
-            raise ConfigError("path", path, "a file, because each connection has its own memory")
+            raise ConfigError("path", path, "a file: each connection has its own database in memory")
         super().__init__(
             lambda: sqlite3.connect(path, timeout=30.0, check_same_thread=False),
             paramstyle=sqlite3.paramstyle,

@@ -547,7 +547,7 @@ class Producer(QueryClient):
     ) -> MessageQueue:
         queue = call_hook(selector, queues, message, argument)
         if queue is None or queue.topic != message.topic:
-            raise ValueError(f"the selector returned {queue!r} for a message of topic {message.topic}")
+            raise ValueError(f"the selector must return a queue of topic {message.topic}, not {queue!r}")
         return queue
 
     def _running(self) -> ClientInstance:

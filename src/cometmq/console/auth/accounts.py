@@ -184,7 +184,9 @@ class Accounts:
         if not _NAME.fullmatch(name):
             raise AccountError(f"{name!r} is not a valid name: 1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 . _ @ -")
         if password is not None and not MIN_PASSWORD_LENGTH <= len(password) <= MAX_PASSWORD_LENGTH:
-            raise AccountError(f"a password has {MIN_PASSWORD_LENGTH} to {MAX_PASSWORD_LENGTH} characters")
+            raise AccountError(
+                f"a password must have {MIN_PASSWORD_LENGTH} to {MAX_PASSWORD_LENGTH} characters"
+            )
         if password is None:
             password = secrets.token_urlsafe(_SECRET_BYTES)
         return password, Account(self._hasher.hash(password), role)

@@ -74,7 +74,7 @@ class ClusterConnection:
             try:
                 end()
             except Exception:
-                log.exception("a page of cluster %s could not be notified of the cluster's end", self.name)
+                log.exception("a page could not be notified that cluster %s is being closed", self.name)
         await self.admin.stop()
 
 
@@ -156,14 +156,14 @@ class Clusters:
     def _load(self) -> bytes | None:
         """Return the content of the file, or None if it does not exist. Raises ClusterError, OSError."""
         if self._path.exists() and not self._path.is_file():
-            raise ClusterError("it is not a file")  # opening a pipe, for example, would block
+            raise ClusterError("not a regular file")  # opening a pipe, for example, would block
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
         except FileNotFoundError:
             return None
         if len(content) > MAX_FILE_BYTES:
-            raise ClusterError(f"it has more than {MAX_FILE_BYTES} bytes")
+            raise ClusterError(f"the file has more than {MAX_FILE_BYTES} bytes")
         return content
 
     def _check_unedited(self) -> None:

@@ -32,7 +32,7 @@ class DataLossError(PipelineError):
         return (
             f"{self.problem}: wanted offsets {self.start} to {self.end} of queue {_named(self.queue)}, "
             f"the broker holds {self.minimum} to {self.maximum}. "
-            f"Set {self.setting} to go on with what is left"
+            f"Set {self.setting} to continue with the remaining messages"
         )
 
 
@@ -92,7 +92,7 @@ class LogLossError(PipelineError):
     def __str__(self) -> str:
         return (
             f"log positions {self.start} to {self.stop} of {self.path}: {self.problem}. "
-            "Set failOnDataLoss=false to go on with what is left"
+            "Set failOnDataLoss=false to continue with the remaining messages"
         )
 
 
@@ -156,7 +156,9 @@ class ArchiveError(PipelineError):
     setting: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}" + (f". Raise {self.setting} to go on" if self.setting else "")
+        return f"{self.path}: {self.problem}" + (
+            f". Raise {self.setting} to continue" if self.setting else ""
+        )
 
 
 class PipelineFileError(PipelineError):

@@ -198,8 +198,9 @@ class AuditOptions(Reading):
             source is a cluster, names or a pattern are required.
         window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
             producer's time.
-        delay_s: A window stays open until the source, and the traces if there are any, hold a message that
-            was stored this many seconds after the window's end, or until this many seconds after `end_ms`.
+        delay_s: Delay of the close of a window, in seconds. A window is closed once the source, and the
+            traces if there are any, hold a message that was stored this long after the window's end, or
+            once `end_ms` is this long ago.
         late_s: A message is late if it was stored more than this many seconds after it was born, by the
             client's clock.
         disorder_ms: A message is misordered if a message of the same client at a lower offset was born more

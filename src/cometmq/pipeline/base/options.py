@@ -343,7 +343,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     if least is not None and least > most:
         raise ConfigError("minOffsetsPerTrigger", str(least), f"a whole number of at most {most}")
     if least is None and delay is not None:
-        raise ConfigError("maxTriggerDelay", delay, "minOffsetsPerTrigger too")
+        raise ConfigError("maxTriggerDelay", delay, "minOffsetsPerTrigger to be set, too")
     return read
 
 
@@ -456,7 +456,7 @@ def _sql(given: Given) -> str | None:
     except SqlError as error:
         raise ConfigError("sql", text, f"an SQL92 expression ({error})") from None
     if _ONLY_5X.search(_QUOTED.sub("", text)):
-        raise ConfigError("sql", text, "no CONTAINS, STARTSWITH or ENDSWITH: to a 4.9 broker they end it")
+        raise ConfigError("sql", text, "no CONTAINS, STARTSWITH or ENDSWITH, which 4.9 brokers misread")
     return text
 
 

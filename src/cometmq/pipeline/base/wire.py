@@ -200,7 +200,7 @@ class Wire:
                 raise SendFailed(self.address, str(error)) from error
             if not received:
                 self.close()
-                raise SendFailed(self.address, "the connection was closed by the other side")
+                raise SendFailed(self.address, "the server closed the connection")
             self._end += received
 
     def usable(self) -> bool:

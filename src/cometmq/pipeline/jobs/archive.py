@@ -425,7 +425,9 @@ class Job:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
             found = self.cluster.marks({queue: offsets[queue] - 1 for queue in kept})
             for queue, error in replaced(offsets, kept, found, held).items():
-                log.warning("batch %d is read again: %s: %s", self.batch, queue, error.problem)
+                log.warning(
+                    "batch %d is read again because of queue %s: %s", self.batch, queue, error.problem
+                )
                 return True
         return False
 

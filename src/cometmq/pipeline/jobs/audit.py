@@ -49,8 +49,8 @@ class Limits:
     Attributes:
         begin_ms: Messages stored earlier are not counted.
         end_ms: Messages stored at this time or later are not counted.
-        delay_ms: A window is closed once a message was stored this long after its end, or `end_ms` is this
-            long ago.
+        close_delay_ms: A window is closed once a message was stored this long after the window's end, or once
+            `end_ms` is this long ago.
         late_ms: A message is late if it was stored more than this long after it was born.
         disorder_ms: A message may be born up to this much earlier than the previous message of the same
             client.
@@ -59,7 +59,7 @@ class Limits:
     begin_ms: int | None = None
     end_ms: int | None = None
     window_s: int = 300
-    delay_ms: int = 60_000
+    close_delay_ms: int = 60_000
     late_ms: int = 60_000
     disorder_ms: int = 1000
 
@@ -69,19 +69,19 @@ class Limits:
         The result is wider than the audited time range, so that messages related to audited messages are
         read, too.
         """
-        begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
-        return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
+        begin = None if self.begin_ms is None else max(0, self.begin_ms - self.close_delay_ms)
+        return begin, None if self.end_ms is None else min(self.end_ms + self.close_delay_ms, MAX_MS)
 
     def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
         """Return the time up to which windows are closed, or None if no window is closed.
 
         `newest_ms` is the time up to which all inputs have rows, or None if an input has no rows.
         """
-        if self.end_ms is not None and self.end_ms + self.delay_ms <= now_ms:
+        if self.end_ms is not None and self.end_ms + self.close_delay_ms <= now_ms:
             return self.end_ms
         # The newest store time may be in the future, because a broker's clock may have been ahead
         # temporarily.
-        return None if newest_ms is None else min(newest_ms, now_ms) - self.delay_ms
+        return None if newest_ms is None else min(newest_ms, now_ms) - self.close_delay_ms
 
     def open(self, closed_to_ms: int | None) -> Column:
         """Return a condition that is true for rows whose window may still receive messages."""
@@ -410,8 +410,8 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
     """
     check_span(given.begin_ms, given.end_ms)
     limits = Limits(
-        begin_ms=given.begin_ms, end_ms=given.end_ms, window_s=given.window_s, delay_ms=given.delay_s * 1000,
-        late_ms=int(given.late_s * 1000), disorder_ms=given.disorder_ms,
+        begin_ms=given.begin_ms, end_ms=given.end_ms, window_s=given.window_s,
+        close_delay_ms=given.delay_s * 1000, late_ms=int(given.late_s * 1000), disorder_ms=given.disorder_ms,
     )  # fmt: skip
     source, topics, pattern, traces = given.source, given.topics, given.pattern, given.traces
     output = None if given.output is None else spark_directory(spark, given.output, _JOB)

@@ -178,7 +178,7 @@ _COUNTED = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset
 
 def _check(given: ReplayOptions) -> None:
     if not given.state and not given.dry_run:
-        raise ConfigError("state", "", "a directory for the progress, which a killed replay goes on from")
+        raise ConfigError("state", "", "a directory for the progress, from which a killed replay continues")
     try:
         check_topic_name(given.into.replace("{topic}", "t"))
     except MessageIllegal as error:
@@ -447,7 +447,7 @@ class _Run:
         except JobStopped:
             pass  # the Spark job was cancelled before any task sent a message
         if not self._state.owned_by("" if self.stopped else self._run):
-            raise ReplayError(self._state.shown, "another run has taken over")
+            raise ReplayError(self._state.shown, "another run has taken over the replay")
         if self._on_progress:
             self._on_progress(self._sent(), self._total)
 

@@ -79,6 +79,6 @@ def set_groups(
             stored = cluster.committed(group, sorted(offsets))
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})
-                problem = f"not set on {', '.join(away)}; run again when the broker is back"
-                raise ReplayError(f"positions of group {group}", problem)
+                problem = f"not stored at {', '.join(away)}; run again when these brokers are reachable"
+                raise ReplayError(f"offsets of group {group}", problem)
     return sum(map(len, groups.values()))

@@ -123,13 +123,15 @@ class ReplayState:
         found = self._read("replay.json")
         if found is None:
             if any(not info.base_name.startswith(("_", ".")) for info in self._list()):
-                raise self._error("contains files, but is not the state directory of a replay")
+                raise self._error("the directory contains files, but is not the state directory of a replay")
             return None
         replay = self._decoded("replay.json", found, Replay)
         if replay.format != FORMAT:
-            raise self._error(f"a replay of format {replay.format}; this is format {FORMAT}")
+            raise self._error(
+                f"the directory contains a replay of format {replay.format}, but {FORMAT} is supported"
+            )
         if not _ID.fullmatch(replay.id) or not replay.queues or not all(replay.queues.values()):
-            raise self._error("replay.json cannot be read (no id, or a target without queues)")
+            raise self._error("replay.json is invalid: it has no id, or a target topic without queues")
         return replay
 
     def begin(self, asked: Asked) -> Replay:
@@ -153,9 +155,13 @@ class ReplayState:
         if kept != given:
             names = sorted(name for name in kept | given if kept.get(name) != given.get(name))
             if names == ["source_hash"]:
-                raise self._error(f"the replay in it has source {asked.source} with other options")
+                raise self._error(
+                    f"the directory contains a replay of source {asked.source} with other options"
+                )
             was = ", ".join(f"{name} {kept.get(name)}" for name in names if name != "source_hash")
-            raise self._error(f"the replay in it has {was}; continue it, or choose another directory")
+            raise self._error(
+                f"the directory contains a replay with {was}; continue it, or choose another directory"
+            )
         return replay
 
     def start(self, replay: Replay, run: str, *, begun: bool) -> None:
@@ -167,10 +173,10 @@ class ReplayState:
         content = msgspec.json.encode(replay)
         if begun:
             if not self.owned_by(run):
-                raise self._error("another run has taken over")
+                raise self._error("another run has taken over the replay")
             self._write("replay.json", content)
         elif not (self._create("replay.json", content) and self._create("owner", run.encode())):
-            raise self._error("another run started here at the same time; run again to continue its replay")
+            raise self._error("another run uses this directory, too; run again to continue its replay")
 
     def positions_set(self) -> int | None:
         """Return the number of groups' offsets that an earlier run set; None if no run has set any."""
@@ -220,7 +226,7 @@ class ReplayState:
                 fs.FileSelector(place, allow_not_found=True)
             )
         except OSError as error:
-            raise self._error(f"cannot be listed ({error})") from None
+            raise self._error(f"the directory cannot be listed ({error})") from None
         return found
 
     def _read(self, name: str) -> bytes | None:

@@ -128,7 +128,7 @@ class Cluster:
         for name in set(names) - self._ordinary:
             route = self._routes.get(name) or self.route(name)
             if route.data.topic_queue_mapping_by_broker:
-                raise _not_ordinary(name, "is static: its queues move between brokers")
+                raise _not_ordinary(name, "the topic is static: its queues move between brokers")
             first += route.read_queues[:1]
         for own in _by_broker(first):
             with contextlib.suppress(RemotingError, NoRouteError):
@@ -641,13 +641,13 @@ def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
 
 def _check_attributes(topic: str, attributes: Mapping[str, str]) -> None:
     if attributes.get("cleanup.policy", "").upper() == "COMPACTION":
-        raise _not_ordinary(topic, "is compacted: offsets without a message look like loss")
+        raise _not_ordinary(topic, "the topic is compacted: missing offsets would look like lost messages")
     if attributes.get("message.type", "").upper() == "LITE":
-        raise _not_ordinary(topic, "holds light topics, which have queues of their own")
+        raise _not_ordinary(topic, "the topic contains light topics, which have their own queues")
 
 
 def _not_ordinary(topic: str, problem: str) -> ConfigError:
-    return ConfigError("subscribe", topic, f"an ordinary topic; this one {problem}")
+    return ConfigError("subscribe", topic, f"an ordinary topic, but {problem}")
 
 
 def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]) -> str:

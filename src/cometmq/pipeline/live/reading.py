@@ -303,7 +303,9 @@ class _BrokerReader:
             with suppress(NoRouteError, ConnectError), self._cluster() as cluster:
                 address = cluster.address_of(self._queue, self._broker_id)
                 if address != self._address:
-                    raise SendFailed(self._address, f"broker {self._queue.broker_name} is at {address} now")
+                    raise SendFailed(
+                        self._address, f"broker {self._queue.broker_name} has moved to {address}"
+                    )
                 replica = cluster.is_replica(self._queue, address)
             self._role = (time.monotonic() + _ROLE_S, replica)
         return self._role[1]

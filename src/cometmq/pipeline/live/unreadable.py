@@ -86,7 +86,7 @@ def check_readable(cluster: Cluster, topics: Topics, *, fail: bool, group: str |
     if found and fail:
         raise UnreadableError(listed(found))
     if found:
-        log.warning("%s. Their messages are skipped", listed(found))
+        log.warning("%s. The messages of these queues are skipped", listed(found))
 
 
 class UnreadableQueues:

@@ -144,7 +144,7 @@ def _files(directory: str) -> list[LogFile]:
         except FileNotFoundError:
             continue  # A running broker has deleted this file since the directory was listed
         if length > MAX_FILE_BYTES:
-            raise StoreCorrupt(f"{length} bytes are more than a log file can have ({MAX_FILE_BYTES})", path)
+            raise StoreCorrupt(f"the file has {length} bytes, a log file at most {MAX_FILE_BYTES}", path)
         if length and base < member.committed:
             own_queues = queues if os.path.isdir(queues) else None
             found.append(LogFile(path, base, min(base + length, member.committed), own_queues, framing))

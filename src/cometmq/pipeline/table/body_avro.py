@@ -56,7 +56,7 @@ class AvroParser:
         except _BAD as error:
             return Parsed(None, error=f"{type(error).__name__}: {error}")
         if left := len(body) - stream.tell():
-            return Parsed(None, error=f"{left} bytes are left behind the datum")
+            return Parsed(None, error=f"{left} bytes are left after the datum")
         return Parsed(value)  # type: ignore[arg-type]
 
 

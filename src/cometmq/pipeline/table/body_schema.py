@@ -60,7 +60,7 @@ def body_options(body_format: str | None, body_schema: str | None, keep: bool) -
         fields = None if body_schema is None else _from_ddl(body_schema)
         return BodyOptions("json", (b"", ""), fields, keep)
     if body_schema is None:
-        raise ConfigError("body_schema", "", f"a file: {body_format} bodies do not say what they hold")
+        raise ConfigError("body_schema", "", f"a file: {body_format} bodies do not contain their schema")
     package = "fastavro" if body_format == "avro" else "google.protobuf"
     check_package("body_format", body_format, package, "bodies")
     if body_format == "avro":

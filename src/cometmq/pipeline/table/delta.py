@@ -90,7 +90,7 @@ class DeltaArchive(LakeTable):
         try:
             if missing := [field for field in schema.fields if field not in fields]:
                 table.alter.add_columns(missing)
-                raise Overtaken("its columns were added")
+                raise Overtaken("columns were added to the table")
             table.create_write_transaction(
                 [_added(file) for file in commit["files"]],
                 "append",

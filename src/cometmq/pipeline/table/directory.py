@@ -131,7 +131,9 @@ class ArchiveTable:
         except OSError as error:
             self.abandon()
             if error.errno not in _NO_LOCKS:
-                raise ArchiveError(self.output, f"cannot be locked: {error.strerror}") from error
+                raise ArchiveError(
+                    self.output, f"the directory cannot be locked: {error.strerror}"
+                ) from error
             problem = "%s is on a file system without locks (%s): run one archive job at a time there"
             log.warning(problem, self.output, error.strerror)
         else:
@@ -150,7 +152,9 @@ class ArchiveTable:
             names = [info.base_name for info in listing(self.filesystem, self.root)]
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
-                raise ArchiveError(self.output, f"contains files that no archive job wrote ({others[0]} …)")
+                raise ArchiveError(
+                    self.output, f"the directory contains files that no archive job wrote ({others[0]} …)"
+                )
             # If two jobs create an archive at the same time, only one of them succeeds in creating this file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
         found = (read_json(self.filesystem, path) or {}).get("format")
@@ -170,9 +174,9 @@ class ArchiveTable:
         try:
             ignored = self._put(path, content)
         except OSError as error:
-            raise ArchiveError(self.output, f"the store refuses a conditional put: {error}") from None
+            raise ArchiveError(self.output, f"the object store rejects a conditional put: {error}") from None
         if ignored:
-            problem = "the store ignores If-None-Match: two jobs could commit the same batch there"
+            problem = "the object store ignores If-None-Match, so two jobs could commit the same batch"
             raise ArchiveError(self.output, problem)
 
     def last_commit(self) -> dict[str, Any] | None:
@@ -268,8 +272,8 @@ class ArchiveTable:
             if not self._exists(target):
                 raise ArchiveError(
                     self.output,
-                    f"{path} of batch {batch} is committed, but neither there nor at {staged}. "
-                    f"If it was removed on purpose, write {batch} to {_HOME}/published",
+                    f"a file of batch {batch} is committed, but neither {path} nor {staged} exists. "
+                    f"If the file was removed on purpose, write {batch} to {_HOME}/published",
                 ) from None
 
     def _published(self) -> int:
@@ -432,8 +436,8 @@ def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
 def check_whole(log: Log, output: str) -> None:
     """Raise ArchiveError if the log lacks a commit, because its files would look uncommitted."""
     if log.missing:
-        problem = f"{commit_path(log.first_missing)} is missing: nobody knows which files are its own"
-        raise ArchiveError(output, f"{problem}, none is deleted")
+        problem = f"{commit_path(log.first_missing)} is missing: the files of the archive are unknown"
+        raise ArchiveError(output, f"{problem}, so none is deleted")
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def open_table(output: str, table_format: str, catalogue: str | None = None) -> 
     format, or a format whose package is not installed.
     """
     if catalogue is not None and table_format != "iceberg":
-        raise ConfigError("catalogue", catalogue, "nothing: only Iceberg tables have one")
+        raise ConfigError("catalogue", catalogue, "no value: only Iceberg tables have a catalogue")
     if table_format == "parquet":
         return ArchiveTable(output)
     return _lake(output, table_format, catalogue)

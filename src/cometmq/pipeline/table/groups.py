@@ -74,7 +74,7 @@ def _picture(kept: dict[str, Any]) -> pa.Table:
     facts = {"batch": kept["batch"], "time": kept["time"]}
     picture = pa.Table.from_pylist([facts | row for row in kept["positions"]], POSITIONS)
     if any(column.null_count for column in picture.columns):
-        raise ValueError("a position has a missing field")
+        raise ValueError("a stored offset of a group lacks a field")
     return picture
 
 

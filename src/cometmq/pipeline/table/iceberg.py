@@ -92,7 +92,7 @@ class IcebergArchive(LakeTable):
             self._file = self._named(catalogue)
             self.facts = {"catalogue": self._file}
         elif catalogue is not None:
-            raise ConfigError("catalogue", catalogue, "nothing: on a disk it lies in the table's directory")
+            raise ConfigError("catalogue", catalogue, "no value: on a disk the table contains its catalogue")
 
     def _named(self, catalogue: str | None) -> str:
         """Return the path of the catalogue's file, from the argument or from archive.json."""
@@ -102,14 +102,14 @@ class IcebergArchive(LakeTable):
             expected = "a local file for the SQL catalogue of a table on an object store"
             raise ConfigError("catalogue", str(path), expected)
         if said not in (None, path):
-            raise ConfigError("catalogue", path, f"the one that the archive has: {said}")
+            raise ConfigError("catalogue", path, f"the catalogue of the archive: {said}")
         return str(path)
 
     @property
     def _catalogue(self) -> SqlCatalog:
         if self._opened is None:
             if "://" in self.output and not os.path.exists(self._file) and self._copied() >= 0:
-                raise ArchiveError(self.output, f"its catalogue {self._file} is not on this machine")
+                raise ArchiveError(self.output, f"the catalogue {self._file} is not on this machine")
             given = s3_settings(self.uri, self.filesystem) if "://" in self.output else {}
             access = {name: given[key] for key, name in _ACCESS.items() if key in given}
             uri = f"sqlite:///{self._file}"

@@ -113,7 +113,7 @@ class LakeTable(ABC):
                 self.output,
                 f"_cometmq/commits contains batch {known}, but the table {stands}: restore the table from a "
                 "backup, or remove the later files of _cometmq/commits and _cometmq/checkpoints to continue "
-                "from its present state",
+                "from the table's present state",
             )
         if last is not None:
             self._keep(last)
@@ -217,7 +217,9 @@ class LakeTable(ABC):
             names = [info.base_name for info in listing(self.filesystem, self.root)]
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
-                raise ArchiveError(self.output, f"contains files that no archive job wrote ({others[0]} …)")
+                raise ArchiveError(
+                    self.output, f"the directory contains files that no archive job wrote ({others[0]} …)"
+                )
             replace_json(self.filesystem, path, {"format": self.kind} | self.facts)
         elif found != self.kind:
             its = found if found in ("delta", "iceberg") else "parquet"

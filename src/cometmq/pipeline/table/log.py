@@ -193,7 +193,7 @@ def read_commit(filesystem: fs.FileSystem, root: str, number: int) -> dict[str, 
 
 
 def _damaged(root: str, number: int) -> ArchiveError:
-    return ArchiveError(root, f"{commit_path(number)} is damaged: it must come back from a copy")
+    return ArchiveError(root, f"{commit_path(number)} is damaged: restore it from a backup")
 
 
 def last_checkpoint(filesystem: fs.FileSystem, root: str) -> int:
@@ -337,7 +337,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     if given is not None and (
         len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
     ):
-        raise ValueError("its checksum does not match")
+        raise ValueError("the checksum of the file does not match")
     row = file.read()
 
     def rows(name: str, schema: pa.Schema) -> pa.Table:

@@ -27,7 +27,7 @@ def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ArchiveError(path, "is damaged: restore it from a backup")
+        raise ArchiveError(path, "the file is damaged: restore it from a backup")
     return found
 
 

@@ -193,7 +193,7 @@ class ResetOffsetBody(QueueKeyed):
             }
         except (KeyError, TypeError) as error:
             raise BodyError(
-                cls.__name__, f"a row of the list lacks or has a wrong {error}", "offsetTable"
+                cls.__name__, f"an entry of the list has a missing or wrong field: {error}", "offsetTable"
             ) from None
 
 

@@ -315,7 +315,7 @@ class RegisterBrokerBody(Body):
 
 def _check_number(topics: int) -> None:
     if not 0 <= topics <= MAX_TOPICS:
-        raise BodyError("registration", f"{topics}, at most {MAX_TOPICS} are taken", "number of topics")
+        raise BodyError("registration", f"{topics}, at most {MAX_TOPICS} are allowed", "number of topics")
 
 
 def _topic_of(reader: _Counted) -> TopicConfig:
@@ -359,7 +359,7 @@ class _Counted:
 
     def count(self, what: str) -> int:
         if self.left < 4:
-            raise BodyError("compressed registration", "it ends there", what)
+            raise BodyError("compressed registration", "the data ends before this part", what)
         number: int = _COUNT.unpack_from(self._data, self._pos)[0]
         self._pos += 4
         return number
@@ -367,7 +367,7 @@ class _Counted:
     def read(self, what: str) -> bytes:
         length = self.count(what)
         if not 0 <= length <= self.left:
-            raise BodyError("compressed registration", f"length {length}, {self.left} bytes left", what)
+            raise BodyError("compressed registration", f"length {length}, but {self.left} bytes left", what)
         start = self._pos
         self._pos += length
         return self._data[start : self._pos]

@@ -307,7 +307,7 @@ def _checked_column(field: pa.Field) -> str:
     else:
         same = field.type == wanted
     if not same:
-        raise UnknownColumnError(field.name, f"has the type {wanted}, not {field.type}")
+        raise UnknownColumnError(field.name, f"the column has the type {wanted}, not {field.type}")
     return column
 
 

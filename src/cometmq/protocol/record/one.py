@@ -80,7 +80,7 @@ def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.
         return HEADS[len(born_host), len(store_host)], sys_flag
     except KeyError:
         lengths = f"{len(born_host)} and {len(store_host)}"
-        raise MessageIllegal(f"a host has 8 or 20 bytes, these have {lengths}", field="host") from None
+        raise MessageIllegal(f"hosts must have 8 or 20 bytes, not {lengths}", field="host") from None
 
 
 def topic_part(topic: str) -> tuple[bytes, int]:
@@ -130,7 +130,7 @@ def encode_record(
             prepared_transaction_offset, len(body),
         )  # fmt: skip
     except struct.error as error:
-        raise MessageIllegal(f"a number does not fit the record: {error}", topic) from None
+        raise MessageIllegal(f"a number is out of range for a stored message: {error}", topic) from None
     return b"".join((fields, body, topic_bytes, LENGTH.pack(len(properties)), properties))
 
 

@@ -87,7 +87,7 @@ def _within(at: int, *parts: Part) -> int:
     """Return the depth of a node that contains `parts`. Raises SqlError if this depth exceeds the maximum."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEEPEST:
-        raise SqlError(at + 1, f"more than {DEEPEST} nested parts")
+        raise SqlError(at + 1, f"the expression is nested deeper than {DEEPEST} levels")
     return depth
 
 

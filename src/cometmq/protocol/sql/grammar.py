@@ -195,7 +195,7 @@ def parse(text: str, string_words: bool) -> tuple[Part, tuple[str, ...]]:
                 raise SqlError(_place(token) + 1, f"more than {MAX_OPERANDS} properties and literals")
             signs = 0 if token.type in OPERANDS else signs + (token.type in SIGNS)
             if signs > DEEPEST:
-                raise SqlError(_place(token) + 1, f"more than {DEEPEST} of -, + and NOT before an operand")
+                raise SqlError(_place(token) + 1, f"more than {DEEPEST} signs and NOTs before an operand")
             try:
                 reading.feed_token(token)
             except UnexpectedToken as error:

@@ -122,7 +122,7 @@ class Checkpointing:
         self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)
         if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
             return
-        log.warning("the clock was set back to %d (ms since 1970); so is the checkpoint", now_ms)
+        log.warning("the clock and the times of the checkpoint were set back to %d (ms since 1970)", now_ms)
         checkpoint.physic_ms = min(checkpoint.physic_ms, now_ms)
         checkpoint.logics_ms = min(checkpoint.logics_ms, now_ms)
         try:

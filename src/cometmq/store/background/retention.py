@@ -154,7 +154,7 @@ class Retention:
         path = self.commit_log.path_of(self.commit_log.segments[-1]) if self.commit_log.segments else ""
         if path and await self.executor.run(self.disk.facts, path) is None:
             if Flag.NOT_WRITEABLE not in self.flags.reasons:
-                log.error("%s has been deleted, the store accepts no messages until its next start", path)
+                log.error("%s has been deleted: the store accepts no messages until its next start", path)
             self.flags.raise_flag(Flag.NOT_WRITEABLE, f"{path} has been deleted")
 
     def _due(self) -> bool:
@@ -273,7 +273,7 @@ class Retention:
         except FileNotFoundError:
             pass  # A concurrent deletion of the topic can remove the directory of the queue
         except OSError as failure:
-            log.error("deletions in %s could not be synced: %s", directory, failure)
+            log.error("the deletion of files in %s could not be synced to disk: %s", directory, failure)
             return False
         self.synced_min = max(self.synced_min, log_min)
         return True

@@ -67,13 +67,13 @@ class Upkeep:
         self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_cycle)
         self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
         if self.save_raft_log is not None:
-            name, save = "noting how far the raft log is", self.save_raft_log
+            name, save = "saving the end of the raft log", self.save_raft_log
             self._every(lambda: _SAVE_RAFT_LOG_INTERVAL_MS, lambda: self.tasks.begin(name, save))
         self.tasks.begin("measuring the disks", self.fullness.read_usage)
 
     def _every(self, interval_ms: Callable[[], int], work: Callable[[], object]) -> None:
         assert self._loop is not None
-        timer = Periodic(self._loop, lambda: interval_ms() / 1000, work, name="upkeep of the store")
+        timer = Periodic(self._loop, lambda: interval_ms() / 1000, work, name="maintenance of the store")
         timer.start()
         self._timers.append(timer)
 

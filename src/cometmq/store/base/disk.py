@@ -124,7 +124,7 @@ class OsDisk:
             fd = os.open(path, flags, 0o600)
         except OSError as failure:
             if failure.errno == errno.ELOOP:
-                raise OSError(errno.ELOOP, "a link, which a store does not follow", path) from None
+                raise OSError(errno.ELOOP, "a symbolic link, which no store follows", path) from None
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)

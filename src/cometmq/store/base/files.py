@@ -101,7 +101,9 @@ def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | No
     if facts is not None and not facts.regular:
         raise StoreError(NO_FILE, path)
     if facts is not None and (base % size or facts.size > size):
-        raise StoreError(f"{facts.size} bytes from {base} on contradict {setting}={size}", path)
+        raise StoreError(
+            f"a file of {facts.size} bytes at position {base} contradicts {setting}={size}", path
+        )
     return facts
 
 

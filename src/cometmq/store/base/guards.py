@@ -65,7 +65,7 @@ class StoreLock:
                 raise StoreInUse(f"Lock failed,MQ already started: {self._path}")
         except OSError as failure:
             disk.close(fd)
-            raise StoreError(f"its file system cannot lock a file: {failure.strerror}", self._path) from None
+            raise StoreError(f"the file system cannot lock files: {failure.strerror}", self._path) from None
         except StoreError:
             disk.close(fd)
             raise
@@ -90,7 +90,7 @@ class StoreLock:
             if failure.errno not in NO_DIRECTORY_LOCKS:
                 raise StoreError(f"the directory cannot be locked: {failure.strerror}", path) from None
             log.warning(
-                "%s: its file system cannot lock a directory (%s), so another store in it is not noticed",
+                "%s: the file system cannot lock directories (%s), so a second store in it is not noticed",
                 path, failure.strerror,
             )  # fmt: skip
             return
@@ -164,7 +164,7 @@ def _record_owner(disk: Disk, fd: int, key: str, path: str, root: str) -> None:
     try:
         locked = disk.try_lock(fd)
     except OSError as failure:
-        raise StoreError(f"its file system cannot lock a file: {failure.strerror}", f"{path}.owner") from None
+        raise StoreError(f"the file system cannot lock files: {failure.strerror}", f"{path}.owner") from None
     if not locked:
         raise StoreInUse("another store that starts is recording itself as the owner of this file", path)
     _checked_owner(disk, key, path, disk.pread(fd, _MAX_PATH_BYTES, 0), root)

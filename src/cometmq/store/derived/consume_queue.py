@@ -131,7 +131,7 @@ class ConsumeQueue:
         `offset` is before the end of the queue.
         """
         if offset < self.max_offset:
-            raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
+            raise ValueError(f"queue {self.topic}/{self.queue_id} already has a unit at offset {offset}")
         if self.max_offset == 0:
             # The queue has no files, or its files hold no valid unit. So it begins at `offset`, and `write`
             # puts fillers before `offset` into the first file that it creates.

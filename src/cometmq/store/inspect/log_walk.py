@@ -197,7 +197,7 @@ class LogWalk:
         if self.layout.live and (now is None or now.size == self._size):
             return  # A broker is creating or deleting the segment, so its length is no error
         problem = f"{file.length} bytes instead of {self._size}"
-        repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
+        repair = f"{NEXT_START} restores its length; records that were cut off are lost"
         self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)
 
     def _torn(self, file: StoreFile, end: int) -> None:

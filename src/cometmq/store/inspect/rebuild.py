@@ -98,7 +98,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     }
     for path in (*scratch.values(), *places.values()):
         if disk.is_link(path):
-            raise StoreError("a symbolic link; a rebuild replaces only real directories", path)
+            raise StoreError("the path is a symbolic link; a rebuild replaces only directories", path)
     for path in {*scratch.values()}:
         remove_tree(disk, path)  # An interrupted rebuild may have left its scratch directory
         disk.makedirs(path)

@@ -205,7 +205,7 @@ class LogEnds:
         if following <= known:
             path = self.directories.path_of(self.end - self.end % self._size)
             raise EntriesLost(
-                f"entry {following} at position {self.end} is missing, although {known} was durable",
+                f"entry {following} at position {self.end} is missing, although entry {known} was durable",
                 path,
             )
         if checkpoint.committed > self.last:
@@ -220,8 +220,8 @@ def find_log_ends(files: StoreFiles, config: StoreConfig, directories: LogDirect
     for old in config.replace(enable_d_leger_commit_log=False).commit_log_dirs:
         if any(is_numbered(name, 20) for name in disk.listdir(old)):
             raise StoreError(
-                "a log from before raft mode is here, and a raft member cannot use it: start the "
-                "broker without enableDLegerCommitLog to serve it, the member with another storePathRootDir",
+                "a raft member cannot use this log, which was written without raft: start the broker without "
+                "enableDLegerCommitLog to serve the log, and the member with another storePathRootDir",
                 old,
             )
     segments, notes = list_segments(disk, directories, config.mapped_file_size_commit_log)

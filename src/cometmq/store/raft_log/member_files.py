@@ -122,5 +122,5 @@ def _number(found: dict[str, str], key: str, path: str, default: int | None) -> 
     if not text and default is not None:
         return default
     if not text.lstrip("-").isdecimal() or not text.isascii() or not -1 <= int(text) < 1 << 62:
-        raise StoreError(f"{key} is {text[:40]!r}, not an index or a term", path)
+        raise StoreError(f"{key} is {text[:40]!r}, which is not an entry's index or a term", path)
     return int(text)

@@ -213,7 +213,7 @@ class RaftLog:
         """
         data = self._log.read(entries.position, entries.length, reads)
         if data is None:
-            raise StoreError(f"the log no longer has data at {entries.position}")
+            raise StoreError(f"the log no longer contains the data at position {entries.position}")
         return data
 
     # -- appending --------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class RaftLog:
         if index <= self.committed:
             raise StoreError(f"entry {self.committed} is committed, so {index} cannot be dropped")
         if self._log.next != self._log.end or self._received:
-            raise StoreError("the tick must be committed first")
+            raise StoreError("entries cannot be removed while appended entries have not been written")
         if index > self.last:
             return
         # The new end of the log is the end of the entry before `index`. If a blank record lies between that

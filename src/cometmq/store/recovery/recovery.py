@@ -292,7 +292,7 @@ class Recovery:
             if result.damage:
                 damage = result.damage[0]
                 problem = f"entries at positions {damage.start} to {damage.stop} are damaged"
-                raise EntriesLost(f"{problem}, though committed", damage.path)
+                raise EntriesLost(f"{problem}, although they were committed", damage.path)
             result.end, replay.torn = self.raft_log.end, False
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
         # The first segment is kept even if the log is empty, because its name shows where the log begins.

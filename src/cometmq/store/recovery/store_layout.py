@@ -52,7 +52,7 @@ _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
 # The number of queue files that are checked first. If one of them has the configured length, the others need
 # no check: reading the directories of ten thousand queues takes half a second.
 _MAX_SAMPLED_QUEUES = 100
-_ANEW = "remove this directory: the next start makes it anew from the log"
+_ANEW = "remove this directory: the next start rebuilds it from the log"
 MAX_FILE_BYTES = (1 << 31) - 1
 """The maximum length of a file in bytes: Apache's broker maps its files, and Java cannot map more."""
 
@@ -118,7 +118,7 @@ def read_layout(
     """
     root = os.path.realpath(os.path.expanduser(root))
     if not disk.is_dir(root):
-        raise StoreError("there is no such directory", root)
+        raise StoreError("the directory does not exist", root)
     config = config or _found_config(disk, root, commit_log_dir)
     if disk.is_dir(config.root) and not same_directory(config.root, root):
         config = config.at_root().replace(store_path_commit_log="", read_only_commit_log_store_paths="")
@@ -130,7 +130,7 @@ def read_layout(
         config = config.replace(store_path_commit_log=paths, read_only_commit_log_store_paths="")
     elif missing := [path for path in config.commit_log_dirs if not disk.is_dir(path)]:
         if config.store_path_commit_log and not disk.is_dir(os.path.join(root, "commitlog")):
-            raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
+            raise StoreError(f"the configured log directory {', '.join(missing)} does not exist", root)
         # The configured path does not exist: the store was moved here with its configuration.
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     if moved := misplaced(disk, config):
@@ -148,7 +148,7 @@ def read_layout(
     index = _possible(numbered_files(disk, config.location(INDEX), 17, strays), 0, strays)
     for directory in config.commit_log_dirs:
         if not disk.is_dir(directory):
-            raise StoreError("there is no commitlog directory here", root)
+            raise StoreError("the store has no commitlog directory", root)
     if segments:
         config = config.replace(
             mapped_file_size_commit_log=_common_length(segments, config.mapped_file_size_commit_log)
@@ -227,10 +227,10 @@ def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
         return config
     if any(is_numbered(name, 20) for path in plain.commit_log_dirs for name in disk.listdir(path)):
         problem = f"the logs of a broker without raft and of the raft member {found[0]} are here"
-        raise StoreError(f"{problem}; move one of them to a directory of its own", root)
+        raise StoreError(f"{problem}; move one of the logs to its own directory", root)
     if len(found) > 1:
         problem = f"the logs of several raft members are here, {', '.join(sorted(found))}"
-        raise StoreError(f"{problem}; a broker.conf with dLegerSelfId selects one", root)
+        raise StoreError(f"{problem}; a broker.conf with dLegerSelfId selects a member", root)
     return config.replace(
         enable_d_leger_commit_log=True, d_leger_self_id=found[0], d_leger_group=config.d_leger_group or "?"
     )
@@ -320,7 +320,7 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
     for key in misplaced(disk, config):
         usual = os.path.join(config.root, LOCATIONS[key])
         remedy = "move it to the new path, or remove the setting, which Apache's broker ignores"
-        raise ConfigError(key, config.location(key), f"the path of what is at {usual} now ({remedy})")
+        raise ConfigError(key, config.location(key), f"the path of the files at {usual} ({remedy})")
 
 
 def check_paths(config: StoreConfig) -> None:
@@ -492,7 +492,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
 
     segments = log_files(disk, config, [])
     where, key = ", ".join(config.commit_log_dirs), f"mappedFileSizeCommitLog={of_segments}"
-    remedy = f"truncate -s {of_segments} gives it its length back"
+    remedy = f"truncate -s {of_segments} restores its length"
     _check(disk, segments, of_segments, last_of_segments, where, key, remedy)
 
     where = config.location(INDEX)
@@ -524,18 +524,18 @@ def _check(
     """
     for file in files:
         if file.length > size or file.base % size:
-            raise StoreError(f"{file.length} bytes in {file.path} contradict {key}", where)
+            raise StoreError(f"the length of {file.path}, {file.length} bytes, contradicts {key}", where)
     lengths = Counter(file.length for file in files if file.length)
     if size in lengths or size == last:
         return
     for length, count in lengths.most_common():
         if count > 1 or length == last:
-            raise StoreError(f"files of {length} bytes contradict {key}", where)
+            raise StoreError(f"the length of the files, {length} bytes, contradicts {key}", where)
     with ReadOnlyFiles(disk) as contents:
         for file in files:
             if first_byte(contents, file.path, 0, file.length) is not None:
-                misfit = f"{file.length} bytes in {file.path} contradict {key}"
+                misfit = f"the length of {file.path}, {file.length} bytes, contradicts {key}"
                 raise StoreError(
-                    f"{misfit}: it is unknown which is wrong. If the file was cut short, {remedy}",
+                    f"{misfit}: either the file or the setting is wrong. If the file was truncated, {remedy}",
                     where,
                 )

@@ -159,7 +159,7 @@ def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRu
             return table
         _no_neighbours(table, known, "")
         if not isinstance(table.get(name), dict):
-            raise BodyError(kind.__name__, "the file does not contain this table", name)
+            raise BodyError(kind.__name__, "the table is missing in the file", name)
         _no_neighbours(table.get("dataVersion"), DataVersion.__struct_encode_fields__, "dataVersion")
         check(table[name])
         kind.from_plain(table)
@@ -181,7 +181,7 @@ def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
             if not isinstance(entry, dict):
                 raise BodyError(kind.__name__, "it is not an object", name)
             if entry.get(name_field, name) != name:
-                raise BodyError(kind.__name__, f"its entry has the name {entry[name_field]!r}", name)
+                raise BodyError(kind.__name__, f"the name in the entry differs: {entry[name_field]!r}", name)
             filter_type = entry.get("topicFilterType")
             if isinstance(filter_type, str) and filter_type not in _FILTER_TYPES:
                 raise BodyError(kind.__name__, f"{filter_type!r} is not a filter type", name)

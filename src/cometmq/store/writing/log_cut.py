@@ -79,7 +79,7 @@ def finish_cut(
     cut = note.read()
     if cut is None:
         return
-    log.warning("cutting the log at position %d, as requested", cut.log_end)
+    log.warning("truncating the log at position %d, as requested", cut.log_end)
     abort.set()
     checkpoint.lower(cut.stored_ms)
     ends.forget()

@@ -220,5 +220,6 @@ class RecordDispatch:
             queue = self._queues.of_record(topic, queue_id)
         if not self._order.add(queue, facts, may_wait=may_wait):
             raise StartEarlier(
-                f"consume queue {topic}/{queue_id} ends at {queue.max_offset}, not at {facts.queue_offset}"
+                f"consume queue {topic}/{queue_id} ends at offset {queue.max_offset}, but the next record "
+                f"has offset {facts.queue_offset}"
             )

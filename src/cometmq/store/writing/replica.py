@@ -40,7 +40,7 @@ class ReplicaMismatch(StoreError, Terminal):
     """Raised if received bytes do not begin at the position where the log continues."""
 
     def __init__(self, own_end: int, position: int) -> None:
-        super().__init__(f"the log goes on at {own_end}, the master sends what begins at {position}")
+        super().__init__(f"the log continues at {own_end}, but the master sends data from {position}")
         self.args = (own_end, position)
         self.own_end = own_end
         self.position = position
