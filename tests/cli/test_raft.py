@@ -55,6 +55,6 @@ async def test_a_group_is_shown_and_changed(group):
     async with asyncio.timeout(60):
         refused = await run(group, "add", "n9")
     assert refused.exit_code
-    assert "n9 is unknown" in str(refused.exception)
+    assert "n9 sent no address" in str(refused.exception)
     nobody = await run(group, "status", "-b", "brokera")
     assert "did you mean broker-a?" in str(nobody.exception)
