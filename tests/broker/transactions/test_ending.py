@@ -27,6 +27,7 @@ from tests.kit.recording_disk import RecordingDisk
 from tests.kit.waiting import until
 
 from cometmq.broker.transactions import ending
+from cometmq.broker.transactions import records as transaction_records
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
 from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import offset_id_of
@@ -316,6 +317,28 @@ class TestRefusingStore:
         assert await bodies(peer, OP) == [b"0"]
         assert await bodies(peer) == [b"half"]
         assert await bodies(peer, HALF) == [b"half"]
+
+    async def test_an_unexpected_error_of_one_end_concerns_no_other_request_of_its_tick(
+        self, peer, monkeypatch
+    ):
+        places = [await prepare(peer, b"%d" % number) for number in range(2)]
+        destination, fails = transaction_records.checked_destination, iter((True, False))
+
+        def unexpected(*given):
+            if next(fails):
+                raise MemoryError("none left")
+            return destination(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transaction_records, "checked_destination", unexpected)
+            async with asyncio.timeout(10):
+                first, second, sent = await asyncio.gather(
+                    *(end(peer, place) for place in places), peer.send(topic="Other", body=b"sent")
+                )
+        refused(first, 1, "MemoryError: none left")
+        assert (second.code, sent.code) == (0, 0)
+        assert await bodies(peer) == [b"1"]
+        assert (await end(peer, places[0])).code == 0
 
     async def test_a_tick_that_is_not_written_leaves_it_open(self, cluster, peer, monkeypatch):
         place = await prepare(peer)

@@ -155,7 +155,7 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             if ending.commits:
                 try:
                     twins[number] = self._committed(ending.half, ending.offset, targets)
-                except (StoreRefused, CommandError) as error:
+                except Exception as error:  # even an unexpected one must not affect the others of this tick
                     failed[number] = _command_error(error)
         numbers, appender = list(twins), self.store.appender
         refused = appender.append_all(list(twins.values()), appender.limits_within_store)
@@ -165,11 +165,11 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             (endings[number].offset, twins[number].physical_offset if number in twins else 0)
             for number in numbers
         ]
-        without_op: Mapping[int, StoreRefused | CommandError] = {}
+        without_op: Mapping[int, Exception] = {}
         try:
             if closed:
                 without_op = self.ops(closed)
-        except (StoreRefused, CommandError) as error:
+        except Exception as error:
             without_op = dict.fromkeys(range(len(closed)), error)
         for index, refusal in without_op.items():
             if numbers[index] in twins:
@@ -249,5 +249,10 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
         )  # fmt: skip
 
 
-def _command_error(error: StoreRefused | CommandError) -> CommandError:
-    return error if isinstance(error, CommandError) else CommandError(error.response_code, error.remark)
+def _command_error(error: Exception) -> CommandError:
+    if isinstance(error, CommandError):
+        return error
+    if isinstance(error, StoreRefused):
+        return CommandError(error.response_code, error.remark)
+    log.error("ending a transaction failed", exc_info=error)
+    return CommandError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
