@@ -24,12 +24,14 @@ class Sender(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         opaque: The request's number, in decimal digits.
         waits: Whether the response must wait until the message is as durable as the broker promises.
+        more: Further ext fields of the response, see `transaction_field` and `recall_field`.
     """
 
     connection: Connection
     opaque: bytes
     queue_id: int
     waits: bool
+    more: bytes = b""
 
 
 _lengths = struct.Struct(">II").pack
@@ -44,7 +46,7 @@ _SEND = (
 # share, then with those of one message.
 _OK = (
     b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
-    b'"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%b,"serializeTypeCurrentRPC":"JSON","version":'
+    b'"queueOffset":"%%d"%%b},"flag":1,"language":"JAVA","opaque":%%b,"serializeTypeCurrentRPC":"JSON","version":'
     b"%d}"
 )
 _PULL = (
@@ -65,6 +67,17 @@ def frame_of(header: bytes, body_size: int = 0) -> bytes:
     """
     size = len(header)
     return _lengths(4 + size + body_size, size) + header
+
+
+def recall_field(handle: str) -> bytes:
+    """Return the ext field with the recall handle of a message with a delivery time, if it has one."""
+    return b',"recallHandle":"%b"' % handle.encode() if handle else b""
+
+
+def transaction_field(unique_key: bytes) -> bytes:
+    """Return the ext field with the transaction id of a half message: its unique key, if it has one."""
+    text = unique_key.decode("utf-8", "replace")
+    return b',"transactionId":' + json.dumps(text).encode() if text else b""
 
 
 class SendReplies:
@@ -106,7 +119,7 @@ class SendReplies:
         for message in messages:
             sender: Sender = message.sender
             header = template % (
-                message.physical_offset, sender.queue_id, message.queue_offset, sender.opaque
+                message.physical_offset, sender.queue_id, message.queue_offset, sender.more, sender.opaque
             )  # fmt: skip
             size = len(header)
             sender.connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
@@ -118,17 +131,12 @@ class SendReplies:
         ids: bytes,
         queue_id: int,
         queue_offset: int,
-        *,
-        recall_handle: str = "",
-        transaction_id: str = "",
+        more: bytes = b"",
     ) -> bytes:
         """Return a response with message ids.
 
         `code` is SUCCESS, or the code for messages that were stored, but not flushed or replicated in time.
         """
-        more = b',"recallHandle":"%b"' % recall_handle.encode() if recall_handle else b""
-        if transaction_id:
-            more += b',"transactionId":' + json.dumps(transaction_id).encode()
         return frame_of(self._before % (code, ids, queue_id, queue_offset, more, opaque, b""))
 
 

@@ -226,7 +226,7 @@ class Writer:
             sender: Sender = send.sender
             ids = replies.message_id(send.physical_offset)
             sender.connection.write(
-                replies.reply(code, int(sender.opaque), ids, sender.queue_id, send.queue_offset)
+                replies.reply(code, int(sender.opaque), ids, sender.queue_id, send.queue_offset, sender.more)
             )
         for outcome in outcomes:
             outcome(code, None)

@@ -13,16 +13,14 @@ take most of it, and this module about 3 µs.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.names import check_topic
-from cometmq.broker.base.replies import Sender
+from cometmq.broker.base.replies import Sender, recall_field, transaction_field
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.writer import Writer
@@ -150,7 +148,7 @@ class SendProcessor:
             queue_id = random.randrange(max(rules.write_queues, 1))
         if header.batch:
             return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
-        delay_ms = None
+        delay_ms, more = None, b""
         sys_flag = header.sys_flag | rules.sys_flag
         form, unique = self._forms.find(header.properties, frame.version)
         properties = form.before + unique + form.behind
@@ -162,11 +160,14 @@ class SendProcessor:
                 # message, or a retry or dead letter, which old clients send with the flags of the original
                 # message.
                 sys_flag &= ~TRANSACTION_BITS
-            if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
-                self._send_named(connection, frame, header, place, sys_flag, queue_id, form)
+            if place.timed is not None:
+                self._send_timed(connection, frame, header, place.timed, sys_flag, queue_id, form)
                 return None
-            if place.topic == TRANS_HALF_TOPIC and topic[0] != "%":
-                self.templates.look(frame, header, sys_flag)
+            if place.topic == TRANS_HALF_TOPIC:
+                if compat.is_5x(frame.version):
+                    more = transaction_field(value_of(place.properties, b"UNIQ_KEY"))
+                if topic[0] != "%":
+                    self.templates.look(frame, header, sys_flag)
             topic, queue_id, properties, delay_ms, _ = place
         else:
             self.templates.look(frame, header, sys_flag)
@@ -177,7 +178,7 @@ class SendProcessor:
             raise self._refused(refusal) from None
         sender: Sender | None = None
         if not frame.is_oneway:
-            sender = Sender(connection, b"%d" % frame.opaque, asked_queue_id, form.waits)
+            sender = Sender(connection, b"%d" % frame.opaque, asked_queue_id, form.waits, more)
         traits = Traits(
             flag=header.flag,
             sys_flag=sys_flag,
@@ -199,34 +200,21 @@ class SendProcessor:
         )
         return None
 
-    def _send_named(
+    def _send_timed(
         self,
         connection: Connection,
         frame: Frame,
         header: SendMessageRequestHeader,
-        place: Place,
+        timed: Timed,
         sys_flag: int,
         queue_id: int,
         form: StoredForm,
     ) -> None:
-        """Store a message whose response contains more than a message id.
-
-        The response to a message with a delivery time contains the recall handle; the response to a half
-        message of a 5.x client contains the transaction id.
-        """
-        timed, handle, transaction_id = place.timed, "", ""
-        append: Callable[..., TickMessage]
-        if timed is not None:
-            append, handle = partial(self.timers.append, timed), self.timers.handle(timed)
-        else:
-            transaction_id = value_of(place.properties, b"UNIQ_KEY").decode("utf-8", "replace")
-            append = partial(
-                self._appender.append, place.topic, place.queue_id,
-                properties=place.properties, tags_code=form.tags_code,
-            )  # fmt: skip
+        """Store a message with a delivery time. The response contains the recall handle."""
         try:
-            message = append(
-                body=frame.body,
+            message = self.timers.append(
+                timed,
+                frame.body,
                 flag=header.flag,
                 sys_flag=sys_flag,
                 born_timestamp_ms=header.born_timestamp,
@@ -235,10 +223,10 @@ class SendProcessor:
             )
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
-        replies, opaque = self.writer.replies, frame.opaque
+        replies, opaque, more = self.writer.replies, frame.opaque, recall_field(self.timers.handle(timed))
 
         def answer(code: int, remark: str | None) -> None:
-            if remark is None and timed is not None and not timed.code.recall:
+            if remark is None and not timed.code.recall:
                 self.tables.timers.count(timed.topic, 1)
             if frame.is_oneway:
                 return
@@ -246,12 +234,7 @@ class SendProcessor:
                 connection.respond(frame, code, remark=remark)
                 return
             ids = replies.message_id(message.physical_offset)
-            offset = message.queue_offset
-            connection.write(
-                replies.reply(
-                    code, opaque, ids, queue_id, offset, recall_handle=handle, transaction_id=transaction_id
-                )
-            )
+            connection.write(replies.reply(code, opaque, ids, queue_id, message.queue_offset, more))
 
         self.writer.appended(answer, form.waits)
 

@@ -5,7 +5,7 @@ The headers of a producer differ in the born time, the unique key and the reques
 result of parsing and checking it (protocol/frame.py, send.py) is cached under the bytes around the three
 values. From then on, these bytes are only compared, not parsed, and the message goes directly to the store.
 This reduces the CPU time of a 1 KiB send to two thirds, not counting the sockets. The headers of half
-messages are cached, too, except those of 5.x clients, whose responses differ.
+messages are cached, too.
 
 The fast path assumes nothing about how clients write headers. Before a header is cached, this module creates
 a twin with three other values, and checks that parsing produces the same result for both, except for these
@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from cometmq.broker.base.replies import Sender
+from cometmq.broker.base import compat
+from cometmq.broker.base.replies import Sender, transaction_field
 from cometmq.broker.send.stored_form import StoredForm, StoredForms
 from cometmq.errors import FrameError
 from cometmq.protocol.codes import TRANS_HALF_TOPIC
@@ -46,6 +47,7 @@ MAX_HEADER_BYTES = 2_048  # maximum length of a send header that can be cached, 
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
+NAMED_KEY = b"__transactionId__\x01"
 ZERO = ord("0")  # a number that begins with 0 is either 0 or invalid JSON; the cache is not used for it
 _word = struct.Struct(">I").pack
 # Matches the bytes of a header that follow BORN, the key of the born time. The variable parts are the born
@@ -64,12 +66,15 @@ class Known(NamedTuple):
     """The result of parsing and checking a send header, cached for equal headers.
 
     `queue_id` is the queue id in the response. For a half message, it differs from that of `queue`.
+    `names_key` tells whether the response and the end of the stored properties contain the unique key as
+    transaction id, as they do for half messages of 5.x clients.
     """
 
     queue: ConsumeQueue
     form: StoredForm
     traits: Traits
     queue_id: int
+    names_key: bool
 
 
 HalfProperties = Callable[[Frame, SendMessageRequestHeader, int, bytes], bytes | None]
@@ -135,7 +140,7 @@ class SendTemplates:
                 break
         else:
             return False
-        queue, form, traits, queue_id = known
+        queue, form, traits, queue_id, names_key = known
         if (
             not (unique.isalnum() and opaque.isdigit() and born.isdigit())
             or opaque[0] == ZERO
@@ -144,12 +149,15 @@ class SendTemplates:
             or (len(opaque) > 9 and int(opaque) > INT32_MAX)
         ):
             return False
+        properties, more = form.before + unique + form.behind, b""
+        if names_key:
+            properties, more = properties + unique, transaction_field(unique)
         self._enqueue(
             TickMessage(
-                Sender(connection, opaque, queue_id, form.waits),
+                Sender(connection, opaque, queue_id, form.waits, more),
                 queue,
                 buffer[end:stop],
-                form.before + unique + form.behind,
+                properties,
                 int(born),
                 connection.peer_host,
                 unique if form.only_key else None,
@@ -188,7 +196,7 @@ class SendTemplates:
         found = self._long_way(head, parts)
         if found is None or found != self._long_way(head, _twin(parts)):
             return False
-        topic, stored_in, queue_id, form, traits = found
+        topic, stored_in, queue_id, form, traits, names_key = found
         queue = self._queues.find_queue(topic, stored_in)
         if queue is None:
             return False
@@ -203,12 +211,12 @@ class SendTemplates:
             cuts.append(_divider(*parts).unpack)
         traits = replace(traits, sys_flag=sys_flag)
         traits = self._traits.setdefault(traits, traits)
-        self._known[key] = Known(queue, form, traits, queue_id)
+        self._known[key] = Known(queue, form, traits, queue_id, names_key)
         if new:
             self._bytes += len(head) + len(rest)
         return True
 
-    def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, int, StoredForm, Traits] | None:
+    def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, int, StoredForm, Traits, bool] | None:
         """Parse and check a header. The result omits the born time, unique key and request number.
 
         The result contains the topic and queue id in which the message is stored, the requested queue id, the
@@ -230,19 +238,21 @@ class SendTemplates:
             return None
         form, key = self._forms.find(send.properties, frame.version)
         stored = form.before + key + form.behind
-        topic, queue_id = send.topic, send.queue_id
+        topic, queue_id, names_key = send.topic, send.queue_id, False
         if not form.plain:
             half = self._half_properties(frame, send, queue_id, stored)
             if half is None:
                 return None
-            topic, queue_id, stored = TRANS_HALF_TOPIC, 0, half
+            topic, queue_id, stored, names_key = TRANS_HALF_TOPIC, 0, half, compat.is_5x(frame.version)
         before, name, behind = stored.partition(UNIQUE_KEY + unique)
-        if not name:
+        if not name or (names_key and not behind.endswith(NAMED_KEY + unique)):
             return None
+        if names_key:
+            behind = behind.removesuffix(unique)
         only_key = index_keys(stored) == [unique]
         form = replace(form, before=before + UNIQUE_KEY, behind=behind, only_key=only_key)
         traits = Traits(send.flag, send.sys_flag, send.reconsume_times or 0, form.tags_code)
-        return topic, queue_id, send.queue_id, form, traits
+        return topic, queue_id, send.queue_id, form, traits, names_key
 
 
 def _divider(*parts: bytes) -> Any:

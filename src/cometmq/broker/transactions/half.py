@@ -16,7 +16,7 @@ from cometmq.protocol.codes import TRANS_HALF_TOPIC
 from cometmq.protocol.ids import encode_offset_id
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.template import Template, TemplateCache, template_fields
-from cometmq.protocol.properties.values import decode_properties, put, value_of
+from cometmq.protocol.properties.values import VALUE_END, decode_properties, put, value_of
 from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
 from cometmq.protocol.record.one import Buffer, body_crc, encode_record, record_parts
 
@@ -25,6 +25,7 @@ REMOVED = b"d"
 MIN_CHECKS = 15
 """The minimum number of checks before a half message expires, because its producers may start late."""
 _DIGITS = 18
+_TRANSACTION_ID = b"\x02__transactionId__\x01"
 
 
 def number_of(text: str | None) -> int | None:
@@ -156,7 +157,11 @@ def half_of(record: Buffer, at: int = 0) -> Half:
     ) = head  # fmt: skip
     body = bytes(record[body_at:body_end])
     properties = bytes(record[topic_end + 2 : at + size])
-    form, unique = _forms.find(properties)
+    named_at = properties.rfind(_TRANSACTION_ID)  # the last property of half messages of 5.x clients
+    if named_at >= 0 and properties.find(VALUE_END, named_at + 1) < 0:
+        form, unique = _forms.find(properties[:named_at])  # without a second copy of the unique key
+    else:
+        form, unique = _forms.find(properties)
     return Half(
         str(record[topic_at:topic_end], "utf-8", "replace"), queue_id, offset, position, flag, sys_flag,
         born_ms, born_host, stored_ms, store_host, reconsume_times, body, crc, properties, unique, form,
