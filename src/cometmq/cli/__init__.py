@@ -12,9 +12,10 @@ import time
 
 # The monotonic time at which this process started. The ready line shows the time since then.
 STARTED_S = time.monotonic()
-# The garbage collector's first threshold during the start. The imports create 100,000 objects and hardly any
-# reference cycle; with Python's default of 700 the collections took an eighth of a broker's start.
-START_THRESHOLD = 50_000
+# The garbage collector's first threshold in a command, and during the start of a server. The imports create
+# 100,000 objects and hardly any reference cycle; with Python's default of 700 the collections took an eighth
+# of a broker's start.
+START_THRESHOLD = 10_000
 
 
 def main() -> None:
