@@ -46,6 +46,28 @@ WIRE_NAMES = {
         "proxyFrowardClientId bulk"
     ),
     "PullMessageResponseHeader": "suggestWhichBrokerId! nextBeginOffset! minOffset! maxOffset!",
+    "PopMessageRequestHeader": (
+        "consumerGroup! topic! queueId! maxMsgNums! invisibleTime! pollTime bornTime initMode expType exp "
+        "order attemptId bname"
+    ),
+    "PopMessageResponseHeader": (
+        "popTime! invisibleTime! reviveQid! restNum startOffsetInfo msgOffsetInfo orderCountInfo"
+    ),
+    "PopLiteMessageRequestHeader": (
+        "clientId! consumerGroup! topic! maxMsgNum! invisibleTime! pollTime bornTime attemptId bname"
+    ),
+    "AckMessageRequestHeader": "consumerGroup! topic! queueId! extraInfo! offset! liteTopic bname",
+    "ChangeInvisibleTimeRequestHeader": (
+        "consumerGroup! topic! queueId! extraInfo! offset! invisibleTime! suspend liteTopic bname"
+    ),
+    "ChangeInvisibleTimeResponseHeader": "popTime! invisibleTime! reviveQid!",
+    "PeekMessageRequestHeader": "topic! queueId! maxMsgNums! consumerGroup! bname",
+    "NotificationRequestHeader": (
+        "consumerGroup! topic! queueId! pollTime! bornTime! order attemptId expType exp bname"
+    ),
+    "NotificationResponseHeader": "hasMsg! pollingFull",
+    "PollingInfoRequestHeader": "consumerGroup! topic! queueId! bname",
+    "PollingInfoResponseHeader": "pollingNum!",
     "RecallMessageRequestHeader": "topic! recallHandle producerGroup bname",
     "RecallMessageResponseHeader": "msgId!",
     "ListTimersRequestHeader": "maxMsgNums afterMs afterPosition topic key",

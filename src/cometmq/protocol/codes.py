@@ -154,6 +154,9 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     POLLING_INFO = 200055
     POP_ROLLBACK = 200056
+    POP_LITE_MESSAGE = 200070
+    LITE_SUBSCRIPTION_CTL = 200071
+    NOTIFY_UNSUBSCRIBE_LITE = 200073
     BATCH_ACK_MESSAGE = 200151
 
 
@@ -178,7 +181,8 @@ NAMESRV_REQUESTS = frozenset(
 class ResponseCode(IntEnum):
     """The codes of responses.
 
-    The codes 209 to 211 have the names of 4.9; in 5.x, these numbers belong to the POP protocol.
+    Two numbers have two meanings: 209 and 210 are failures of access commands in 4.9, and ends of a held POP
+    request in 5.x. `response_name` returns the names of 4.9 for them.
     """
 
     SUCCESS = 0
@@ -216,7 +220,9 @@ class ResponseCode(IntEnum):
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
     UPDATE_AND_CREATE_ACL_CONFIG_FAILED = 209
+    POLLING_FULL = 209
     DELETE_ACL_CONFIG_FAILED = 210
+    POLLING_TIMEOUT = 210
     UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     BROKER_DISPATCH_NOT_COMPLETE = 212
     BROADCAST_CONSUMPTION = 213
@@ -224,6 +230,8 @@ class ResponseCode(IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
+    LMQ_QUOTA_EXCEEDED = 2017
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 2018
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 
@@ -365,6 +373,8 @@ TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 REPLY_TOPIC_POSTFIX = "_REPLY_TOPIC"
+REVIVE_TOPIC_PREFIX = "rmq_sys_REVIVE_LOG_"
+"""The prefix of the topic that logs POP consumption. The cluster's name follows it."""
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """The name server's key-value namespace that stores how many queues of an ordered topic each broker has."""
 
@@ -404,6 +414,8 @@ BUILT_IN_GROUPS = (
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"
 """The broker's internal group. Its consumer offsets are the broker's progress in half and op messages."""
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
+"""The broker's internal group that reads the topic with REVIVE_TOPIC_PREFIX."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 

@@ -2,5 +2,6 @@
 
 from cometmq.protocol.bodies.admin import *  # noqa: F403
 from cometmq.protocol.bodies.client import *  # noqa: F403
+from cometmq.protocol.bodies.pop import *  # noqa: F403
 from cometmq.protocol.bodies.route import *  # noqa: F403
 from cometmq.protocol.json_body import Body as Body

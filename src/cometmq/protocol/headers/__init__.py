@@ -13,3 +13,4 @@ from cometmq.protocol.headers.admin import *  # noqa: F403
 from cometmq.protocol.headers.client import *  # noqa: F403
 from cometmq.protocol.headers.message import *  # noqa: F403
 from cometmq.protocol.headers.namesrv import *  # noqa: F403
+from cometmq.protocol.headers.pop import *  # noqa: F403
