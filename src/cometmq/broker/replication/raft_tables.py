@@ -86,7 +86,7 @@ class GroupSync(MetadataSync):
         )
         self._one_copy = asyncio.Lock()  # Prevents an older response from being applied after a newer one
         self._wanted = 0  # Number of calls of `settings` so far
-        self._copied = 0  # Number of calls of `settings` that are complete
+        self._copied = 0  # Number of calls of `settings` for which a copy has finished
 
     async def sync(self) -> None:
         """Copy all tables once. A table whose copy fails is copied in the next cycle."""
@@ -343,8 +343,8 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        # Fail if this member has not yet applied all deletions of topics. Otherwise, if it became the leader,
-        # the queues of deleted topics could reappear.
+        # Fail if this member has not yet applied all deletions of topics. If it became the leader without
+        # them, the queues of deleted topics could reappear.
         if self._sync.deletions_wait:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,

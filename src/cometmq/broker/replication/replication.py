@@ -47,7 +47,8 @@ class Replication:
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
         if store.slave:
-            # Imported here, because the start of a master is faster without them.
+            # The classes of a slave are imported here so that a master, which does not need them, starts
+            # faster.
             from cometmq.broker.replication.ha_client import HaClient
             from cometmq.broker.replication.metadata_sync import MetadataSync
 

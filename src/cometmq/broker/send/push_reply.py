@@ -114,9 +114,11 @@ class ReplyProcessor:
         properties: bytes,
         body: bytes | memoryview,
     ) -> str:
-        """Push a reply.
+        """Push a reply to the client that waits for it.
 
-        Return "" on success, or in Apache's words why the client did not receive the reply.
+        Returns:
+            "" on success. Otherwise the reason why the client did not receive the reply, worded as by
+            Apache's broker.
         """
         client_id = value_of(properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
         if not client_id:

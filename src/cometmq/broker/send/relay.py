@@ -105,7 +105,10 @@ class Relay:
         return {code: self._handler(each) if code in codes else each for code, each in handlers.items()}
 
     def shortcuts(self, shortcuts: Mapping[bytes, Shortcut]) -> dict[bytes, Shortcut]:
-        """Wrap the shortcuts for sends: while the relay is active, sends take the normal path instead."""
+        """Return the shortcuts for sends, each disabled while the relay is active.
+
+        A request that no shortcut handles is decoded and goes to its normal handler, which can relay it.
+        """
         return {start: self._shortcut(each) for start, each in shortcuts.items()}
 
     def _shortcut(self, shortcut: Shortcut) -> Shortcut:

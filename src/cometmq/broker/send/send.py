@@ -120,7 +120,10 @@ class SendProcessor:
         )
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
-        """Return, by the header's first bytes, functions that may handle a request without decoding it."""
+        """Return functions that may handle a request without decoding its header.
+
+        Each key contains the first bytes of the headers that its function may handle.
+        """
         return {b'{"code":310,': self.templates.send}
 
     def configure(self) -> None:

@@ -23,7 +23,7 @@ from cometmq.text import printable
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 """The properties that can contain a delivery time.
 
-If a message has several, the first in this list counts.
+If a message has several of them, the first one in this list is used.
 """
 _PROOF_S = 60.0
 """How long, in seconds, a clock that jumped forward must keep the new time before messages are delivered.
@@ -31,7 +31,8 @@ _PROOF_S = 60.0
 The period gives an operator or a time daemon the chance to correct a wrong clock. If instead the jump was
 right, the messages that it made due are late already, so a further minute does little harm.
 """
-# Bytes that later copies and the delivery may add to the properties, so a send may not use them.
+# The number of property bytes that a send with a delivery time must leave free. The delivery, and the copies
+# that are made of a waiting message, add properties.
 _ROOM = 128
 
 

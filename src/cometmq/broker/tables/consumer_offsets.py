@@ -150,7 +150,7 @@ class ConsumerOffsets:
                 self.dirty = True
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Replace all offsets with the content of a file, in which numbers used as keys are strings."""
+        """Replace all offsets with the content of a file. In the file, queue ids are strings."""
         for index in (self._table, self._topics, self._groups):
             index.clear()
         illegal = []

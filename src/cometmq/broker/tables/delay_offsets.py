@@ -29,7 +29,7 @@ class DelayOffsets:
         The offsets in the file include all deliveries that were stored before this position.
         """
         self.reached: Callable[[], int] = lambda: self.log_position
-        """Returns a log position: the current offsets include all deliveries stored before it."""
+        """Returns a log position such that the current offsets include all deliveries stored before it."""
 
     def get(self, level: int) -> int:
         """Return the offset of a delay level's next message to deliver, or 0 before its first delivery."""
@@ -48,7 +48,7 @@ class DelayOffsets:
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """Return the offsets in the form of Apache's broker, without the log position."""
+        """Return the offsets in the form of Apache's broker, which does not include `log_position`."""
         return {"offsetTable": {level: offset for level, offset in self._table.items() if offset}}
 
     def to_file(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class TimerState:
         self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
         """Returns the current progress of timer messages, or None if it cannot be determined."""
-        self._taken = -1  # Number of changes that `mark` includes; -1 before `mark` was first set
+        self._taken = -1  # value of `changes` when `mark` was last set; -1 if `mark` has not been set
 
     def count(self, topic: str, change: int) -> None:
         """Add `change` to the number of waiting messages that will be delivered to a topic."""

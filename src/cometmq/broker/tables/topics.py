@@ -231,14 +231,15 @@ class TopicTable:
         topics: Mapping[str, TopicConfig],
         stored: Callable[[str], int] = lambda _topic: 0,
     ) -> None:
-        """Add the topics of a file or of a master to the built-in topics, which they may replace.
+        """Add the topics of a file or of a master. They replace built-in topics of the same names.
 
-        Topics with invalid names are omitted, unless a built-in topic has the name. A number of queues above
-        maxTopicQueueNums is lowered to that limit, but not below the number of queues that have messages.
+        Topics with invalid names are omitted, except those that replace built-in topics. A number of queues
+        above maxTopicQueueNums is lowered to that limit, but not below the number of queues that have
+        messages.
 
         Args:
-            version: The version of the table.
-            topics: The topics.
+            version: The new version of the table, or None to keep its current version.
+            topics: The topics, by name.
             stored: Returns how many queues of a topic have messages.
         """
         legal = {

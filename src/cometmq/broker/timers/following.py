@@ -93,7 +93,7 @@ class Known(msgspec.Struct, eq=False):
         return ~(done | linked), linked & ~done
 
     def counts_done(self, offset: int, position: int) -> bool:
-        """Return whether a message no longer waits, although the saved progress counts it as waiting."""
+        """Return whether a message is done although the saved progress still counts it as waiting."""
         return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
 
     @property

@@ -77,15 +77,16 @@ class Pending:
     def __init__(self) -> None:
         self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        # The recalls, by the minute of their TIMER_OUT_MS. Instead of a delivery time, a recall has the hash
-        # of its key. Instead of TIMER_OUT_MS, it has 1 if it has reduced the number of waiting messages, else
-        # 0.
+        # The recalls, grouped by the minute of their TIMER_OUT_MS. The buckets' two columns for message times
+        # have another use here. The column of delivery times contains the hash of the recall's key. The
+        # column of TIMER_OUT_MS contains 1 if the recall has reduced the number of waiting messages, else 0.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """For recently used minutes of TIMER_OUT_MS: the hashes of all recalls, and of the counted recalls.
+        """For each recently used minute: the hashes of all recalls, and the hashes of the counted recalls.
 
-        A counted recall has reduced the number of waiting messages of its topic.
+        The minute is that of the recalls' TIMER_OUT_MS. A counted recall has reduced the number of waiting
+        messages of its topic.
         """
         self._log_position = 0  # `log_position` of the last high-water mark
         # TIMER_OUT_MS and log position of each delivered, moved or recalled message that no high-water mark
@@ -224,8 +225,11 @@ class Pending:
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
         """Return up to `most` waiting messages that must be stored again at the end of the log.
 
-        These are the messages before a log position. Each is a pair of its log position and its delivery
-        time: a time on the monotonic clock, or None for a wall-clock time. The list is empty if none is left.
+        These are messages stored before the log position `position`. An empty list means that none is left.
+
+        Returns:
+            For each message, its log position and its delivery time (ms) on the monotonic clock. The time is
+            None if the message is delivered by the wall clock.
         """
         while not (found := self._some_to_move(most)):
             first = self._first_position()
@@ -296,7 +300,7 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Remove the done messages that the new high-water mark covers. Return whether others are left.
+        """Remove the done messages that the new high-water mark covers. Return whether any are left.
 
         The mark covers messages whose TIMER_OUT_MS is below `first_out`, and messages whose log position is
         below `first_position`.
@@ -306,8 +310,8 @@ class Pending:
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        # Of too many messages, store only the highest TIMER_OUT_MS and the highest log position. A high-water
-        # mark that covers these values covers all the messages.
+        # If there are too many messages, replace them with a single pair of values: the highest TIMER_OUT_MS
+        # and the highest log position. A high-water mark that covers this pair covers each of the messages.
         if len(outs) > _MAX_DONE:
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")

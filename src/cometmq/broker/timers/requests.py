@@ -36,7 +36,8 @@ log = logs.logger(__name__)
 # The limits of one page: returned messages, examined messages, and bytes.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
-NO_TIME = -1  # in lists of waiting messages: replaces TIMER_OUT_MS, which messages with a delay level lack
+# Stands for TIMER_OUT_MS in the list entries of messages with a delay level, which have no TIMER_OUT_MS.
+NO_TIME = -1
 
 
 class Page(msgspec.Struct, eq=False):
@@ -188,7 +189,7 @@ class TimerProcessor(msgspec.Struct, eq=False, kw_only=True):
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
         """Return a page of waiting messages, sorted by delivery time, including the messages of delay levels.
 
-        This is CometMQ's own request.
+        RocketMQ has no such request: it is an addition of CometMQ.
         """
         header = frame.header(ListTimersRequestHeader)
         page = await (self._with_key(header, header.key) if header.key else self._page(header))

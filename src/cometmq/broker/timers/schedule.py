@@ -204,15 +204,16 @@ class ScheduleService:
         used = self.store.queues.of_topic(SCHEDULE_TOPIC)
         if not used or self._delivered:
             return self.offsets.log_position
-        # In a raft group, a delivered message is in the log for some time before it is committed and the
-        # level's offset advances. So return the end that the log had before the oldest such message.
+        # In a raft group, a delivered message is stored first. The level's offset advances later, when the
+        # group has committed the message. So return the end that the log had before the oldest delivery that
+        # is not yet committed.
         under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Save the current log position for delayOffset.json, and no longer advance it.
+        """Fix the log position for delayOffset.json, because another broker delivers from now on.
 
-        From now on, another broker delivers the messages.
+        From this call on, new messages in the log no longer advance the position.
         """
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
