@@ -50,8 +50,8 @@ PUSH_TIMEOUT_S = 10.0
 class ReplyProcessor:
     """Pushes replies to the clients that wait for them, and stores a copy of each reply.
 
-    Until the client has received the reply, the replier's request counts for the limit of concurrent requests
-    per connection (remoting/limits.py, handlers).
+    Until the client has received the reply, the replier's request counts toward the limit of concurrent
+    requests per connection (remoting/limits.py, handlers).
     """
 
     sends: SendProcessor

@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
 
 class SendRules(NamedTuple):
-    """The data of a topic that a send needs, cached.
+    """The data of a topic that is needed to handle sends to the topic. This data is cached.
 
     The bits of `sys_flag` are added to the sysFlag of each message.
     """
@@ -375,7 +375,8 @@ class SendProcessor:
     ) -> bytes | None:
         """Return the stored properties of a half message, or None for any other message.
 
-        Raises CommandError.
+        Raises:
+            CommandError: A setting forbids half messages, or there are too many topics.
         """
         if not is_transactional(properties, header.reconsume_times or 0):
             return None

@@ -48,7 +48,9 @@ INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
 NAMED_KEY = b"__transactionId__\x01"
-ZERO = ord("0")  # a number that begins with 0 is either 0 or invalid JSON; the cache is not used for it
+# A number whose first digit is 0 is either 0 or invalid JSON. A header with such a number is not served from
+# the cache.
+ZERO = ord("0")
 _word = struct.Struct(">I").pack
 # Matches the bytes of a header that follow BORN, the key of the born time. The variable parts are the born
 # time, the unique key and the request number; the constant parts are the bytes after each of them. The atomic
@@ -217,11 +219,14 @@ class SendTemplates:
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, int, StoredForm, Traits, bool] | None:
-        """Parse and check a header. The result omits the born time, unique key and request number.
+        """Parse and check a send header. Return the parts of the result that can be cached.
 
-        The result contains the topic and queue id in which the message is stored, the requested queue id, the
-        stored form and the traits. It is None if the parsed values of the three omitted fields differ from
-        `parts`, or if the header is not that of a single plain message or half message.
+        Returns:
+            The topic and the queue id in which the message is stored, the requested queue id, the stored
+            form, the traits, and the value for `Known.names_key`. The born time, the unique key and the
+            request number are left out, because they differ in each send. The result is None if their parsed
+            values differ from those in `parts`, or if the header is not that of a single plain message or
+            half message.
         """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)

@@ -36,7 +36,7 @@ class StoredForm(Template, frozen=True, gc=False):
 
 
 class StoredForms:
-    """A cache of property strings in the form in which they are stored, for clients of 4.9 and of 5.x."""
+    """A cache of the stored forms of property strings. Clients of 4.9 and of 5.x have different forms."""
 
     __slots__ = ("_by_4x", "_by_5x", "_cluster")
 

@@ -23,7 +23,7 @@ NOT_FOUND = -1
 class ConsumerOffsets:
     """The consumer offsets, by the key `topic@group` and queue id.
 
-    Any value is stored, even a lower offset than before, or one in an unknown topic.
+    An offset is stored even if it is lower than the previous one, or if the topic is unknown.
     """
 
     def __init__(self) -> None:

@@ -52,14 +52,18 @@ class SettingsReplicas(Protocol):
     """The other members of a raft group, which have copies of this leader's topics and groups."""
 
     def check(self) -> int:
-        """Return the term since which this broker is the leader and may change the tables.
+        """Return the term since which this broker has been the leader and may change the tables.
 
         Raises:
             CommandError: This broker is not the leader.
         """
 
     async def confirm(self) -> int:
-        """Return the term since which this broker is the leader, if the other members confirm it."""
+        """Return the term since which this broker has been the leader, once a majority has confirmed it.
+
+        Raises:
+            CommandError: This broker is not the leader, or no majority has confirmed it.
+        """
 
     async def keep(self, since: int) -> None:
         """Wait until a majority of the members has the current tables.

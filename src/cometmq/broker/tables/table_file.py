@@ -43,7 +43,7 @@ class TableFile:
         self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
         self._asked = 0  # number of changes of the table so far
-        self._saved = 0  # number of the table's changes that the file contains
+        self._saved = 0  # number of changes of the table that were made before the file was last written
         self._changed = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._ending = False

@@ -291,7 +291,7 @@ class Follower:
             self.pending.add_due(position, due_ms, code.out_ms)
 
     def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
-        """Return whether a message of Apache's broker was delivered or is a copy of an earlier message."""
+        """Return whether a message stored by Apache's broker was delivered, or is a copy of an earlier one."""
         if known.is_done(offset, code.out_ms):
             return True
         hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
@@ -363,7 +363,10 @@ def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) 
 
 
 def _check_point(store: MessageStore) -> tuple[int, int]:
-    """Return queue offset and time (ms) from the file timercheck, or zeros if it is missing or unreadable."""
+    """Return the queue offset and the time (ms) that the file timercheck contains.
+
+    Both are 0 if the file is missing or unreadable.
+    """
     try:
         data = read_file(store.disk, check_point_path(store))
     except FileNotFoundError:

@@ -11,9 +11,9 @@ start, a message counts as done in three cases:
 - Its log position is below `first_position`.
 - A record at or after the log position `log_position` refers to it, for instance its copy (links.py).
 
-While only the third case applies to some done messages, `log_position` must not advance. Examples are a
-message that arrived after a change of the clock with an early delivery time, and a message that was moved out
-of a segment in which another message still waits.
+The value of `log_position` must not advance while there are done messages to which only the third case
+applies. One example is a message that arrived after a change of the clock with an early delivery time.
+Another one is a message that was moved out of a segment in which another message still waits.
 """
 
 from __future__ import annotations
@@ -187,7 +187,10 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """Remove the first `count` messages that `due` last returned: delivered or undeliverable messages."""
+        """Remove the first `count` of the messages that `due` last returned, because they are done.
+
+        They have been delivered, or they can never be delivered.
+        """
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -340,8 +343,8 @@ class Pending:
         The result begins after the pair `after` (delivery time in ms, log position). Recalled messages are
         included.
         """
-        # The difference between two clocks that are read in sequence varies by about 1 ms, but all pages of a
-        # list need the same difference.
+        # All pages of a list need the same difference between the two clocks. The measured difference varies
+        # by about 1 ms, because the clocks are read one after the other. So ignore small changes.
         if abs(now.ahead_ms - self._listed_ahead_ms) > _JITTER_MS:
             self._listed_ahead_ms = now.ahead_ms
         ahead_ms = self._listed_ahead_ms

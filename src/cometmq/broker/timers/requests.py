@@ -144,7 +144,7 @@ class TimerProcessor(msgspec.Struct, eq=False, kw_only=True):
     def _is_first(self, handle: RecallHandle) -> bool:
         """Return whether no earlier recall of this message exists.
 
-        Recalls that have not been read yet count, too.
+        This includes recalls that are stored in the timer topic but have not been read from it yet.
         """
         out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
         if not self.service.follower.behind():

@@ -246,9 +246,9 @@ class ScheduleService:
             cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue
-            # If the wall clock was set, it is unknown whether the message was stored before or after that,
-            # because a message that waits for a sync is reported late. In case of doubt, count the delay of
-            # the message from the time of the report.
+            # If the wall clock may have been set, it is unknown whether that was before or after the message
+            # was stored, because a message that waits for a sync arrives here late. In this case, count the
+            # delay of the message from now.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:

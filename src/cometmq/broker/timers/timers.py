@@ -49,8 +49,8 @@ RETRY_S = 0.1
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum time, in ms, until the clocks are read again. An event-loop timer may expire too late, because
-# the loop's clock stops while the machine is suspended, and ignores changes of the wall clock.
+# The maximum time, in ms, between two readings of the clocks. An event-loop timer may expire too late,
+# because the loop's clock stops while the machine is suspended, and ignores changes of the wall clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
