@@ -26,6 +26,7 @@ from tests.kit.brokers import create, records, refused, running, store_raw, take
 from tests.kit.recording_disk import RecordingDisk
 from tests.kit.waiting import until
 
+from cometmq.broker.base.writer import SYSTEM_ERROR
 from cometmq.broker.transactions import ending
 from cometmq.broker.transactions import records as transaction_records
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
@@ -354,6 +355,24 @@ class TestRefusingStore:
         assert (await end(peer, place)).code == 0
         assert await bodies(peer) == [b"half"]
         await check_round(cluster)
+        assert await bodies(peer, OP) == [b"0"]
+
+    async def test_a_commit_that_a_raft_group_has_not_confirmed_in_time_is_not_stored_again(
+        self, cluster, peer, monkeypatch
+    ):
+        class Silent:
+            decide = True
+
+            def wait_for(self, position, waiter):
+                waiter(SYSTEM_ERROR)
+
+        place = await prepare(peer)
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.broker.parts.writer, "replicas", Silent())
+            refused(await end(peer, place), 1, "has not committed the message in time")
+        refused(await end(peer, place), 1, "has ended")
+        await check_round(cluster)
+        assert await bodies(peer) == [b"half"]
         assert await bodies(peer, OP) == [b"0"]
 
 

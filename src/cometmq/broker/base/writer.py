@@ -37,6 +37,15 @@ NOT_COMMITTED = "the raft group has not committed the message in time: it may be
 Outcome = Callable[[int, "str | None"], None]
 
 
+def is_in_log(code: int, remark: str | None) -> bool:
+    """Return whether a message with this outcome is in the broker's log.
+
+    A message that a raft group has not committed in time is in the log of its leader, which still tries to
+    replicate it. If the leader appended such a message again, consumers could receive it twice.
+    """
+    return code == SUCCESS or remark == NOT_COMMITTED
+
+
 class Replicas(Protocol):
     """The brokers that store copies of the commit log: the slaves, or the other members of a raft group."""
 

@@ -22,7 +22,7 @@ from itertools import count
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.base.writer import SUCCESS, Writer
+from cometmq.broker.base.writer import Writer, is_in_log
 from cometmq.broker.groups.clients import ProducerTable
 from cometmq.broker.groups.notices import send_oneway
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
@@ -237,19 +237,20 @@ class TransactionChecks:
             taken.append(half)
 
         def outcome(code: int, remark: str | None) -> None:
+            stored = is_in_log(code, remark)
             for half in taken:
-                if code == SUCCESS:
+                if stored:
                     self.ledger.close(half.offset)
                 else:
                     self.ledger.give_back(half.offset)
                     self.records.taken_back(half.offset)
-            if code == SUCCESS:
+            if stored:
                 for follow in then:
                     follow()
             else:
                 log.warning("could not check half messages, trying again later: %s", remark)
             if not done.done():
-                done.set_result(going_on and code == SUCCESS)
+                done.set_result(going_on and stored)
 
         self.writer.appended(outcome)
         return done

@@ -25,7 +25,7 @@ from cometmq.broker.access.security import CheckTopic
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group
-from cometmq.broker.base.writer import SUCCESS, Writer
+from cometmq.broker.base.writer import Writer, is_in_log
 from cometmq.broker.transactions.half import Half, half_of
 from cometmq.broker.transactions.inherited import BYTES_OF_KEY, SAME_KEY, Inherited
 from cometmq.broker.transactions.ledger import Ledger
@@ -238,7 +238,7 @@ class TransactionEnds:
 
         def outcome(code: int, remark: str | None) -> None:
             for half, offset, _, answer in stored:
-                if code == SUCCESS:
+                if is_in_log(code, remark):
                     self.ledger.close(offset)
                     self.ledger.ended(half.first, offset)
                 else:
