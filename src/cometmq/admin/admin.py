@@ -129,8 +129,8 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
             broker_addr: A master, a slave or a member of a raft group.
 
         Returns:
-            For a master its slaves, for a member of a raft group the other members, each with its position;
-                for a slave its master.
+            For a master: its slaves and their positions. For a member of a raft group: the other members
+                and their positions. For a slave: its master.
         """
         return await self.client.brokers.ha_status(broker_addr)
 
@@ -240,7 +240,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
         Args:
             action: "transfer" (make the member the leader), "addLearner" (replicate the log to a member
                 without a vote), "promote" (give a learner a vote) or "remove".
-            member: The member, as the group's peers name it.
+            member: Id of the member, as the broker setting `dLegerPeers` lists it, for example "n1".
             broker_name: Name of the group. None: the only broker name of the cluster.
 
         Raises:

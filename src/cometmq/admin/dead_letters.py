@@ -1,9 +1,10 @@
 """Dead letters, the messages whose retries a group has exhausted: counting, reading, selecting, resending.
 
-A resent dead letter stays in the dead-letter topic. Its copy has the same message ids, and its
-DLQ_RESEND_TIMES is one higher. Therefore the broker's index shows which dead letters were resent before, even
-by an interrupted run or from another machine. A copy's DLQ_RESEND_RUN names the run and the dead letter, so
-that a repeated part of the run finds its own copies.
+A resent dead letter stays in the dead-letter topic. The copy that is sent has the same message ids, and its
+property DLQ_RESEND_TIMES is one higher. Therefore the broker's index shows which dead letters were resent
+before, even by an interrupted run or from another machine. The property DLQ_RESEND_RUN of a copy names the
+dead letter and the run that sent the copy. By this property, a run that processes a dead letter twice
+recognises the copy that it has already sent.
 """
 
 from __future__ import annotations
@@ -311,9 +312,9 @@ class Resender:
         properties[RESEND_TIMES] = str(resend_times(message) + 1)
         if not self.how.to_topic:
             properties[names.RETRY_TOPIC] = topic
-            # Reset the retry count, so that the group can retry the copy as often as a new message. The
-            # broker makes a message a dead letter if its count reaches the limit, so send a limit that is
-            # higher than any count.
+            # Set the retry count to 0, so that the group can retry the copy as often as a new message. A
+            # broker stores a message in the retry topic as a dead letter if its retry count has reached the
+            # maximum. Therefore the copy also contains a maximum that no retry count reaches.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
         if message.sys_flag & SysFlag.COMPRESSED:  # The client could not decompress the body

@@ -24,7 +24,7 @@ from cometmq.text import shortened
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_CLOCK_SKEW_MS = 5_000
-"""The clock difference, in ms, between this machine and a broker above which a finding is reported.
+"""Tolerated difference, in ms, between the clocks of a broker and of this machine. More is a finding.
 
 A wrong broker clock shifts delivery times, the deletion of old messages, and searches by time.
 """
@@ -83,9 +83,9 @@ def _odd(where: str, problem: str, cure: str) -> Finding:
 
 
 async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | None:
-    """Return a finding if a name server has a problem.
+    """Check a name server. Return a finding if it cannot be reached or does not respond as a name server.
 
-    If it has none, put the cluster info from the name server's response into `known`, and return None.
+    Otherwise put the cluster info that the name server returns into `known`, and return None.
     """
     problem = await connect_problem(addr)
     if problem:
@@ -320,7 +320,7 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
 
 
 def _skew_ms(broker: BrokerStatus) -> int | None:
-    """Return by how many ms a broker's clock is ahead of this machine's, or None without a valid time."""
+    """Return by how many ms a broker's clock is ahead of this machine's. None: it reports no valid time."""
     now, runtime = broker.received_ms, broker.runtime
     if now is None:
         return None

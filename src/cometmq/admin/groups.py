@@ -172,7 +172,7 @@ class GroupStates(KnownGroups):
         return GroupProgress(group=group, consume_tps=stats.consume_tps if counted else None, queues=rows)
 
     async def _consume_stats(self, addr: str, group: str) -> ConsumeStats:
-        """Return a group's offsets at one broker, as they are in the broker's response."""
+        """Return the response of a broker to a request for the offsets of a group."""
         header = GetConsumeStatsRequestHeader(consumer_group=group)
         timeout_s = max(self.client.brokers.timeout_s, STATS_TIMEOUT_S)
         return await self.client.brokers.fetch(
@@ -182,8 +182,10 @@ class GroupStates(KnownGroups):
     async def _members(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
         """Return the members of a group from the first broker in `brokers` that has members.
 
-        Raises BrokerError if a broker refuses, with CONSUMER_NOT_ONLINE if no broker has members. Raises
-        RemotingError if a broker that may have members does not answer.
+        Raises:
+            BrokerError: A broker refuses the request. With CONSUMER_NOT_ONLINE: no broker has members.
+            RemotingError: A broker does not answer, and the others have no members.
+            NoRouteError: `brokers` is empty.
         """
         offline: BrokerError | None = None
         silent: RemotingError | None = None
@@ -259,9 +261,10 @@ class GroupStates(KnownGroups):
         jstack: bool = False,
         timeout_s: float | None = None,
     ) -> ConsumerRunningInfo:
-        """Return a member's running info from the first broker that reaches the member.
+        """Return a member's running info from the first broker that obtains it from the member.
 
-        Raises CometError if no broker reaches the member, which may be too old or may not respond.
+        Raises CometError if no broker obtains it, for example because the member does not respond or because
+        its version does not support the request.
         """
         failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
         for addr in brokers.values():
@@ -435,7 +438,7 @@ class GroupStates(KnownGroups):
         return MessageTrack(consumer_group=group, track_type=kind)
 
     async def _consumed(self, message: MessageExt, group: str, brokers: Mapping[str, str]) -> bool:
-        """Return whether a group's offset is beyond a message, at the broker that stores this message."""
+        """Return whether the group's offset at the broker that stores a message is beyond this message."""
         info = await self.client.namesrv.cluster_info()
         names = {
             name

@@ -28,8 +28,8 @@ def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> l
 
     Args:
         topics: All topics. A retry topic shows that its group exists.
-        at_brokers: For each broker, its groups with settings, offsets or members. RocketMQ's own groups are
-            included only if they have a retry topic.
+        at_brokers: For each broker, its groups that have settings, offsets or members. RocketMQ's own
+            groups are included only if they have a retry topic.
     """
     found = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
     found.update(name for names in at_brokers for name in names if not is_system_group(name))
@@ -61,7 +61,9 @@ class KnownGroups(ServerAdmin):
         return found
 
     async def group_names(self, *, missing: dict[str, CometError] | None = None) -> list[str]:
-        """Return all consumer groups, sorted: those with a retry topic, settings, offsets or members.
+        """Return the names of all consumer groups, sorted.
+
+        A group exists if it has a retry topic, settings, offsets or members.
 
         Args:
             missing: Receives the error of each broker that fails, by broker name. None: the first error is
@@ -80,8 +82,8 @@ class KnownGroups(ServerAdmin):
 
         Returns:
             For each group, the addresses of its brokers by broker name. Brokers in `missing` are included,
-                because they may have the group. The value is empty for a group with a retry topic, because
-                the route of the retry topic names its brokers.
+                because they may have the group. The inner dictionary is empty for a group that has a retry
+                topic: the brokers of such a group are those in the route of its retry topic.
 
         Raises:
             CometError: A broker fails and `missing` is None.

@@ -19,7 +19,7 @@ from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 MAX_CONCURRENT_QUEUES = 16
 MAX_PREVIEW_BYTES = 256
-"""Maximum number of bytes of each body that a page contains."""
+"""Maximum number of bytes of a message body in a page of messages. Longer bodies are cut."""
 MAX_READ_BYTES = 64 << 20
 """The number of message bytes after which a page ends early. Reads in progress may exceed it."""
 MAX_TIED_MESSAGES = 1000
@@ -94,8 +94,9 @@ class NewestMessages(ServerAdmin):
         while heap:
             tail = tails[heap[0][-1]]
             if found and (len(found) >= count or budget.left <= 0):
-                # The next page begins before the store time of this page's last message. So all messages with
-                # exactly that store time must be added to this page, or they would be on neither page.
+                # The next page contains only messages older than the last message of this page. Therefore
+                # this page must contain all messages with the store time of its last message; otherwise some
+                # of them would be on neither page.
                 tied = -heap[0][0] == found[-1].store_timestamp_ms
                 if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                     break
@@ -120,7 +121,10 @@ class _Budget:
 
 @dataclass
 class _Tail:
-    """A queue that is read backwards. `read` contains the messages of the last reads, the newest last."""
+    """A queue that is read backwards.
+
+    `read` contains the messages that were pulled but are not yet on the page, from the oldest to the newest.
+    """
 
     client: ClientInstance
     addr: str
@@ -135,7 +139,7 @@ class _Tail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """The key by which queues are sorted; the queue with the newest message comes first."""
+        """The sort key of the queue, by which the queue with the newest unread message comes first."""
         return -self.read[-1].store_timestamp_ms, -self.read[-1].queue_offset
 
     @property
@@ -153,8 +157,8 @@ class _Tail:
     async def _end_by_time(self, end: int, end_ms: int) -> int:
         """Return the offset of the queue's first message that was stored at or after a time.
 
-        A 4.9 broker finds an offset by time only approximately, so the following messages are read to find
-        it.
+        A 4.9 broker returns only an approximate offset for a time. Therefore this method reads the messages
+        from that offset on until it finds one that is not too old.
         """
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))

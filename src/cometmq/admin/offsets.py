@@ -263,7 +263,7 @@ class BrokerReset:
             new_offsets = await self._notify_members()
         except BrokerError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                self._online = None  # All members left after the group was found to be online
+                self._online = None  # The group had members, but they have left in the meantime
                 self.resets = [msgspec.structs.replace(each, way=OffsetWay.STORED) for each in self.resets]
                 await self._store(self.resets)
                 return
@@ -321,11 +321,11 @@ class BrokerReset:
     # -- observation
 
     async def seen(self, members_s: float, kept_s: float) -> list[QueueReset]:
-        """Wait until the reset is observed or a timeout. Return each queue's reset with its current offset.
+        """Wait until the reset is observed, or for a maximum time. Return each queue's reset.
 
         Args:
-            members_s: The timeout, in seconds, for members that were notified.
-            kept_s: The delay, in seconds, before offsets stored for pull consumers are read.
+            members_s: Maximum time, in seconds, to wait for members that were notified.
+            kept_s: Time, in seconds, after which the stored offsets of a group of pull consumers are read.
         """
         if self._online is None:
             return await self._observe()
@@ -345,18 +345,19 @@ class BrokerReset:
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
-                return each  # Later changes of the offset come from consumption
+                return each  # The reset was observed. Any later change of the offset is due to consumption
             queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
                 seen, again = member_offsets.get(queue), queue in restarted_queues
             else:
                 seen = await brokers.consumer_offset(self._addr, self._wanted.group, queue)
-                # A member that has consumed from the queue since the notification proves the reset only if
-                # the queue had no unconsumed messages before the reset and has received none since.
+                # If a member has consumed from the queue since the notification, the reset may have caused
+                # that. This is certain only if the queue had no unconsumed messages before the reset and has
+                # received none since.
                 again = queue in restarted_queues and seen == each.consumer_offset == each.broker_offset
                 again = again and seen == await brokers.max_offset(self._addr, queue)
-            # If `again` is true, the offset need not have changed: after the reset, members may have consumed
-            # all messages again, so that the group has the same offset as before the reset.
+            # If `again` is true, members have consumed the queue since the reset. An unchanged offset is then
+            # no problem, because they may have consumed up to their previous offset again.
             problem = "" if again else self._problem(each, seen)
             return msgspec.structs.replace(each, seen=seen, problem=problem)
 
@@ -377,9 +378,9 @@ class BrokerReset:
         return ""
 
     async def _restarted_queues(self) -> Collection[MessageQueue]:
-        """Return the queues that members have begun to consume, or consumed from, since the notification.
+        """Return the queues from which members have consumed since the broker notified them of the reset.
 
-        The notification told the members to reset their offsets.
+        Queues that a member has been assigned since then are included.
         """
         consume_times = await self._consume_times()
         same = {

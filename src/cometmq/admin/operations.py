@@ -240,10 +240,12 @@ RAFT_CHANGES = {
 async def change_raft_group(
     admin: Admin, action: str, member: str, broker_name: str | None = None
 ) -> Operation:
-    """Return the change of the leader or the members of a raft group. `action` is a key of RAFT_CHANGES.
+    """Return an operation that changes the leader or the members of a raft group.
+
+    The leader of the group executes the change. `action` is a key of RAFT_CHANGES.
 
     Raises:
-        NoLeaderError: No member is the leader, which executes the change.
+        NoLeaderError: No member of the raft group is the leader.
         UnknownNameError: There is no such broker name.
     """
     send = partial(admin.client.brokers.change_raft_group, action=action, member=member)
@@ -255,11 +257,13 @@ async def change_raft_group(
 
 
 async def cancel_timers(admin: Admin, handles: Sequence[str]) -> Operation:
-    """Return the cancellation of scheduled messages. Its results are the ids of the messages.
+    """Return an operation that cancels the scheduled messages with these recall handles.
+
+    The result of each step is the id of the cancelled message.
 
     Raises:
-        BadHandle: A text is not a recall handle.
-        UnknownNameError: The broker of a message does not exist.
+        BadHandle: An item of `handles` is not a recall handle.
+        UnknownNameError: The broker that a handle names does not exist.
     """
     steps, decoded = [], [RecallHandle.decode(text) for text in handles]
     for handle in decoded:

@@ -24,7 +24,7 @@ from cometmq.protocol.java_properties import format_properties, parse_properties
 T = TypeVar("T")
 
 MAX_CONCURRENT_BROKERS = 16  # Maximum number of brokers to which requests are sent concurrently
-FILES_TIMEOUT_S = 60.0  # Timeout, in seconds, of requests that delete files at a broker before it responds
+FILES_TIMEOUT_S = 60.0  # Timeout of a request to delete files: a broker responds when they are deleted
 STATS_NOT_EXIST = "not exist"
 
 
@@ -169,7 +169,7 @@ class ServerAdmin(Client):
         )
 
     async def clean_expired_consume_queues(self, broker_addr: str) -> None:
-        """Delete a broker's files of consume queues and index that only refer to deleted messages."""
+        """Delete those consume-queue and index files of a broker whose messages have all been deleted."""
         await self._files(broker_addr, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
     async def clean_unused_topics(self, broker_addr: str) -> None:

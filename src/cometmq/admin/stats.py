@@ -44,9 +44,9 @@ AVERAGE_SIZE = "putMessageAverageSize"
 
 
 def counted_runtime(runtime: Mapping[str, str]) -> dict[str, str | None]:
-    """Return a runtime table in which the average size is None if the broker has stored no message.
+    """Return a copy of a runtime table. Its average message size is None if the broker has stored no message.
 
-    The broker reports 0.0 then, because exporters for Apache's brokers expect a number.
+    Such a broker reports 0.0, because exporters for Apache's brokers expect a number.
     """
     table: dict[str, str | None] = {**runtime}
     if AVERAGE_SIZE in table and table.get("putMessageTimesTotal") == "0":
@@ -167,7 +167,7 @@ class StatsAdmin(GroupAdmin):
             try:
                 brokers = place or await self.brokers_of(group)
                 if missing and missing.keys() & brokers.keys():
-                    continue  # Leave out the group, because its sums would be too small
+                    continue  # Leave out the group: its sums would lack the brokers that have failed
                 members = (await self._members(brokers, group)).connection_set
                 rows = (await self.progress(group, brokers=brokers)).queues
             except CometError:
@@ -190,7 +190,7 @@ class StatsAdmin(GroupAdmin):
                 )
 
     async def _delay_ms(self, row: QueueProgress) -> int:
-        """Return by how many ms a queue's last message is newer than its last consumed one, 0 if unknown."""
+        """Return the time, in ms, from a queue's last consumed message to its last message, 0 if unknown."""
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
         if row.last_timestamp <= 0 or row.broker_offset <= 0:
             return 0

@@ -36,7 +36,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         read_queue_nums: Number of queues that consumers read, per broker.
         write_queue_nums: Number of queues that producers write, per broker.
         perm: Permission: 2 write, 4 read, 6 both.
-        order: The topic is ordered: producers keep to its queues when a broker fails.
+        order: Whether the topic is ordered. The queues of an ordered topic remain in its route when a broker
+            fails, so that messages with the same sharding key stay in the same queue.
         unit: The topic belongs to a unit (RocketMQ's flag).
         has_unit_sub: A unit subscribes to the topic (RocketMQ's flag).
         attributes: Changes of attributes, as "+key=value,-key". None: no change.

@@ -65,10 +65,11 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     received_ms: int | None = None
 
     def first_number(self, key: str) -> float | None:
-        """Return the first number in the runtime table's value of a key.
+        """Return the first number of an entry of the runtime table.
 
-        For example, the value of a rate has three numbers, which are for the last 10, 60 and 600 s. The
-        result is None if the key is missing or its value does not begin with a finite number.
+        An entry may consist of several numbers. For example, rates have three: for the last 10, 60 and
+        600 s. The result is None if the table does not contain `key`, or if the entry does not begin with a
+        finite number.
         """
         try:
             number = float(self.runtime.get(key, "").split()[0])
@@ -148,7 +149,7 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 class GroupProgress(Value, frozen=True, kw_only=True):
     """Offsets of a group in all its queues, and the group's consumption rate.
 
-    The rate is None unless a broker reports queues of the group or a rate above 0.
+    The rate is None if no broker reports a queue of the group or a rate above 0.
     """
 
     group: str
@@ -157,9 +158,9 @@ class GroupProgress(Value, frozen=True, kw_only=True):
 
     @property
     def diff_total(self) -> int | None:
-        """The sum of the lags of all queues. None if no queue has an offset at a broker.
+        """The sum of the lags of all queues. None if brokers store no offset of the group.
 
-        A broadcasting group has none there, because its members store the offsets themselves.
+        Brokers store no offsets of broadcasting groups: the members of these groups store them themselves.
         """
         return sum(queue.diff for queue in self.queues) if self.queues else None
 
@@ -370,9 +371,9 @@ class Resend(StrEnum):
 
 
 class ResendResult(Value, frozen=True, kw_only=True):
-    """What a resend run did with a dead letter.
+    """Result of a resend run for one dead letter.
 
-    `copy_offset_msg_id` is the copy's id in the topic `target`.
+    `target` is the topic of the copy, and `copy_offset_msg_id` is the offset id of the copy.
     """
 
     state: Resend
@@ -394,9 +395,10 @@ class TraceView(Value, frozen=True, kw_only=True):
 
 
 class WaitingView(Value, frozen=True, kw_only=True):
-    """A message that waits for its delivery time (ms).
+    """A message that waits for its delivery time.
 
-    `delay_level` is 0 for a message with its own delivery time.
+    `deliver_at` is the delivery time in ms since 1970. `delay_level` is 0 if the producer set a delivery time
+    instead of a delay level.
     """
 
     deliver_at: int
@@ -544,8 +546,8 @@ class Undone(Value, frozen=True, kw_only=True):
     Attributes:
         undone_msgs_total: Lag in all queues, in messages.
         undone_msgs_single_mq: Lag in the queue with the largest lag, in messages.
-        undone_msgs_delay_time_mills: Age of the last consumed message relative to the topic's last message,
-            in ms.
+        undone_msgs_delay_time_mills: Time, in ms, from the last consumed message of a queue to its last
+            message. The maximum of all queues.
         failed_msgs_total_recently: Messages that listeners failed to consume in the last hour.
     """
 
@@ -558,9 +560,10 @@ class Undone(Value, frozen=True, kw_only=True):
 
 
 class OffsetWay(StrEnum):
-    """How offsets are reset. MEMBERS: the broker tells the members their new offsets (request 222).
+    """A method of resetting offsets.
 
-    STORED: the offsets are stored at the broker (request 15), and members read them when they start.
+    MEMBERS: the broker sends the new offsets to the members of the group (request 222).
+    STORED: the new offsets are stored at the broker (request 15), and members read them when they start.
     """
 
     MEMBERS = "MEMBERS"
@@ -593,9 +596,9 @@ class QueueReset(Value, frozen=True, kw_only=True):
     def changes(self) -> bool:
         """Whether the reset must store an offset for this queue.
 
-        It need not if the broker already stores the target offset. The reported offset 0 does not count as
-        stored: a broker may also report 0 for a queue without a stored offset, of which a consumer would
-        begin elsewhere.
+        It need not if the broker already stores the new offset. If the broker reports 0, the reset stores
+        the offset in any case: the broker may also report 0 for a queue that has no stored offset, and a
+        consumer would not begin to read such a queue at 0.
         """
         return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 

@@ -1,4 +1,4 @@
-"""The `mqadmin` group with all its commands, listed under headings."""
+"""The program `mqadmin`: all its commands, and the headings under which the help lists them."""
 
 from __future__ import annotations
 

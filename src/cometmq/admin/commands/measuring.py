@@ -82,7 +82,7 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
     opt("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
 )
 async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int) -> None:
-    """Send messages to the topic of a broker's name, and show response times."""
+    """Send messages to the topic that has the name of a broker, and show response times."""
     rows: list[SendTime] = []
     async for row in admin.send_times(broker_name, count + 1, size):
         rows.append(row)

@@ -37,7 +37,7 @@ class AtBroker(Protocol):
 
 
 R = TypeVar("R", bound=AtBroker)
-MAX_LIST_BYTES = 16 << 20  # Maximum size, in bytes, of a JSON file whose list is sent in one request
+MAX_LIST_BYTES = 16 << 20  # Maximum size, in bytes, of a file that contains a JSON list
 Work = Callable[..., Awaitable[None]]
 MAX_PROBLEM_CHARS = 4096  # Maximum length of a printed error; a server's remark may be very long
 
@@ -90,7 +90,7 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 """Other names that RocketMQ has for a command."""
 
 
-MAX_LIST_LINE_CHARS = 500  # Maximum characters of a line of help, so that no description is cut
+MAX_LIST_LINE_CHARS = 500  # Maximum length of a line of help. No command's description is longer
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
     "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",
@@ -334,7 +334,7 @@ def show(lines: Iterable[str]) -> None:
     """Print lines to standard output, with control characters escaped unless `--raw` is set."""
     raw = click.get_current_context().meta.get(RAW, False)
     for line in lines:
-        # Without `color` click removes escape sequences from output to a pipe.
+        # Without `color`, click would remove escape sequences from output to a pipe.
         click.echo(line if raw else printable(line, None), color=raw)
 
 
@@ -378,7 +378,7 @@ async def in_cluster(admin: Admin, cluster: str | None, rows: Iterable[R]) -> li
 
 
 def list_of(path: str, kind: type[B]) -> list[B]:
-    """Return the values of a file that contains a JSON list. Raises click.ClickException."""
+    """Return the items of a file that contains a JSON list. Raises click.ClickException."""
     try:
         with open(path, "rb") as file:
             found = loads(file.read(MAX_LIST_BYTES))
