@@ -79,9 +79,9 @@ class LeaderServices:
         self.schedule.start()
         self.timers.start()
         self.transactions.start()
-        # Increase the data version of the topics. This broker may have registered the current version as a
-        # follower. Name servers ignore a follower's topics, and they would also ignore the leader's topics if
-        # the version had not changed.
+        # Increase the data version of the topics. As a follower, this broker may already have registered with
+        # the current version. Name servers ignore a follower's topics. If the version stayed the same, they
+        # would also ignore the topics that this broker now registers as the leader.
         self.tables.topics.touch()
 
     def follow(self) -> None:

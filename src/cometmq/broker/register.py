@@ -177,7 +177,7 @@ class Registrar:
             await asyncio.wait(tasks, timeout=self.timeout_s)
 
     def state(self) -> tuple[int, int]:
-        """Return the number of name servers that have registered this broker, and of all name servers."""
+        """Return two numbers: name servers that have registered this broker, and all known name servers."""
         links = self._links.values()
         return sum(link.known for link in links), len(links)
 

@@ -31,8 +31,8 @@ NEAR = 64 << 20  # A reader has nearly caught up if it is at most this many byte
 MISS_S = 0.0003  # Extra CPU time, in s, of a pull that reads from the disk in a thread
 MAX_SAVED_S = 0.001
 MAX_OWED_S = 0.002
-# An event-loop tick without sends serves only one waiting pull if the last send was less than this many
-# seconds ago.
+# An event-loop tick in which no message is stored usually serves several waiting pulls. It serves only one
+# if a message was stored less than this many seconds ago.
 CALM_S = 0.005
 AT_ONCE = 16
 MAX_READERS = MAX_WAITING_REQUESTS = 1 << 14

@@ -18,7 +18,7 @@ from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection
 
 SUBSCRIPTION = 4  # Flag in `sysFlag`: the pull contains its subscription
-READ = int(Perm.READ)  # Stored as an int, because a test with an enum member takes 1 µs
+READ = int(Perm.READ)  # An int, because a bit test such as `perm & READ` is 1 µs slower with an enum member
 
 Wanted = frozenset[int] | SqlFilter | None
 """The messages that a pull requests: a set of tag hashes, an SQL92 filter, or None for all messages."""

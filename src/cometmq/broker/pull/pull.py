@@ -6,10 +6,10 @@ the pull is parked until messages arrive. When a parked pull is woken, it is che
 group or subscription may have changed. A woken pull without an SQL92 filter is then always answered, even if
 it finds no message. The commit offset of a pull is stored once, on arrival.
 
-A pull with an SQL92 filter waits in `_filter_scans` for its turn. Then the properties of each record are
-checked for at most FILTER_SCAN_S; its client pulls again for the rest. Bulk pulls wait in `_filter_scans`,
-too, because they cost as much CPU time. A woken pull with an SQL92 filter also waits there; if nothing
-matches up to the end of its queue, it is parked again.
+A pull with an SQL92 filter waits in `_filter_scans` for its turn. Then the broker scans the queue's records
+and checks their properties, for at most FILTER_SCAN_S. The client must pull again for the remaining records.
+Bulk pulls wait in `_filter_scans`, too, because they cost as much CPU time. A woken pull with an SQL92 filter
+also waits there; if nothing matches up to the end of its queue, it is parked again.
 
 The number of parked pulls per connection and per queue is limited. A pull beyond a limit receives "nothing
 found" after a short wait, as if long polling were disabled; the wait is needed because clients pull again

@@ -25,7 +25,7 @@ import msgspec
 TURN_INTERVAL_S = 0.5
 """The maximum interval, in seconds, between two calls of `HaMaster.turn`, which also detects timeouts."""
 SEND_BYTES = 1 << 20
-"""The maximum number of log bytes in one Send. A slave that is further behind receives several Sends."""
+"""The maximum number of log bytes that one `Send` effect sends to a slave."""
 NOWHERE = 1 << 62
 """Stands for a missing log position. It is greater than every real position."""
 

@@ -82,11 +82,12 @@ class Extent(NamedTuple):
 
 
 class MasterOffsets(NamedTuple):
-    """The offsets that the master has sent, and the end of the master's log after it sent them.
+    """The offsets that the master has sent.
 
     Attributes:
-        asked: The end of the slave's log just before the offsets were requested. The end of the master's log
-            was not lower.
+        log_end: The end of the master's log after the master sent the offsets.
+        asked: The end of the slave's log just before the slave requested the offsets. At that time, the
+            master's log did not end before this position.
     """
 
     offsets: ConsumerOffsetTable
@@ -161,8 +162,12 @@ class MetadataSync:
         self._client = client
         self._master_offsets: MasterOffsets | None = None  # Offsets to apply once the log is long enough
         self._before: Offsets | None = None
-        self._deleted: dict[str, int] = {}  # By topic: log position of the topic's deletion at the master
-        self._refuted: dict[str, int] = {}  # By topic: log position of a deletion whose refusal was logged
+        # Topics that this broker must delete, because the master has deleted them. The value is the log
+        # position before which the topic's messages are deleted.
+        self._deleted: dict[str, int] = {}
+        # Topics that this broker has kept, although another member has deleted them. A warning was logged.
+        # The value is the log position of the deletion.
+        self._refuted: dict[str, int] = {}
         self._checked_queues = False  # Whether this broker's queues were compared with the master's topics
         self.master_addr = ""
         self.master_log = Extent(0, 0)
@@ -357,8 +362,8 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
-        # A minimum offset from the master may belong to an earlier topic of the same name, if the topic was
-        # deleted and recreated since the request. In that case, the next copy corrects it.
+        # If a topic was deleted and recreated after the master sent the minimum offsets, its minimum offset
+        # is that of the deleted topic. In that case, the next copy of the offsets corrects it.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._return_offsets(outcome)

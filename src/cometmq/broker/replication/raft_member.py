@@ -78,7 +78,7 @@ class LeaderRole(Protocol):
         """Read the state that a leader needs before it can accept messages. Raises OSError or StoreError."""
 
     def lead(self) -> None:
-        """Start to deliver delayed messages, and register as the master."""
+        """Start to deliver delayed messages, and register with the name servers as the master."""
 
     def follow(self) -> None:
         """Stop the work of the leader."""
@@ -143,7 +143,8 @@ class RaftMember:
 
         Args:
             timeout_s: The maximum time, in seconds, that a send waits for its commit.
-            tick: At the end of each tick, `RaftMember.end_tick` must be called.
+            tick: Schedules the end of an event-loop tick. The caller must ensure that `RaftMember.end_tick`
+                is called at the end of each tick.
             end_tick: Commits what the broker has appended in the current tick.
         """
         assert store.raft_log is not None
@@ -152,7 +153,7 @@ class RaftMember:
         self._addresses = config.addresses
         self._preferred = config.preferred
         self._prefer_at = 0.0
-        # Interval from a refused automatic transfer to the next attempt.
+        # The delays between a refused automatic transfer of the leadership and the next attempt.
         self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)
         self._options = options
         self.received = Received()
@@ -380,7 +381,7 @@ class RaftMember:
         """Commit entries, and only then write new ones: a failed write must not prevent the commit."""
         raft_log = self._raft_log
         try:
-            # A reset of the log may already have committed entries beyond `effects.committed`.
+            # After a reset of the log, the log's commit index may be higher than `effects.committed`.
             if effects.committed is not None and effects.committed > raft_log.committed:
                 raft_log.commit_to(effects.committed)
                 self.waits.committed(raft_log.location_of(effects.committed).end)
@@ -582,7 +583,7 @@ class RaftMember:
             await self.transfer(to)
             self._refusals.reset()
         except RaftRefused as refusal:
-            # A reason for the refusal may be an operator's transfer of leadership, or a change of members.
+            # The leader refuses, for instance, while an operator transfers the leadership or changes members.
             log.warning("raft: %s does not transfer the leadership: %s", self.me, refusal)
             self._prefer_at = self._clock.boottime() + self._refusals.next_s()
 
@@ -624,7 +625,11 @@ class RaftMember:
         self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the sorted members of the group that this member may create, or () if it may not."""
+        """Return the sorted members of the raft group that this member may create.
+
+        The result is empty if this member may not create a group, because it already has a term or log
+        entries.
+        """
         blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 

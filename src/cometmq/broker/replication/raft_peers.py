@@ -51,7 +51,7 @@ Without it, after a repair of the network, a connection would wait for TCP's ret
 grow.
 """
 
-_SHOWN = 200  # Maximum number of characters of a list of members in an error text
+_SHOWN = 200  # If an error text lists members, the maximum number of characters of the list
 Receive = Callable[[AnyMessage], None]
 """A function that handles a received message. Raises CometError if no correct member would send it."""
 

@@ -116,7 +116,10 @@ class NodeLog:
         return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the end (exclusive) of the entries from `first` that fit into a message, at most `stop`."""
+        """Return the index after the last entry that one message can contain.
+
+        The message begins with the entry `first`. The result is at most `stop`.
+        """
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
         except (StoreError, OSError):  # The error is raised again when the entry is read for sending
