@@ -126,8 +126,8 @@ class BrokerParts:
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
         if self._relay is not None:
-            # Relay the end of a transaction only without access control: the request names no topic, so the
-            # new leader could not check the sender's rights.
+            # If access control is enabled, END_TRANSACTION requests are not relayed to a new leader: they
+            # name no topic, so the new leader could not check the sender's permissions.
             from cometmq.broker.send.relay import SENDS
 
             codes = (*SENDS, RequestCode.END_TRANSACTION) if guard is None else SENDS
@@ -350,8 +350,8 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        # Shortcuts accept a send whose header equals an earlier one without decoding the header. They are not
-        # used with access control, because then each request has its own signature.
+        # A shortcut accepts a send without decoding its header, if the header equals that of an earlier send.
+        # With access control, shortcuts are not used, because then each request has its own signature.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
         if self._relay is not None:
             shortcuts = self._relay.shortcuts(shortcuts)

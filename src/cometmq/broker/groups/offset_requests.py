@@ -72,7 +72,7 @@ class OffsetProcessor(msgspec.Struct, eq=False, kw_only=True):
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Store a group's offset in a queue. Most clients send this request one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
-        if not (header.topic and header.consumer_group):  # Check blank names, which `names_checked` skips
+        if not (header.topic and header.consumer_group):  # `names_checked` does not check empty names
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):

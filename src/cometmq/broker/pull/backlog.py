@@ -25,7 +25,8 @@ Reader = tuple[str, str, int]  # A reader: consumer group, topic and queue id
 # The CPU time of pulls that read old messages, as a share of the CPU time of all other work. The share is
 # small, because the I/O of these pulls costs as much CPU time again.
 PART = 0.08
-# While producers send, pulls of old messages wait until they may use at least this CPU time, in seconds.
+# While producers send, pulls of old messages are served in groups: they wait until their share of the CPU
+# time has grown to this number of seconds.
 MIN_SAVED_S = 0.0003
 NEAR = 64 << 20  # A reader has nearly caught up if it is at most this many bytes before the log's end
 MISS_S = 0.0003  # Extra CPU time, in s, of a pull that reads from the disk in a thread

@@ -31,9 +31,13 @@ class OffsetMovedEvents(msgspec.Struct, eq=False, kw_only=True):
     address: BrokerAddress
 
     def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
-        """Store the event that a group requested offset `asked` of a queue and was directed to `begin`.
+        """Store an event about a corrected offset in a queue.
 
-        If the store does not accept messages, the event is lost.
+        The event is lost if the store does not accept messages.
+
+        Args:
+            asked: The offset from which the group requested messages.
+            begin: The offset from which the group must continue, according to the broker's response.
         """
         event = OffsetMovedEvent(
             consumer_group=group,

@@ -71,14 +71,15 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# The maximum number of woken pulls that are served per event-loop tick, and the maximum bytes of their
-# responses. The limits prevent one busy topic from delaying others.
+# The maximum number of woken pulls that are served per event-loop tick, and the maximum total size of their
+# responses, in bytes. The limits prevent one busy topic from delaying others.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
 # The maximum wait, in ms, of a pull beyond the limits of parked pulls. It is short because the broker reads
 # no further request from the pull's connection in the meantime.
 MAX_SUSPENSION_MS = 1_000
-# The number of characters of a parked pull's subscription that count as one more pull of its connection.
+# The number of parked pulls per connection is limited. For this limit, a pull counts once, and once more for
+# every block of this many characters in its subscription.
 CHARACTERS_OF_A_PULL = 256
 FILTER_SCAN_S = 0.001
 """The maximum duration of one filter scan, in seconds, as a filter scan blocks the event loop."""
@@ -381,7 +382,7 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # 0: answer the pull when it is next served, rather than park it
+            request.until_ms = 0  # When the pull is next served, it must be answered and not parked again
             connection.hold()  # Read no further request from the connection until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))

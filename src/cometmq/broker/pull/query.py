@@ -38,7 +38,10 @@ class QueryProcessor(msgspec.Struct, eq=False, kw_only=True):
 
     @handles(RequestCode.VIEW_MESSAGE_BY_ID)
     def view_message_by_id(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
-        """Return the record at a position of the commit log, which is part of a message id."""
+        """Return the record at the commit log position that the request contains.
+
+        The client takes the position from a message id.
+        """
         return _holding(connection, _HELD_BY_ID, self._by_id(connection, frame))
 
     async def _by_key(self, frame: Frame) -> Frame:

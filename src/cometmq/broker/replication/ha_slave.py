@@ -49,7 +49,13 @@ class Tail(NamedTuple):
 
 
 class MasterLog(NamedTuple):
-    """The begin and the end of a master's log, and its record at the position of the slave's last record."""
+    """Data of a master's log that a slave compares with its own log.
+
+    Attributes:
+        first: The position at which the log begins.
+        end: The position at which the log ends.
+        record: The log's record at the position of the slave's last record.
+    """
 
     first: int
     end: int
@@ -57,13 +63,16 @@ class MasterLog(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Request the values of a MasterLog from the master. The caller then calls `compared` or `lost`."""
+    """Request a `MasterLog` from the master, and compare the slave's log with it.
+
+    Then call `HaSlave.compared` or, if the request failed, `HaSlave.lost`.
+    """
 
     addr: str
 
 
 class Connect(NamedTuple):
-    """Connect to the master's HA port. The caller then calls `connected` or `lost`."""
+    """Connect to the master's HA port. Then call `HaSlave.connected` or, after a failure, `HaSlave.lost`."""
 
     ha_addr: str
 
@@ -119,7 +128,12 @@ class HaSlave:
     """The state of a slave's replication, and the rules for its next step."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """Create a slave from `haSendHeartbeatInterval` and `haHousekeepingInterval`, both in seconds."""
+        """Create the state of a slave that does not know its master yet.
+
+        Args:
+            beat_s: The setting `haSendHeartbeatInterval`, in seconds.
+            silence_s: The setting `haHousekeepingInterval`, in seconds.
+        """
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.master: MasterAddress | None = None

@@ -148,11 +148,11 @@ class MetadataSync:
         period_s: float = PERIOD_S,
         newer_only: bool = False,
     ) -> None:
-        """Create an object that copies tables after `start`.
+        """Create the copier. It copies nothing before `start` is called.
 
         Args:
-            confirm: Raises CometError unless the slave's log matches that of the given master. Only then may
-                its tables be copied.
+            confirm: Compares this broker's log with the log of the master at the given address, and raises
+                CometError if they differ. The master's tables are copied only if the logs match.
             newer_only: Whether to copy a table only if it is newer than this broker's table.
         """
         self._newer_only = newer_only

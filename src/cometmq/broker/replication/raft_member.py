@@ -250,7 +250,7 @@ class RaftMember:
         to = max(sorted(self.node.members.voters & set(peers)), key=fitness, default="")
         try:
             async with asyncio.timeout(COPY_TIMEOUT_S):
-                if self._slow is not None:  # Leadership transfers are refused while the disk is written
+                if self._slow is not None:  # Leadership transfers are refused while this task runs
                     await asyncio.wait({self._slow})
                 await self.transfer(to)
         except (RaftRefused, TimeoutError):
@@ -522,7 +522,7 @@ class RaftMember:
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
             self._raft_log.flushed(self._store.flusher.flushed)  # Write missing index entries
-            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # A full disk is no failure
+            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # A full disk still works
                 self._failed_at = None
                 self.node.disk_recovered()
 

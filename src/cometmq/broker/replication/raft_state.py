@@ -54,8 +54,8 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
-    # Remove from the file the entries that the log does not contain. After the oldest entries of the log have
-    # been deleted, such entries could no longer be recognised, and would count as entries of the log.
+    # This file may contain membership changes that are not in the log. Remove them now: once the oldest log
+    # entries have been deleted, `_is_in` could no longer recognise such changes, and would accept them.
     if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
     suspect, forgot = is_suspect(disk, raft_log.directory), has_forgotten(disk, raft_log.directory)
