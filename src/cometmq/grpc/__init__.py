@@ -1,0 +1,1 @@
+"""The gRPC endpoint for RocketMQ 5.x clients."""

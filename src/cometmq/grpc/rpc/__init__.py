@@ -1,0 +1,1 @@
+"""gRPC over HTTP/2, independent of sockets: messages, status codes, framing, calls."""
