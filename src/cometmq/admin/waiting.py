@@ -131,7 +131,8 @@ class HalfMessages:
 
     Attributes:
         rows: The half messages.
-        partly: A broker has more half messages than were read, and some of `rows` may have ended.
+        partly: Whether a broker has more half messages than were read. If so, some of the transactions in
+            `rows` may have ended.
         missing: The errors of brokers that did not answer, by broker name.
     """
 
@@ -150,8 +151,9 @@ async def half_messages(admin: Admin) -> HalfMessages:
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        # Read the op messages before the half messages. A half message may be stored again between the two
-        # reads: its op message then records the end of the older copy only, so the new copy is still found.
+        # Read the op messages before the half messages: in the other order, a transaction could be missed.
+        # If a broker stores a half message again, it writes an op message that ends the old copy. If that
+        # happened between the two reads, only the old copy would be read, and it would count as ended.
         closings, more_ops = await unprocessed_messages(admin, addr, ops, MAX_OPS)
         found, more_halves = await unprocessed_messages(admin, addr, halves, MAX_HALF_MESSAGES)
         if not found:
@@ -166,7 +168,7 @@ async def half_messages(admin: Admin) -> HalfMessages:
         half_of(message)
         for messages, _ in answers.values()
         for message in messages
-        if names.PGROUP in message.properties  # A half message without a group only fills a gap in the queue
+        if names.PGROUP in message.properties  # Without a group, it only fills a gap in the queue
     ]
     rows.sort(key=lambda row: row.message.born_timestamp_ms)
     return HalfMessages(rows, any(partly for _, partly in answers.values()), missing)

@@ -52,7 +52,8 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # Address, and time of its last registration (ms)
+        # The address and the time of the last registration (ms) of each filter server, by its connection
+        self._known: dict[Connection, tuple[str, int]] = {}
         self._complete = asyncio.Event()  # Set once the required number of filter servers has registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
@@ -98,7 +99,7 @@ class FilterServers:
         return frame.response(header=RegisterFilterServerResponseHeader(broker_name=name, broker_id=number))
 
     def closed(self, connection: Connection) -> None:
-        """Remove the address of the filter server, if any, whose connection was closed."""
+        """Remove the filter server's address if a closed connection was that of a filter server."""
         if self._known.pop(connection, None) is not None:
             self._register_addresses()
 

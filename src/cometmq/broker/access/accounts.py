@@ -226,7 +226,7 @@ class _Reader:
             raise YamlError(node.line, f"{what} must be a mapping of {', '.join(known)}")
         for name, item in node.value.items():
             if name not in known:
-                from difflib import get_close_matches  # most files have no unknown keys
+                from difflib import get_close_matches  # Imported here, because it is rarely needed
 
                 near = get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""

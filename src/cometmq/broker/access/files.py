@@ -54,7 +54,7 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        # For each file, its stamp (see `Stamp`) when it was read for the last returned policy.
+        # The states (see `Stamp`) of the files from which the policy in force was read, by path
         self._in_force: dict[str, Stamp] = {}
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
@@ -127,7 +127,7 @@ class AclFiles:
     def put(self, account: Account) -> Policy:
         """Replace an account in the file that contains it.
 
-        Without such a file, add it to the default file.
+        If no file contains an account with this access key, add the account to the default file.
         """
         path = self._home_of(account.access_key) or self.default
         content = self._content(path)
@@ -190,7 +190,8 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # Before reading, so that the next check detects a write during the read
+        # Get the file's state before reading it, so that the next check detects a write during the read.
+        stamp = _stamp(path)
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:

@@ -146,7 +146,11 @@ def host_of(connection: Connection) -> str:
 
 
 async def guard_of(config: BrokerConfig) -> Guard:
-    """Create the guard for these settings. Raises ConfigError."""
+    """Read the ACL files, and create the object that checks access.
+
+    Raises:
+        ConfigError: A file or a setting is invalid.
+    """
     if config.filter_server_nums:
         expected = "0 with aclEnable: filter servers would send messages to any client"
         raise ConfigError("filterServerNums", str(config.filter_server_nums), expected)

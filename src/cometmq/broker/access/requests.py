@@ -127,7 +127,7 @@ class AclRequests:
         )
 
     def _checked(self, frame: Frame, code: int) -> Guard:
-        """Return the guard if the size of the request is allowed. Raises CommandError."""
+        """Return the object that checks access. Raises CommandError if the request's fields are too long."""
         size = sum(map(len, (frame.ext or {}).values()))
         if size > BODY_MAX:
             raise CommandError(code, f"the settings have {size} characters, at most {BODY_MAX} are allowed")

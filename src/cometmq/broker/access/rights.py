@@ -52,7 +52,7 @@ def topic_right(perm: Perm, name: str) -> Right:
 
 
 def group_right(name: str) -> Right:
-    """Return the right to consume as a consumer group."""
+    """Return the right to consume as a member of the consumer group `name`."""
     return Right(Perm.SUB, name.removeprefix(HANDOFF_PREFIX), True)
 
 
@@ -92,9 +92,10 @@ def _send(frame: Frame) -> Rights:
 
 
 def _reply(frame: Frame) -> Rights | None:
-    """Return the rights that a reply requires. A reply without a reply topic requires an admin.
+    """Return the rights that a reply requires, or None if the reply requires an admin.
 
-    The reply is sent to the client that its properties name, so the right to another topic is not sufficient.
+    The properties of a reply, not its topic, determine the client that receives it. So the right to send to
+    an ordinary topic is not sufficient: a reply whose topic is no reply topic requires an admin.
     """
     topic = frame.header(SendMessageRequestHeader).topic
     return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
@@ -161,7 +162,8 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
     RequestCode.SEND_REPLY_MESSAGE: _reply,
     RequestCode.SEND_REPLY_MESSAGE_V2: _reply,
-    # The handlers of these requests check the rights themselves, because only they can determine the topic.
+    # The handlers of END_TRANSACTION and VIEW_MESSAGE_BY_ID check the rights themselves, because the topic is
+    # known only after the message has been read.
     RequestCode.END_TRANSACTION: _nothing,
     RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
     RequestCode.PULL_MESSAGE: _pull,

@@ -88,7 +88,7 @@ async def security_of(config: BrokerConfig) -> Security:
     """
     guard = None
     if config.acl_enable:
-        # Imported here, because the start of a broker without access control is faster without it and YAML.
+        # Imported only here, so that a broker without access control starts faster: the module needs YAML.
         from cometmq.broker.access.guard import guard_of
 
         guard = await guard_of(config)
@@ -104,7 +104,10 @@ async def security_of(config: BrokerConfig) -> Security:
 
 
 def acl_handlers(config: BrokerConfig, address: BrokerAddress, guard: Guard | None) -> dict[int, Handler]:
-    """Return the handlers of requests about access control. Without a guard, they refuse all requests."""
+    """Return the handlers of requests about access control.
+
+    If access control is disabled (`guard` is None), they refuse all requests.
+    """
     if guard is None:
         return {int(request): partial(_refuse, code) for request, code in REFUSALS.items()}
     from cometmq.broker.access.requests import AclRequests

@@ -81,7 +81,7 @@ class ClientAdmin(msgspec.Struct, eq=False, kw_only=True):
     @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of every producer group."""
-        shift = self.clock.time_ms() - awake_ms(self.clock)  # Tools expect wall-clock times, not monotonic
+        shift = self.clock.time_ms() - awake_ms(self.clock)  # Monotonic to wall-clock times
         table = {
             group: [
                 ProducerInfo(

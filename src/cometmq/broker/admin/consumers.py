@@ -99,8 +99,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False, kw_only=True):
         )
         answer = await encoded(body, len(offsets))
         for client in clients:
-            # C++ clients can parse only the list form of the offsets, and Java clients can parse only the map
-            # form.
+            # C++ clients can parse the new offsets only as a JSON list, and Java clients only as a JSON map.
             for_cpp = "CPP" in (str(frame.language), client.language)
             data = body.encode_for_cpp() if for_cpp else answer
             send_oneway(client.channel, Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))

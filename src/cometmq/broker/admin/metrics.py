@@ -312,7 +312,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
                 return
 
     async def _groups(self, families: Families, turns: Turns) -> list[Lag]:
-        """Add the metrics of all groups. Return the lag of each of their queues."""
+        """Add the metrics of all groups. Return each group's lag in each queue in which it has an offset."""
         lags: list[Lag] = []
         latencies = MAX_LATENCIES
         offsets = self.tables.offsets

@@ -132,7 +132,10 @@ class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
 
     @handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return, per queue, the store times of the first, last, and the group's last consumed message."""
+        """Return three store times for each queue of a topic.
+
+        They are those of the first and the last message of the queue, and of the last one the group consumed.
+        """
         header = frame.header(QueryConsumeTimeSpanRequestHeader)
         config = self.tables.topics.existing(header.topic)
         spans = [
@@ -279,7 +282,7 @@ class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # The broker stores no offsets of pulled but unconsumed messages
+                    pull_offset=consumed,  # The broker does not store pull offsets
                 )
             rated.add(topic)
         now_ms = mono_ms(self.clock)
@@ -309,8 +312,9 @@ class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return, for each queue of a topic, the lowest offset of all groups except those in `filterGroups`.
 
-        If the offset of the request's `compareGroup` is lower than this lowest offset, the result is
-        INT64_MAX (docs/reference/remoting.md, Statistics and connections).
+        Offsets below the queue's minimum offset are ignored. If the offset of `compareGroup` in a queue is
+        lower than this lowest offset, INT64_MAX is returned for the queue (docs/reference/remoting.md,
+        Statistics and connections).
         """
         header = frame.header(QueryCorrectionOffsetRequestHeader)
         topic, offsets = header.topic, self.tables.offsets

@@ -244,8 +244,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
         "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
-        # rocketmq-exporter refuses a runtime table without these keys, so they have fixed values although
-        # nothing is measured.
+        # CometMQ does not measure the next three values, but rocketmq-exporter requires them.
         "putMessageDistributeTime": "{}",
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",

@@ -116,7 +116,7 @@ class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
     async def _put_topics(
         self, connection: Connection, frame: Frame, wanted: Sequence[tuple[TopicConfig, str | None]]
     ) -> Frame:
-        """Create or replace topics. `wanted` holds each topic with the change of its attributes, as text."""
+        """Create or replace topics. `wanted` holds each topic with its attribute changes (`+key=value`)."""
         since = self.tables.check_changeable()
         if not wanted:
             return frame.response()
@@ -245,8 +245,8 @@ class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
         await self.tables.confirm_changeable()  # Followers delete only what the leader deletes
         topics = self.tables.topics
         try:
-            # Pass a function rather than a set of all names: many requests may wait for each other, and each
-            # request would keep its own set in memory.
+            # Pass a function rather than a set of all topic names: deletions run one after the other, and
+            # each waiting request would keep its own set in memory.
             gone = await self.store.deletion.delete_unknown(
                 lambda name: name in topics.table or topics.is_system(name)
             )

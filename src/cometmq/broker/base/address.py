@@ -22,7 +22,7 @@ def ha_port_of(config: BrokerConfig) -> int:
 
 
 def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
-    """Return the sockets on which a broker listens, each as setting's key, interface and port.
+    """Return the sockets on which a broker listens, each as a setting's key, interface and port.
 
     The port `listenPort` - 2 for old clients is omitted, because a broker can work without it.
     """

@@ -1,7 +1,7 @@
-"""The differences between RocketMQ 4.9 and 5.x, and which behaviour each request receives.
+"""The differences between RocketMQ 4.9 and 5.x in how a broker handles requests.
 
-A request whose version or code is that of 5.x is handled as 5.5.0 does; every other request as 4.9.7 does.
-The section Versions of docs/server.md lists the differences.
+A request whose version or code is that of 5.x is handled as RocketMQ 5.5.0 handles it. Every other request is
+handled as RocketMQ 4.9.7 handles it. The section Versions of docs/server.md lists the differences.
 """
 
 from __future__ import annotations
@@ -26,18 +26,27 @@ def spreads_batch_properties(version: int) -> bool:
 
 
 def level_of_dead_letter(version: int) -> bytes:
-    """Return the property `DELAY` of a dead letter that a client itself had sent to a retry topic."""
+    """Return the property `DELAY` of a dead letter that a client has sent to a retry topic.
+
+    The broker stores a message sent to a retry topic as a dead letter if all its retries are used up.
+    """
     return b"-1" if is_5x(version) else b"0"
 
 
 def half_properties(version: int, properties: bytes) -> bytes:
-    """Return a half message's properties as they are stored: for 5.x clients, with the transaction id."""
+    """Return the properties with which a half message is stored.
+
+    A half message of a 5.x client also receives the property for the transaction id: its unique key.
+    """
     key = value_of(properties, b"UNIQ_KEY")
     return put(properties, b"__transactionId__", key) if key and is_5x(version) else properties
 
 
 def most_bytes(version: int, asked: int | None) -> int | None:
-    """Return the maximum size of a pull's response, in bytes, that the client asked for, or None."""
+    """Return the limit, in bytes, that a 5.x client requests for the response to a pull, or None.
+
+    A limit below 100 bytes or above 128 MiB is replaced by the nearer of these two values.
+    """
     return max(100, min(asked, 128 << 20)) if asked is not None and is_5x(version) else None
 
 

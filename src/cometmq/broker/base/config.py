@@ -112,7 +112,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
     default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
     max_topic_queue_nums: Annotated[int, _QUEUES] = (
-        1024  # This setting exists only in CometMQ; Apache's BenchmarkTest uses 1024 queues
+        1024  # This setting exists only in CometMQ. Apache's system topic BenchmarkTest has 1024 queues.
     )
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
@@ -151,7 +151,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     ha_transfer_batch_size: Annotated[int, _HA_BATCH] = 32_768
     ha_slave_fallbehind_max: Annotated[int, _BYTES] = 256 << 20
     slave_timeout: Annotated[int, _MS] = 3_000
-    d_leger_join: Annotated[bool, FIXED] = False  # CometMQ only: wait to be added to an existing raft group
+    d_leger_join: Annotated[bool, FIXED] = False  # Only in CometMQ: whether to join an existing raft group
     in_sync_replicas: Annotated[int, _REPLICAS] = 1
     min_in_sync_replicas: Annotated[int, _REPLICAS] = 1
     enable_auto_in_sync_replicas: bool = False
@@ -161,7 +161,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         40 * 86_400  # Apache's default for this setting is 3 days
     )
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
-        4_000_000  # This setting exists only in CometMQ; each waiting message takes 30 bytes of memory
+        4_000_000  # Only in CometMQ. Each timer message that waits for its delivery takes 30 bytes of memory.
     )
     recall_message_enable: bool = True  # Whether messages can be recalled; Apache's default is false
     reject_transaction_message: bool = False
@@ -217,8 +217,8 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             raise ConfigError("defaultTopicQueueNums", str(self.default_topic_queue_nums), expected)
         DelayLevels.of(self.store)
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
-            # The broker and its cluster each have a topic of their name, so the name must be valid for a
-            # topic.
+            # The broker has one topic with its own name and one with the cluster's name, so both names must
+            # be valid topic names.
             if not 0 < len(name.strip()) <= MAX_TOPIC_LENGTH or "/" in name or name in (".", ".."):
                 expected = f"a name that is not blank, of at most {MAX_TOPIC_LENGTH} characters, without /"
                 raise ConfigError(key, name, expected)

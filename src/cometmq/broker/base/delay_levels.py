@@ -13,11 +13,11 @@ import msgspec
 
 from cometmq.store import StoreConfig
 
-# The delay, in ms, of a level that the setting does not define, as in Apache's store.
+# The delay, in ms, of a level that `messageDelayLevel` does not define. It is the same in Apache's store.
 UNKNOWN_LEVEL_MS = 1_000
-# A difference between wall clock and monotonic clock counts as a step of the wall clock only if it is greater
-# than STEP_MS; smaller differences are slow adjustments, and are ignored. Therefore a delivery time could be
-# too early by up to STEP_MS, so STEP_MS is added to each delivery time.
+# If the difference between the wall clock and a monotonic clock changes by more than STEP_MS, someone has set
+# the wall clock. Smaller changes are ignored, because they are slow adjustments. Ignoring them could make a
+# delivery time too early by up to STEP_MS, so STEP_MS is added to each delivery time.
 STEP_MS = 10
 
 
@@ -41,13 +41,14 @@ class DelayLevels(msgspec.Struct, frozen=True):
 
 
 class ClockSteps:
-    """The difference between the monotonic clock and the wall clock when each record of a queue was stored.
+    """For each record of a queue, the difference between monotonic and wall clock when it was stored.
 
     A record contains only the wall-clock time at which it was stored. If the wall clock is set before the
-    record is delivered, that time no longer shows how long the record has waited. So delays are measured with
-    a monotonic clock, which also counts the time that the machine is suspended: the saved difference is added
-    to the record's store time. Records from before the broker's start are treated as if the wall clock had
-    not been set since. The differences are kept in memory, by queue offset.
+    record is delivered, that time no longer shows how long the record has waited. Therefore delays are
+    measured with a monotonic clock, which also counts the time that the machine is suspended. A record's
+    store time on this clock is its store time on the wall clock plus the difference saved here. For records
+    from before the broker's start, the difference at the start is used. The differences are kept in memory,
+    by queue offset.
     """
 
     __slots__ = ("notes",)
@@ -64,7 +65,7 @@ class ClockSteps:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """Return the saved difference, monotonic minus wall clock (ms), for the record at an offset."""
+        """Return the saved difference (monotonic minus wall clock, in ms) for the record at an offset."""
         found = self.notes[0][1]
         for first, ahead_ms in self.notes:
             if first > offset:
@@ -81,8 +82,8 @@ class ClockSteps:
 class DueTimes:
     """The delivery times of one level's messages, in ms of the monotonic clock.
 
-    A message from before the broker's start whose store time is in the future is due no later than the
-    level's delay after the start.
+    Messages that were stored before the broker's start are due no later than the level's delay after the
+    start, even if the wall clock has been set back and their store times are in the future.
     """
 
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
@@ -94,7 +95,8 @@ class DueTimes:
         """
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # Upper limit for messages from before the broker's start
+        # The latest delivery time of messages that were stored before the broker's start
+        self._latest_ms = monotonic_ms + delay_ms
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:

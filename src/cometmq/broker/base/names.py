@@ -1,9 +1,9 @@
 """Checks of topic and group names in requests, with Apache's error texts (docs/reference/storage.md, Names).
 
 `names_checked` checks the names in the header of every request, except for the frequent requests in
-CHECK_BY_THEMSELVES: the handlers of sends and pulls check a name only when they first see it, and that of
-transaction ends compares the group with a stored one. Names in a request's body are checked by the body's
-decoder.
+CHECK_BY_THEMSELVES. The handlers of sends and pulls check a name only the first time that they receive it.
+The handler of END_TRANSACTION only compares the group with that of the half message. Names in a request's
+body are checked by the body's decoder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECK_BY_THEMSELVES = frozenset(
         RequestCode.END_TRANSACTION,
     }
 )
-"""Frequent requests, whose handlers check a topic or group name themselves when they first see it."""
+"""Frequent requests, whose handlers check a topic or group name only the first time that they receive it."""
 
 
 def check_topic(topic: str | None, version: int) -> str:
@@ -64,9 +64,10 @@ FIELDS: dict[str, Check] = {
     "destGroup": check_group,
     "compareGroup": check_group,
 }
-"""The ext fields that contain names, in any request, and the check of each.
+"""For each ext field that contains the name of a topic or group, the function that checks the name.
 
-Blank values are left to the handlers, because many of the fields are optional.
+The same checks apply to all requests. Empty values are left to the handlers, because many of the fields are
+optional.
 """
 
 

@@ -18,8 +18,9 @@ SENDS = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
-# In Apache's broker, the requests of each key share a queue, and the setting limits the wait in this queue.
-# In CometMQ, which has no such queues, the setting limits the delay of the event loop for these requests.
+# For request codes, the setting that limits the wait of such requests. In Apache's broker, it limits the wait
+# in the queue of a thread pool. In CometMQ, which has no such queues, these requests are refused while the
+# delay of the event loop is at least the setting's value.
 LATENESS = {
     SENDS: "wait_time_mills_in_send_queue",
     (RequestCode.PULL_MESSAGE,): "wait_time_mills_in_pull_queue",
@@ -37,7 +38,7 @@ class Load(NamedTuple):
     Attributes:
         lag_ms: The delay of the event loop in ms: the smaller one of the last two measurements.
         sync_ms: The time in ms that the current sync has taken so far, if senders wait for it; otherwise 0.
-        waiting: The number of senders that wait for a sync or for slaves.
+        waiting: The number of senders that wait for a sync or for copies on other brokers.
         unflushed: The number of bytes of the log that have not been synced to the disk.
     """
 

@@ -70,12 +70,18 @@ def frame_of(header: bytes, body_size: int = 0) -> bytes:
 
 
 def recall_field(handle: str) -> bytes:
-    """Return the ext field with the recall handle of a message with a delivery time, if it has one."""
+    """Return the encoded ext field for a message's recall handle, or b"" if `handle` is empty.
+
+    Only messages with a delivery time have recall handles.
+    """
     return b',"recallHandle":"%b"' % handle.encode() if handle else b""
 
 
 def transaction_field(unique_key: bytes) -> bytes:
-    """Return the ext field with the transaction id of a half message: its unique key, if it has one."""
+    """Return the encoded ext field for the transaction id of a half message, or b"" if `unique_key` is empty.
+
+    The transaction id is the unique key of the half message.
+    """
     text = unique_key.decode("utf-8", "replace")
     return b',"transactionId":' + json.dumps(text).encode() if text else b""
 

@@ -29,7 +29,7 @@ LEVELS = ((SPAN_MS, 6), (600_000, 6), (3_600_000, 24))
 
 
 class Counted(NamedTuple):
-    """A number of events, and the time in ms in which they occurred."""
+    """A number of events, and the length in ms of the period in which they occurred."""
 
     sum: int
     elapsed_ms: int
@@ -43,14 +43,14 @@ class SpanCounts(Generic[K]):
     """The number of events of the last minute, hour and day, for each key that had events in the last day."""
 
     def __init__(self, mono_ms: int) -> None:
-        # For each entry of LEVELS, its intervals: the start time of each, and the number of events in it by
+        # For each entry of LEVELS, its intervals. Each interval has a start time and the number of events per
         # key. The last interval is the current one.
         self._levels: list[deque[tuple[int, dict[K, int]]]] = [
             deque([(mono_ms, {})], maxlen=count + 1) for _, count in LEVELS
         ]
 
     def add(self, counts: Mapping[K, int], mono_ms: int) -> None:
-        """Add the numbers of events since the last call, about 10 s ago, to the counts of their keys."""
+        """Add to each key's count the number of its events since the last call, which was about 10 s ago."""
         for spans, (length_ms, _) in zip(self._levels, LEVELS, strict=True):
             began_ms, present = spans[-1]
             for key, count in counts.items():
@@ -89,7 +89,7 @@ class Stats:
     def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
         self.boot_mono_ms = mono_ms
-        self.boot_log_end = 0  # End of the log when the broker opened the log
+        self.boot_log_end = 0  # End offset of the commit log at the broker's start
         self.put = 0
         self.put_failed = 0
         self.get = 0
@@ -100,14 +100,14 @@ class Stats:
         # also the last element of `group_spans`, which drops intervals after a minute.
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The intervals of the last minute: the start time of each, and the number of messages sent to
-        # consumers in it by group and topic. The last interval is the current one.
+        # The intervals of the last minute. Each has a start time and, by group and topic, the number of
+        # messages sent to consumers. The last interval is the current one.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self._counted = {"put": 0, "transferred": 0}  # Counter values at the last update of `broker_counts`
-        self.group_totals: dict[tuple[str, str], int] = {}  # Messages before the current interval
+        self.group_totals: dict[tuple[str, str], int] = {}  # Messages sent before the current interval
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0

@@ -20,7 +20,7 @@ ENTRIES_INLINE = 512
 
 
 class Turns:
-    """Pauses the loops of one request over queues, topics or groups, so that other tasks can run."""
+    """Iterates over the queues, topics or groups of one request, with pauses in which other tasks can run."""
 
     __slots__ = ("_left",)
 
@@ -30,7 +30,7 @@ class Turns:
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
         """Yield the items, and let other tasks run after every 64 items.
 
-        The items of all calls of this method are counted together.
+        Items are counted across all calls of this method.
         """
         for item in items:
             self._left -= 1

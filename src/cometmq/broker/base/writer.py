@@ -28,7 +28,9 @@ log = logs.logger(__name__)
 SUCCESS = int(ResponseCode.SUCCESS)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
-FLUSH_FAILED = 1 << 16  # Greater than any response code, so that `max` selects it over the code of a slave
+# The code of a failed flush. It exceeds all response codes, because the result of an append is the greatest
+# of the codes of its flush and its replication.
+FLUSH_FAILED = 1 << 16
 
 NOT_COMMITTED = "the raft group has not committed the message in time: it may be stored, or not"
 
@@ -84,7 +86,7 @@ class Writer:
         self.replies = replies
         self._on_arrivals = on_arrivals
         self.replicas: Replicas | None = None
-        """The slaves or the other raft members for whose copies of a message senders wait.
+        """The slaves or raft members that must store a message before a waiting sender receives a response.
 
         None if this broker is neither a SYNC_MASTER nor a member of a raft group.
         """
@@ -92,10 +94,11 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        self._last_appends: list[Callable[[], None]] = []  # The functions of `before_commit`
-        self._outcomes: list[tuple[Outcome, bool]] = []  # (callback, whether it waits for durability)
-        self._ticks = 0  # Number of commits whose senders still wait for a flush or for slaves
-        self.waiting = 0  # Number of senders that wait for a flush or for slaves
+        self._last_appends: list[Callable[[], None]] = []  # Functions to call before the next commit
+        # (callback for the result of an append, whether the result must wait until the message is durable)
+        self._outcomes: list[tuple[Outcome, bool]] = []
+        self._ticks = 0  # Number of commits whose senders still wait for a flush or for other brokers' copies
+        self.waiting = 0  # Number of senders that wait for a flush or for other brokers' copies
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -115,7 +118,10 @@ class Writer:
             self._outcomes.append((outcome, wait))
 
     def before_commit(self, append: Callable[[], None]) -> None:
-        """Call `append` once before the current tick, or a new one, is committed. It may append messages."""
+        """Call `append` once before the next commit, and make sure that a commit follows soon.
+
+        The messages that `append` appends are part of that commit.
+        """
         self._tick.schedule()
         self._last_appends.append(append)
 
@@ -183,12 +189,13 @@ class Writer:
             outcome(code, remark)
 
     def _await(self, sends: list[TickMessage], outcomes: list[Outcome], end_offset: int) -> None:
-        """Send the responses once the flush and the reports of slaves have succeeded or failed."""
+        """Send the responses once the flush and the replication to other brokers have succeeded or failed."""
         replicas = self.replicas
         sync = self._sync and not (replicas is not None and replicas.decide)
         count = len(sends) + len(outcomes)
         left = sync + (replicas is not None)
-        worst = SUCCESS  # The result is the highest code: that of slaves is higher than FLUSH_DISK_TIMEOUT
+        # The result is the higher code. All codes of failed replication to slaves exceed FLUSH_DISK_TIMEOUT.
+        worst = SUCCESS
         self._ticks += 1
         self.waiting += count
         self._idle.clear()

@@ -40,7 +40,8 @@ A compilation slows the event loop even though it runs in a thread, so pauses li
 the time.
 """
 _MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # Up to this number, properties are searched for one by one; for more, all are decoded
+# If a filter needs at most this many properties of a record, each is searched for; else all are decoded.
+_MAX_SINGLE_READS = 3
 MAX_VERDICT_TABLES = 32
 """The maximum number of filters with cached results, which take 10 MiB in all.
 
@@ -52,14 +53,15 @@ MAX_VERDICTS = 1_000
 MAX_VALUES_BYTES = 64
 """The maximum total length, in bytes, of the property values of a message whose result is cached."""
 PAUSED_SCANS = 100
-"""The number of scans that do not use a filter's cache after the cache has saved few evaluations."""
-_WORTHWHILE = 4  # If fewer records are checked per evaluation, caching costs more than it saves
+"""For this many scans, a filter uses no cached results after its cache has saved too few evaluations."""
+# The cache is worth its cost if at most one in _WORTHWHILE checked records requires an evaluation.
+_WORTHWHILE = 4
 
 Key = tuple[str, bool]  # (expression, whether words such as CONTAINS are operators)
 
 
 class NotCompiled(Exception):
-    """The filter of an expression is not in the table, so the expression must be compiled first."""
+    """The table of compiled filters does not contain an expression, so it must be compiled first."""
 
     def __init__(self, key: Key) -> None:
         super().__init__()
@@ -140,7 +142,8 @@ class SqlFilters:
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
-                found = SqlError(error.column, error.problem)  # A new error, which holds no traceback
+                # Cache a new error, because the caught one would keep its traceback in memory.
+                found = SqlError(error.column, error.problem)
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -166,7 +169,7 @@ class Verdicts(dict[Values, bool]):
     def __init__(self, sql: SqlFilter) -> None:
         self._sql = sql
         self._evaluated = 0
-        self._paused = 0  # Number of next scans that do not use the cache
+        self._paused = 0  # The next scans, up to this number, do not use the cache
         self.checked = 0
 
     def begin_scan(self) -> bool:
@@ -205,10 +208,10 @@ def _cached_parts(sql: SqlFilter) -> tuple[Callable[[bytes | bytearray, int, int
 class FilterScan:
     """Checks records with the filter of one pull, until a time limit.
 
-    Budget: 1 µs of CPU per record if the filter uses one property, and the result for its value is cached:
-    the property is found in the bytes of the record, and the result is looked up by the bytes of the value.
-    If a filter uses more than _MAX_SINGLE_READS properties, no results are cached, and only the properties
-    that the evaluation needs are read.
+    Budget: 1 µs of CPU per record if the filter uses one property and the result for the record's value of
+    this property is cached. The value is found in the bytes of the record, and the result is looked up by the
+    bytes of the value. If a filter uses more than _MAX_SINGLE_READS properties, no results are cached, and
+    only the properties that the evaluation needs are read.
     """
 
     __slots__ = (

@@ -111,9 +111,12 @@ class Disagreements(msgspec.Struct, eq=False):
 
 
 def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
-    """Return a digest of a difference that does not depend on the order of `values`.
+    """Return a digest of a difference between the members of a group. It ignores the order of `values`.
 
-    Digests are stored instead of the values, which can be long expressions.
+    Args:
+        group: Name of the group.
+        in_what: The subscription or setting in which the members differ.
+        values: The members' different values. They can be long expressions, so only the digest is stored.
     """
     said = repr((group, in_what, sorted(values)))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
@@ -150,9 +153,10 @@ class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
         return frame.response()
 
     def _check(self, connection: Connection, data: HeartbeatData) -> dict[str, int]:
-        """Check the limits of a heartbeat's connection.
+        """Check that the groups and subscriptions in a heartbeat do not exceed the limits for one connection.
 
-        Return the weight (see `weight_of`) of each consumer group.
+        Returns:
+            For each consumer group, the number of groups that it counts as (see `weight_of`).
 
         Raises:
             CommandError: The connection would exceed its limits.
@@ -196,8 +200,8 @@ class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
         )
         if changed:
             self.notices.changed(group)
-        # Compare only push consumers: a pull consumer sends the subscriptions that it is about to read, so
-        # the subscriptions of a group's pull consumers may differ.
+        # Compare only push consumers. A pull consumer may subscribe only to the topics that it reads itself,
+        # so different subscriptions of a group's pull consumers are no error.
         pushed = data.consume_type == "CONSUME_PASSIVELY"
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
@@ -301,7 +305,7 @@ def check_client_id(client_id: str) -> None:
 
 
 def weight_of(data: ConsumerData) -> int:
-    """Return the weight of a consumer group. The sum of the weights of a connection's groups is limited.
+    """Return the weight of a consumer group: the number of groups that it counts as in a connection's limit.
 
     The weight is 1, plus 1 for each WEIGHT_CHARACTERS of the data that the broker stores for the group, so
     the limit bounds the memory per connection.

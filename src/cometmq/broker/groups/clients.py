@@ -24,7 +24,8 @@ EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and also of producer groups, of one connection. A group with long
 # subscriptions counts as several groups. Real clients have only a few.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # Per this many characters of its data, a group counts as one more group
+# A group's subscriptions and other data count as one more group for each WEIGHT_CHARACTERS characters.
+WEIGHT_CHARACTERS = 16_384
 MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
 MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters of a client id; real client ids have about 40
 
@@ -80,7 +81,7 @@ class ConsumerGroup(Group):
         self.consume_type = self.message_model = self.consume_from_where = ""  # Set by each heartbeat
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.limits_told = False  # Whether a log line has reported different retry limits of members
-        self.own_limit_told = RETRY_MAX_TIMES  # The group's retry limit in the last log line about limits
+        self.own_limit_told = RETRY_MAX_TIMES  # The group's retry limit that was logged last
 
     def wants(self) -> dict[str, Wants]:
         """Return the subscriptions of each member, by client id.
@@ -126,7 +127,8 @@ class ClientTable(Generic[G]):
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self.groups_of: dict[Hashable, dict[str, int]] = {}  # For each connection, the weight of each group
+        # For each connection, its groups and their weights, which count toward MAX_GROUPS_PER_CONNECTION
+        self.groups_of: dict[Hashable, dict[str, int]] = {}
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
         """Add a client to a group, or renew its membership. A channel is the connection of a client.
@@ -189,9 +191,10 @@ class ClientTable(Generic[G]):
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """Return the sum of the weights that a connection's groups would have with the groups in `more`.
+        """Return the total weight of a connection's groups if the groups in `more` were added to them.
 
-        `more` contains weights by group; they replace the present weights of these groups.
+        `more` contains the weight of each group. If the connection already has a group in `more`, only the
+        weight in `more` counts.
         """
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
@@ -203,8 +206,9 @@ class ProducerTable(ClientTable[Group]):
         """Create a table without groups.
 
         Args:
-            may_replace: Returns whether a new connection (first argument) may receive the replies for a
-                client id instead of an open connection (second argument) with the same id.
+            may_replace: Called if a client connects with the client id of an open connection. The arguments
+                are the new and the open connection. If the function returns true, replies for the client id
+                are sent to the new connection.
         """
         super().__init__(Group)
         self._may_replace = may_replace
