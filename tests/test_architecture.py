@@ -82,7 +82,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("recovery", "raft_log", "background", "inspect"),
     ),
     "broker": (
-        *("base", "access", "tables", "filters", "groups", "send", "pull", "timers"),
+        *("base", "access", "tables", "filters", "groups", "send", "pull", "pop", "timers"),
         *("transactions", "replication"),
         "admin",
     ),
@@ -113,6 +113,7 @@ SANS_IO_MODULES = (
     "broker/base/pressure.py",
     "metrics/families.py",
     "namesrv/tables.py",
+    "broker/pop/leases.py",
     "broker/replication/ha_frames.py",
     "broker/replication/ha_master.py",
     "broker/replication/ha_slave.py",

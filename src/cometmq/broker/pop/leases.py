@@ -1,0 +1,460 @@
+"""The leases of popped messages. This module does no I/O and reads no clock.
+
+A message that a consumer group has popped is leased: it is invisible to the group's other members until it is
+acknowledged (acked) or its lease expires. A lease belongs to a queue of one group (group, topic, queue id)
+and to one offset. The group's stored consumer offset is the queue's floor: all messages before it are done.
+Pops continue at the queue's head. Between floor and head, exactly the leased messages are not done. So after
+a crash the group continues at the floor: messages may be delivered again, but none is lost.
+
+What happens to an expired lease depends on the pop. A message of an ordinary pop is passed to the caller,
+which stores a copy in the group's retry topic and then calls `end`; until then the floor cannot pass the
+message. The messages of an ordered pop become visible in place: the queue yields nothing else until they are
+acked or expired, and then goes back to the first message that was not acked.
+
+If the stored consumer offset changes elsewhere (a reset by an administrator, the commit of a pulling member),
+the queue's leases are dropped, and pops continue at the new offset.
+
+Deadlines are times in ms of a monotonic clock, so steps of the wall clock have no effect on them. The pop
+time of a lease is wall-clock time; it is part of the receipt handle and identifies the lease.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
+
+MAX_LEASES = 500_000
+"""The maximum number of leases of a broker. They take about 300 bytes each."""
+MAX_LEASES_PER_QUEUE = 20_000
+"""The maximum number of leases of one group in one queue. At the limit, pops skip the queue."""
+MAX_ACKED_AHEAD = 20_000
+"""The maximum number of acked messages at or after the head of one queue."""
+MAX_QUEUES = 100_000
+"""The maximum number of queues with leases or with other state beside the stored offset."""
+_MIN_STALE = 1_024  # Number of outdated entries that the heap of deadlines may have in any case
+
+QueueKey = tuple[str, str, int]
+"""A queue of a consumer group: group, topic (the retry topic for retried messages) and queue id."""
+
+
+class Offsets(Protocol):
+    """The stored consumer offsets of all groups."""
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the stored offset, or -1."""
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Store an offset. Return False if the table has no room for it."""
+
+
+class Pop(NamedTuple):
+    """What the leases of one pop from one queue have in common.
+
+    Attributes:
+        pop_ms: The wall-clock time of the pop. It identifies the leases.
+        start: The offset at which the pop began to read. Receipt handles contain it.
+        invisible_ms: The requested duration of the leases.
+        ordered: Whether the queue yields no other messages while one of these is leased.
+        attempt_id: The id that a repeated request has in common with the first one, or "".
+    """
+
+    pop_ms: int
+    start: int
+    invisible_ms: int
+    ordered: bool = False
+    attempt_id: str = ""
+
+
+class Lease:
+    """A leased message."""
+
+    __slots__ = ("counts", "deadline_ms", "heap_ms", "moving", "offset", "pop", "queue")
+
+    def __init__(self, queue: LeasedQueue, offset: int, pop: Pop, deadline_ms: int) -> None:
+        self.queue: LeasedQueue | None = queue
+        """The queue of the message; None once the lease has ended."""
+        self.offset = offset
+        self.pop = pop
+        self.deadline_ms = deadline_ms
+        self.heap_ms = 0  # The deadline in the newest entry of this lease in the heap
+        self.counts = True
+        """Whether the delivery counts towards the group's maximum number of retries."""
+        self.moving = False
+        """Whether the lease has expired and the caller is storing a copy of the message."""
+
+    def __lt__(self, other: Lease) -> bool:  # The heap compares leases with equal deadlines
+        return self.offset < other.offset
+
+
+class LeasedQueue:
+    """The leases of one queue of a group.
+
+    Attributes:
+        head: The offset at which the next pop begins to read.
+        leases: The leases by offset, in ascending order, all of them before the head.
+        acked: Offsets that are acked already, so that pops skip them: those at or after the head and, in a
+            queue with ordered pops, those between floor and head.
+        busy: Whether a pop is reading from the queue at present, so that other pops skip the queue.
+        deliveries: For ordered pops, how often each message from the floor on has been delivered.
+        pop_ms: The pop time of the last ordered pop. That of the next one must be later, because the pop time
+            identifies a lease.
+    """
+
+    __slots__ = (
+        "_ascending", "acked", "busy", "deliveries", "floor", "head", "key", "leases", "open", "pop_ms", "rewound",
+    )  # fmt: skip
+
+    def __init__(self, key: QueueKey, offset: int) -> None:
+        self.key = key
+        self.floor = self.head = offset
+        self.leases: dict[int, Lease] = {}
+        self._ascending: deque[int] = deque()  # Offsets of the leases and of some leases that have ended
+        self.acked: set[int] = set()
+        self.busy = False
+        self.deliveries: dict[int, int] = {}
+        self.pop_ms = 0
+        self.open = 0  # Number of ordered leases that have not expired
+        self.rewound = offset  # Offset before which all messages have been popped in this run of the broker
+
+    def add(self, lease: Lease) -> None:
+        self.leases[lease.offset] = lease
+        self._ascending.append(lease.offset)
+
+    def remove_all(self) -> int:
+        """End all leases. Return their number."""
+        count = len(self.leases)
+        for lease in self.leases.values():
+            lease.queue = None
+        self.leases.clear()
+        self._ascending.clear()
+        self.open = 0
+        return count
+
+    def first_open(self) -> int:
+        """Return the offset of the first message that is not done: leased, or not yet popped."""
+        ascending, leases = self._ascending, self.leases
+        while ascending and ascending[0] not in leases:
+            ascending.popleft()
+        return ascending[0] if ascending else self.head
+
+    def skip_acked(self) -> None:
+        """Move the head behind messages that are already acked."""
+        while self.head in self.acked:
+            self.head += 1
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the present leases are those of an ordered pop."""
+        return bool(self.leases) and next(iter(self.leases.values())).pop.ordered
+
+    @property
+    def idle(self) -> bool:
+        """Whether the queue has no state beside the stored offset, so that it can be forgotten."""
+        return not (self.leases or self.acked or self.busy or self.deliveries)
+
+
+class Expired(NamedTuple):
+    """The leases that have expired.
+
+    Attributes:
+        leases: The messages to be copied to the retry topic. `Leases.end` or `Leases.postpone` must follow.
+        freed: The queues of ordered pops whose messages have become visible.
+    """
+
+    leases: list[Lease]
+    freed: list[QueueKey]
+
+
+class Leases:
+    """All leases of a broker."""
+
+    def __init__(self, offsets: Offsets, born_ms: int) -> None:
+        """Create a table without leases.
+
+        Args:
+            offsets: The stored consumer offsets. The floor of each queue is stored there.
+            born_ms: The wall-clock time of the start. Handles with an earlier pop time are those of leases
+                that a crash may have destroyed.
+        """
+        self._offsets = offsets
+        self._born_ms = born_ms
+        self._queues: dict[QueueKey, LeasedQueue] = {}
+        self._heap: list[tuple[int, Lease]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[LeasedQueue]:
+        return iter(list(self._queues.values()))
+
+    def clear(self) -> None:
+        """Forget all leases. The stored offsets stay, so their messages will be delivered again."""
+        for queue in list(self._queues.values()):
+            self._drop(queue)
+        self._heap.clear()
+
+    def find(self, key: QueueKey) -> LeasedQueue | None:
+        """Return the state of a queue, or None if the stored offset is all there is.
+
+        If the stored offset has been changed elsewhere, the leases are dropped.
+        """
+        queue = self._queues.get(key)
+        if queue is not None and queue.floor != self._offsets.query(*key):
+            self._drop(queue)
+            return None
+        return queue
+
+    def enter(self, key: QueueKey, offset: int) -> LeasedQueue:
+        """Return the state of a queue for a pop. If there is none, create it with the stored `offset`.
+
+        The caller must have stored that offset. If the pop leases nothing, it must call `settle`.
+        """
+        queue = self.find(key)
+        if queue is None:
+            queue = self._queues[key] = LeasedQueue(key, offset)
+        return queue
+
+    def may_pop(self, queue: LeasedQueue, ordered: bool, attempt_id: str = "") -> bool:
+        """Return whether a pop may read from a queue now.
+
+        A repeated ordered pop, recognised by its attempt id, takes the messages of the first one back, so
+        that it receives them once more.
+        """
+        if queue.busy or self._count >= MAX_LEASES or len(queue.leases) >= MAX_LEASES_PER_QUEUE:
+            return False
+        if len(self._queues) > MAX_QUEUES and queue.idle:
+            return False
+        if not queue.leases:
+            return True
+        if not ordered and not queue.ordered:
+            return True
+        if ordered and queue.ordered and attempt_id and attempt_id == self._attempt_of(queue):
+            for offset in queue.leases:
+                queue.deliveries[offset] -= 1
+            self._rewind(queue)
+            return True
+        return False
+
+    @staticmethod
+    def _attempt_of(queue: LeasedQueue) -> str:
+        return next(iter(queue.leases.values())).pop.attempt_id
+
+    def lease(
+        self, queue: LeasedQueue, offsets: Iterable[int], following: int, pop: Pop, now_ms: int
+    ) -> bool:
+        """Lease messages that a pop has read, and move the queue's head.
+
+        Return False if the stored offset was changed elsewhere during the read. Then nothing is leased, and
+        the pop must not deliver the messages.
+
+        Args:
+            queue: The queue, for which `may_pop` has returned True.
+            offsets: The offsets of the messages, ascending, from the head on. None is in `queue.acked`.
+            following: The offset behind the last message that the pop has examined.
+            pop: The pop.
+            now_ms: The present time of the monotonic clock.
+        """
+        if self.find(queue.key) is not queue:
+            return False
+        deadline_ms = now_ms + pop.invisible_ms
+        if pop.ordered:
+            queue.pop_ms = pop.pop_ms
+        for offset in offsets:
+            lease = Lease(queue, offset, pop, deadline_ms)
+            queue.add(lease)
+            self._count += 1
+            self._schedule(lease)
+            if pop.ordered:
+                queue.open += 1
+                queue.deliveries[offset] = queue.deliveries.get(offset, 0) + 1
+        queue.head = following
+        queue.rewound = max(queue.rewound, following)
+        queue.skip_acked()
+        if queue.acked and not pop.ordered:  # An ordered pop may be rewound, and must skip them once more
+            queue.acked = {offset for offset in queue.acked if offset >= queue.head}
+        self.settle(queue)
+        return True
+
+    def restore(self, key: QueueKey, head: int, pops: Iterable[tuple[int, Pop, int]]) -> None:
+        """Create the state of a queue that an earlier run of the broker has saved.
+
+        Args:
+            key: The queue. Its stored offset must not be greater than the first leased offset or the head.
+            head: The offset at which pops continue.
+            pops: The leases in ascending order of their offsets: offset, pop, deadline.
+        """
+        queue = LeasedQueue(key, self._offsets.query(*key))
+        queue.head = queue.rewound = head
+        self._queues[key] = queue
+        for offset, pop, deadline_ms in pops:
+            lease = Lease(queue, offset, pop, deadline_ms)
+            queue.add(lease)
+            self._count += 1
+            queue.open += pop.ordered
+            self._schedule(lease)
+        self.settle(queue)
+
+    # -- requests of consumers
+
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        """Mark a message as done.
+
+        Args:
+            key: The queue.
+            offset: The offset of the message.
+            pop_ms: The pop time in the receipt handle.
+
+        Returns:
+            False if the handle is not that of a present lease: the message was acked before, or its lease has
+            expired.
+        """
+        queue = self.find(key)
+        lease = None if queue is None else queue.leases.get(offset)
+        if queue is not None and lease is not None:
+            if lease.pop.pop_ms != pop_ms or lease.moving:
+                return False
+            if lease.pop.ordered and offset != queue.floor:
+                queue.acked.add(offset)  # If the queue is rewound, pops must skip this message
+            self.end(lease)
+            return True
+        return self._ack_ahead(key, queue, offset, pop_ms)
+
+    def _ack_ahead(self, key: QueueKey, queue: LeasedQueue | None, offset: int, pop_ms: int) -> bool:
+        """Mark a message at or after the head as done.
+
+        This is possible if the message has been popped before: by an ordered pop whose leases have expired,
+        or in an earlier run of the broker.
+        """
+        stored = self._offsets.query(*key)
+        head = stored if queue is None else queue.head
+        popped = pop_ms < self._born_ms or (queue is not None and offset < queue.rewound)
+        if not popped or stored < 0 or offset < head:
+            return False
+        queue = self.enter(key, stored)
+        if len(queue.acked) >= MAX_ACKED_AHEAD or offset in queue.acked:
+            return False
+        queue.acked.add(offset)
+        if not queue.busy:
+            queue.skip_acked()
+        self.settle(queue)
+        return True
+
+    def renew(
+        self, key: QueueKey, offset: int, pop_ms: int, now_ms: int, invisible_ms: int, counts: bool = True
+    ) -> bool:
+        """Let a lease expire `invisible_ms` from now. Its handle stays the same.
+
+        Args:
+            key: The queue.
+            offset: The offset of the message.
+            pop_ms: The pop time in the receipt handle.
+            now_ms: The present time of the monotonic clock.
+            invisible_ms: The remaining duration of the lease.
+            counts: Whether the delivery counts as one of the group's retries.
+
+        Returns:
+            False if the handle is not that of a present lease.
+        """
+        queue = self.find(key)
+        lease = None if queue is None else queue.leases.get(offset)
+        if queue is None or lease is None or lease.pop.pop_ms != pop_ms or lease.moving:
+            return False
+        if lease.pop.ordered and not lease.heap_ms:
+            queue.open += 1  # The lease had expired, but another one has kept the queue blocked
+        lease.counts = counts
+        lease.deadline_ms = now_ms + invisible_ms
+        self._schedule(lease)
+        return True
+
+    # -- expiry
+
+    def next_deadline_ms(self) -> int | None:
+        """Return the time at which `expired` must be called next, or None without leases."""
+        return self._heap[0][0] if self._heap else None
+
+    def expired(self, now_ms: int, at_most: int) -> Expired:
+        """Return leases whose deadline has passed, at most `at_most` of them."""
+        found, freed, heap = list[Lease](), list[QueueKey](), self._heap
+        while heap and heap[0][0] <= now_ms and len(found) + len(freed) < at_most:
+            heap_ms, lease = heappop(heap)
+            queue = lease.queue
+            if queue is None or heap_ms != lease.heap_ms:
+                continue  # The lease has ended, or has a newer entry
+            lease.heap_ms = 0
+            if lease.deadline_ms > now_ms:
+                self._schedule(lease)
+            elif self.find(queue.key) is not queue:
+                continue
+            elif not lease.pop.ordered:
+                lease.moving = True
+                found.append(lease)
+            else:
+                queue.open -= 1
+                if not queue.open:
+                    self._rewind(queue)
+                    freed.append(queue.key)
+        return Expired(found, freed)
+
+    def end(self, lease: Lease) -> None:
+        """End a lease: its message was acked, or a copy of it is stored. Does nothing if it has ended."""
+        queue = lease.queue
+        if queue is None or self.find(queue.key) is not queue:
+            return
+        lease.queue = None
+        del queue.leases[lease.offset]
+        self._count -= 1
+        if lease.pop.ordered:
+            queue.deliveries.pop(lease.offset, None)
+            queue.open -= bool(lease.heap_ms)
+            if queue.leases and not queue.open:
+                self._rewind(queue)
+        self.settle(queue)
+
+    def postpone(self, lease: Lease, until_ms: int) -> None:
+        """Let an expired lease expire once more at `until_ms`, because no copy could be stored."""
+        if lease.queue is not None:
+            lease.moving = False
+            lease.deadline_ms = until_ms
+            self._schedule(lease)
+
+    # -- internal
+
+    def _rewind(self, queue: LeasedQueue) -> None:
+        """Make the messages of an ordered pop visible in place: go back to the first that was not acked."""
+        first = queue.first_open()
+        self._count -= queue.remove_all()
+        queue.head = first
+        queue.acked = {offset for offset in queue.acked if offset >= first}
+        if len(queue.acked) > MAX_ACKED_AHEAD:
+            queue.acked.clear()  # Deliver them again rather than let one message fill the memory
+
+    def settle(self, queue: LeasedQueue) -> None:
+        """Store the queue's floor, and forget the queue if it has no other state."""
+        floor = queue.first_open()
+        if floor != queue.floor:
+            queue.floor = floor
+            self._offsets.commit(*queue.key, floor)
+        if not queue.leases and (queue.acked or queue.deliveries):
+            queue.acked = {offset for offset in queue.acked if offset >= floor}
+            queue.deliveries = {offset: n for offset, n in queue.deliveries.items() if offset >= floor}
+        if queue.idle and self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
+
+    def _drop(self, queue: LeasedQueue) -> None:
+        self._count -= queue.remove_all()
+        del self._queues[queue.key]
+
+    def _schedule(self, lease: Lease) -> None:
+        """Enter a lease in the heap, unless it has an entry with an earlier time, which will do."""
+        if lease.heap_ms and lease.heap_ms <= lease.deadline_ms:
+            return
+        lease.heap_ms = max(lease.deadline_ms, 1)
+        heappush(self._heap, (lease.heap_ms, lease))
+        if len(self._heap) > 2 * self._count + _MIN_STALE:
+            self._heap = [
+                entry for entry in self._heap if entry[1].queue is not None and entry[0] == entry[1].heap_ms
+            ]
+            heapify(self._heap)
