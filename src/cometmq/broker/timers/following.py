@@ -291,7 +291,7 @@ class Follower:
             self.pending.add_due(position, due_ms, code.out_ms)
 
     def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
-        """Return whether a message stored by Apache's broker was delivered, or is a copy of an earlier one."""
+        """Return whether a message stored by Apache's broker was delivered or is a copy of an earlier one."""
         if known.is_done(offset, code.out_ms):
             return True
         hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
