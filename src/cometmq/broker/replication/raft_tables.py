@@ -3,14 +3,17 @@
 The tables are not in the group's log, but acknowledged changes survive a change of the leader.
 
 A leader acknowledges a change of topics or groups only when a majority of the voters has both tables on its
-disks. For that, the leader requests each voter to copy the tables (COPY_SETTINGS), which a voter does only
-while it follows that leader in its term. A newly elected leader reads the tables of a majority before it
-accepts messages, uses the newest version of each table, and continues the versions with its own term. Any two
-majorities have a common member. That member's tables are read only after it has answered the new leader in
-the new term, so it no longer copies from the old leader.
+disks. To achieve this, the leader requests each voter to copy the tables (COPY_SETTINGS). A voter does so
+only while it follows that leader in its term.
+
+A newly elected leader reads the tables of a majority before it accepts messages, and adopts the newest
+version of each table. From then on, it creates further versions with its own term. Any two majorities have a
+common member. The new leader does not read that member's tables before the member has answered in the new
+term, and after this answer the member no longer copies from the old leader.
 
 Consumer and delay offsets are copied every second, and no request waits for that. A new leader also uses the
-newest offsets of a majority; otherwise a member that was away for long would continue with its old offsets.
+newest offsets of a majority. Otherwise a member that was disconnected for a long time would continue with its
+old offsets.
 """
 
 from __future__ import annotations
@@ -152,7 +155,8 @@ class RaftTables:
         self._sync = sync
         self._one_round = asyncio.Lock()
         self._asked = 0  # Number of calls of `_copy_to_majority` so far
-        self._done = 0  # Number of calls of `_copy_to_majority` that are complete
+        # Number of calls of `_copy_to_majority` for which a copy has ended, successfully or not.
+        self._done = 0
         self._failure = ""  # Why the last copy to a majority failed, or ""
 
     @property

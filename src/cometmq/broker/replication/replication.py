@@ -125,7 +125,11 @@ class Replication:
     # -- requests of tools
 
     def facts(self) -> dict[str, str]:
-        """Return the runtime table's entries about replication: role, master or slaves, and lag."""
+        """Return the runtime table's entries about replication.
+
+        Each broker reports its role and its lag. A slave also reports its master, and a master the number of
+        its slaves.
+        """
         if self.slave is not None:
             core = self.slave.core
             return {

@@ -266,7 +266,7 @@ class SendProcessor:
         _, waits = stored_form(properties, self._cluster_pair)
         shared = self._cluster_pair
         if compat.spreads_batch_properties(frame.version):
-            # 4.9 adds all properties of the batch itself to each message, even WAIT.
+            # Like Apache's broker 4.9, add the batch's own properties, even WAIT, to each of its messages.
             shared = append(drop(properties, b"CLUSTER"), shared)
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)

@@ -51,7 +51,11 @@ class StoredForms:
         self._by_5x = stored_forms(self._cluster, told)
 
     def find(self, properties: str | None, version: int) -> tuple[StoredForm, bytes]:
-        """Return the stored form of a send's property string, and its unique key. Raises CommandError."""
+        """Return the stored form of a send's property string, and the message's unique key.
+
+        Raises:
+            CommandError: The property string is ambiguous.
+        """
         forms = self._by_5x if version >= VERSION_5_0_0 else self._by_4x
         return forms.find(sent_properties(properties))
 

@@ -178,7 +178,7 @@ class TimedSends:
 
 
 def _deliver_ms(name: bytes, text: bytes, now_ms: int) -> int | None:
-    """Return the delivery time (ms since 1970) in a property, or None if the property is no number."""
+    """Return the delivery time (ms since 1970) in a property, or None if the property is not a number."""
     try:
         given = to_long(text.decode("utf-8", "replace"))
     except Mismatch:

@@ -95,7 +95,7 @@ class SubscriptionGroups:
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Add the groups of a file or of a master to the built-in groups, which they may replace.
+        """Add the groups of a file or of a master. They replace built-in groups of the same names.
 
         Groups with invalid names are omitted. A number of retry queues above maxTopicQueueNums is lowered to
         that limit.

@@ -129,7 +129,10 @@ class TableFile:
         return None
 
     def _end_waits(self, asked: int, error: OSError | None) -> None:
-        """Wake callers of `saved` that wait for the first `asked` changes. Raise `error` in them, if any."""
+        """Wake the callers of `saved` that wait for one of the first `asked` changes to be saved.
+
+        If `error` is not None, it is raised in these callers.
+        """
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

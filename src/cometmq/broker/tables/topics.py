@@ -46,9 +46,9 @@ READ_WRITE = Perm.READ | Perm.WRITE
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)
-# An upper bound of the bytes of one topic in a registration, without its attributes and its name, which
-# occurs twice. The bound holds for all values of the topic's numbers. With this size per topic, a frame has
-# room for fewer topics than the 100,000 that a name server accepts.
+# The maximum number of bytes of a topic in a registration, apart from its attributes and its name (which
+# occurs twice). This maximum holds for all values of the topic's numbers. It is so large that even a full
+# frame contains fewer topics than the 100,000 that a name server accepts.
 TOPIC_BYTES = 168
 
 

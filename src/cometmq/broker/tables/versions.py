@@ -34,8 +34,8 @@ class Versions(msgspec.Struct, eq=False):
 
 
 def order(version: DataVersion | None) -> tuple[int, int]:
-    """Return a sort key by which a newer version of a raft group's table is greater.
+    """Return a sort key for versions of a raft group's table. A newer version has a greater key.
 
-    Each leader continues the newest version with its own term, so terms are compared first.
+    Terms are compared first, because each new leader continues with its own, higher term.
     """
     return (-1, -1) if version is None else (version.state_version or 0, version.counter)

@@ -95,7 +95,8 @@ class Pending:
         # The highest TIMER_OUT_MS and the highest log position of the messages that a high-water mark has
         # covered as done. A message that arrives later with lower values would wrongly be covered, too.
         self._covered_out = self._covered_position = -1
-        self._moving_before = 0  # log position before which all moved messages were stored
+        # All messages selected for moving so far were stored before this log position.
+        self._moving_before = 0
         self._last_copy = -1  # log position of the newest copy of a moved message; -1 if there is none
         # The buckets that contain messages to be moved, which are stored before `_moving_before`. Each pair
         # is a table and the keys of the buckets in it.
@@ -198,7 +199,7 @@ class Pending:
         self._delays_first = self._taken_from is self._by_wall
 
     def note_done(self, position: int, out_ms: int) -> None:
-        """Record that a message was delivered, moved or recalled, as a record in the log shows."""
+        """Record that a message was delivered, moved or recalled. A record in the log must prove this."""
         self._done_outs.append(out_ms)
         self._done_positions.append(position)
 

@@ -98,7 +98,8 @@ class ScheduleService:
     def restart(self) -> None:
         """Reset the delivery state. Since the last stop, another broker may have delivered messages."""
         now_ms, monotonic_ms = self._times()
-        self._ahead_ms = monotonic_ms - now_ms  # Monotonic minus wall-clock time at the last arrival (ms)
+        # Monotonic minus wall-clock time (ms) when messages last arrived.
+        self._ahead_ms = monotonic_ms - now_ms
         self.cursors = {}
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
