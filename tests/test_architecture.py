@@ -89,7 +89,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "client": ("cluster", "producer", "group", "consumer", "pull", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
     "console": ("base", "auth", "widgets", "messages", "pages"),
-    "grpc": ("rpc",),
+    "grpc": ("http2", "rpc"),
 }
 
 # Rooms that others import only through the package itself, and the exceptions: room -> sub-room it may
@@ -102,7 +102,7 @@ FRONT_DOORS: dict[str, dict[str, str]] = {
 NOT_YET_APART = ()
 
 # These modules make decisions as functions of (now, event), so they must not access the outside world.
-SANS_IO_PACKAGES = ("protocol", "raft", "grpc/rpc")
+SANS_IO_PACKAGES = ("protocol", "raft", "grpc/http2", "grpc/rpc")
 SANS_IO_MODULES = (
     "message.py",
     "errors.py",

@@ -78,6 +78,9 @@ console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/history
 filtersrv/test_filters.py: filtersrv/worker
+grpc/test_connection.py: grpc/http2/errors grpc/http2/events grpc/http2/frames grpc/http2/limits
+    grpc/http2/requests grpc/http2/sending
+grpc/test_hpack.py: grpc/http2/huffman
 grpc/test_messages.py: grpc/rpc/enums
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server

@@ -1,0 +1,77 @@
+"""Clients of a connection under test: PyPI's h2, and one that writes frames as it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h2.config
+import h2.connection
+import hpack
+
+from cometmq.grpc.http2 import frames
+from cometmq.grpc.http2.connection import Http2Connection
+from cometmq.grpc.http2.events import Event
+from cometmq.grpc.http2.limits import Http2Limits
+
+REQUEST = [
+    *((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/apache.rocketmq.v2.MessagingService/Send")),
+    *((b":authority", b"127.0.0.1:8081"), (b"te", b"trailers"), (b"content-type", b"application/grpc")),
+]
+RESPONSE = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+TRAILERS = [(b"grpc-status", b"0")]
+
+
+class Pair:
+    """A client of PyPI's h2 and the connection under test, joined without a network."""
+
+    def __init__(self, limits: Http2Limits | None = None) -> None:
+        self.now = 0.0
+        self.server = Http2Connection(limits or Http2Limits(), self.now)
+        self.client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+        self.client.initiate_connection()
+
+    def exchange(self) -> tuple[list[Event], list[Any]]:
+        """Pass bytes in both directions until there are none. Returns the events of server and client."""
+        received: list[Event] = []
+        answered: list[Any] = []
+        while True:
+            sent = self.client.data_to_send()
+            received += self.server.receive(sent, self.now)
+            output = b"".join(self.server.take_output())
+            answered += self.client.receive_data(output)
+            if not sent and not output:
+                return received, answered
+
+    def request(self, stream_id: int, data: bytes = b"") -> list[Event]:
+        """Send a complete request. Returns the server's events."""
+        self.client.send_headers(stream_id, REQUEST, end_stream=not data)
+        if data:
+            self.client.send_data(stream_id, data, end_stream=True)
+        return self.exchange()[0]
+
+
+class RawPeer:
+    """A client that may violate the protocol. It opens the connection as every client does."""
+
+    def __init__(self, limits: Http2Limits | None = None) -> None:
+        self.now = 0.0
+        self.server = Http2Connection(limits or Http2Limits(), self.now)
+        self.encoder = hpack.Encoder()
+        self.send(frames.PREFACE, frames.settings({}))
+        self.output()
+
+    def send(self, *parts: bytes) -> list[Event]:
+        return self.server.receive(b"".join(parts), self.now)
+
+    def headers(self, stream_id: int, *more: tuple[bytes, bytes], end: bool = False) -> bytes:
+        """Return the HEADERS frame of a request."""
+        return frames.header_frames(stream_id, self.encoder.encode([*REQUEST, *more]), end, 16_384)
+
+    def output(self) -> list[frames.Frame]:
+        """Take the server's output, as frames."""
+        reader = frames.FrameReader(1 << 24)
+        return list(reader.frames(frames.PREFACE + b"".join(self.server.take_output())))
+
+
+def word(number: int) -> bytes:
+    return number.to_bytes(4, "big")
