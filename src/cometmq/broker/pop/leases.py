@@ -103,7 +103,8 @@ class LeasedQueue:
     """
 
     __slots__ = (
-        "_ascending", "acked", "busy", "deliveries", "floor", "head", "key", "leases", "open", "pop_ms", "rewound",
+        "_ascending", "acked", "busy", "deliveries", "floor", "head", "key", "leases", "open", "pop_ms",
+        "rewound",
     )  # fmt: skip
 
     def __init__(self, key: QueueKey, offset: int) -> None:
