@@ -47,6 +47,7 @@ API: dict[str, dict[str, list[str] | None]] = {
             "PullConsumer", "SyncPullConsumer", "PullOptions", "PullResult", "PullStatus", "PullTurn",
             "OffsetStorage", "FileOffsets",
         ],
+        "Simple consumers": ["SimpleConsumer", "SyncSimpleConsumer", "SimpleOptions"],
         "Idempotent listeners": [
             "idempotent", "MemoryMarks", "SqliteMarks", "DatabaseMarks", "RedisMarks", "BeingHandled",
         ],

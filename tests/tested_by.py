@@ -56,7 +56,7 @@ cli/test_servers.py: cli/console cli/doctor cli/local_cluster cli/outcome cli/sh
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/progress cli/store cli/store_text
 client/test_agreement.py: client/group/subscription
-client/test_blocking.py: client/loop_thread
+client/test_blocking.py: client/blocking_client client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
 client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
@@ -67,6 +67,8 @@ client/test_push.py: client/cluster/server_requests client/consumer/concurrent c
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/member
     client/group/options client/pull/polling client/pull/single_pulls
 client/test_retry.py: client/producer/selectors
+client/test_simple.py: client/simple/leases client/simple/options client/simple/receiving
+    client/simple/session
 console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
     console/messages/timers console/messages/transactions console/pages/access_changes console/widgets/actions
     console/widgets/forms console/widgets/listing console/widgets/page console/widgets/services

@@ -41,10 +41,16 @@ def test_every_error_of_the_clients_page_is_there_with_its_attributes() -> None:
             cometmq.Producer,
             cometmq.PushConsumer,
             cometmq.PullConsumer,
+            cometmq.SimpleConsumer,
             cometmq.ClientInstance,
             cometmq.Admin,
         ),
-        *(cometmq.SyncProducer, cometmq.SyncPushConsumer, cometmq.SyncPullConsumer),
+        *(
+            cometmq.SyncProducer,
+            cometmq.SyncPushConsumer,
+            cometmq.SyncPullConsumer,
+            cometmq.SyncSimpleConsumer,
+        ),
         *(cometmq.client.BrokerApi, cometmq.client.NamesrvApi),
     ],
 )

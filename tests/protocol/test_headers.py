@@ -63,7 +63,7 @@ WIRE_NAMES = {
     "ChangeInvisibleTimeResponseHeader": "popTime! invisibleTime! reviveQid!",
     "PeekMessageRequestHeader": "topic! queueId! maxMsgNums! consumerGroup! bname",
     "NotificationRequestHeader": (
-        "consumerGroup! topic! queueId! pollTime! bornTime! order attemptId expType exp bname"
+        "consumerGroup! topic! queueId! pollTime! bornTime order attemptId expType exp bname"
     ),
     "NotificationResponseHeader": "hasMsg! pollingFull",
     "PollingInfoRequestHeader": "consumerGroup! topic! queueId! bname",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
+        SyncSimpleConsumer,
         SyncTransactionProducer,
     )
     from cometmq.client.cluster.broker_api import BrokerApi
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
     from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
     from cometmq.client.pull.pull import PullConsumer, PullTurn
     from cometmq.client.signals import stop_on_signal
+    from cometmq.client.simple.options import SimpleOptions
+    from cometmq.client.simple.simple import SimpleConsumer
     from cometmq.protocol.ids import IdError
     from cometmq.protocol.timers import BadHandle
 
@@ -123,11 +126,14 @@ __all__ = [
     "RedisMarks",
     "SendHook",
     "Sending",
+    "SimpleConsumer",
+    "SimpleOptions",
     "SqliteMarks",
     "SyncMessageStream",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncSimpleConsumer",
     "SyncTransactionProducer",
     "Telemetry",
     "TraceOptions",
@@ -147,7 +153,8 @@ __all__ = [
 
 _MODULES = {
     "cometmq.client.blocking": (
-        "SyncMessageStream SyncProducer SyncPullConsumer SyncPushConsumer SyncTransactionProducer"
+        "SyncMessageStream SyncProducer SyncPullConsumer SyncPushConsumer SyncSimpleConsumer "
+        "SyncTransactionProducer"
     ),
     "cometmq.client.cluster.broker_api": "BrokerApi",
     "cometmq.client.cluster.hooks": (
@@ -185,6 +192,8 @@ _MODULES = {
     "cometmq.client.producer.transaction": "TransactionListener TransactionProducer",
     "cometmq.client.pull.pull": "PullConsumer PullTurn",
     "cometmq.client.signals": "stop_on_signal",
+    "cometmq.client.simple.options": "SimpleOptions",
+    "cometmq.client.simple.simple": "SimpleConsumer",
     "cometmq.protocol.ids": "IdError",
     "cometmq.protocol.timers": "BadHandle",
 }

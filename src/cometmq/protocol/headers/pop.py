@@ -13,7 +13,8 @@ class PopMessageRequestHeader(Header, gc=False):
     """The header of request 200050 (POP_MESSAGE).
 
     The queue id -1 means all queues of the broker. `poll_time` is how long the broker may hold the request,
-    counted from `born_time` of the client's clock. `init_mode` says where a new group starts: 0 at the first
+    counted from `born_time`. Without a `born_time`, brokers count from the arrival of the request, so that
+    the client's clock does not matter. `init_mode` says where a new group starts: 0 at the first
     message, 1 at the end. Repeating `attempt_id` in an ordered request returns the same messages again.
     """
 
@@ -116,7 +117,7 @@ class NotificationRequestHeader(Header, gc=False):
     topic: str
     queue_id: I32
     poll_time: I64
-    born_time: I64
+    born_time: I64 | None = None
     order: bool | None = None
     attempt_id: str | None = None
     exp_type: str | None = None

@@ -1,0 +1,231 @@
+"""The requests of a simple consumer: lease messages, wait for messages, acknowledge, change a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from cometmq.client.cluster.decoding import decode_pulled
+from cometmq.client.cluster.requests import succeeded
+from cometmq.client.group.group import Group
+from cometmq.client.group.subscription import Subscription
+from cometmq.client.simple.receipts import attach_receipts, receipt_of
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import BatchAckMessageRequestBody
+from cometmq.protocol.bodies.pop import pack_acks
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PopMessageRequestHeader,
+    PopMessageResponseHeader,
+)
+from cometmq.protocol.pop import ReceiptHandle
+from cometmq.protocol.properties.values import POP_CK, UNIQ_KEY
+
+ALL_QUEUES = -1
+"""The queue id that stands for all queues of a broker."""
+_EMPTY = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND)
+_ANSWER_S = 10.0
+"""How long, in seconds, a response may take beyond the time for which the broker holds the request."""
+_MAX_ACKS = 1000
+"""The maximum number of messages that one request acknowledges."""
+
+
+class Target(NamedTuple):
+    """A broker of a subscribed topic."""
+
+    subscription: Subscription
+    broker_name: str
+
+    @property
+    def queue(self) -> MessageQueue:
+        """All queues of the topic at this broker."""
+        return MessageQueue(self.subscription.topic, self.broker_name, ALL_QUEUES)
+
+
+class Leases:
+    """The requests of one consumer. Each method raises BrokerError, RemotingError or NoRouteError.
+
+    Args:
+        group: The consumer's group.
+        orderly: Whether the messages of a queue are received in order.
+        init_mode: Where a new group starts: 0 at the first message, 1 at the end.
+    """
+
+    def __init__(self, group: Group, *, orderly: bool, init_mode: int) -> None:
+        self._group = group
+        self._instance = group.instance
+        self._orderly = orderly
+        self._init_mode = init_mode
+
+    # -- receiving
+
+    async def lease(
+        self, target: Target, count: int, invisible_s: float, wait_s: float, attempt_id: str
+    ) -> list[MessageExt]:
+        """Lease up to `count` messages, and return them with their receipt handles.
+
+        Messages whose tags only have the same hash as a subscribed tag are acknowledged and omitted.
+
+        Args:
+            target: The topic and the broker.
+            count: The maximum number of messages, at most 32.
+            invisible_s: The length of the lease in seconds.
+            wait_s: The time in seconds for which the broker waits for a message.
+            attempt_id: An id of this attempt, for ordered consumption. If the response is lost, a request
+                with the same id returns the same messages.
+        """
+        subscription = target.subscription
+        header = PopMessageRequestHeader(
+            consumer_group=self._group.name,
+            topic=subscription.topic,
+            queue_id=ALL_QUEUES,
+            max_msg_nums=count,
+            invisible_time=int(invisible_s * 1000),
+            poll_time=int(wait_s * 1000),
+            init_mode=self._init_mode,
+            exp_type=subscription.expression_type,
+            exp=subscription.expression,
+            order=self._orderly,
+            attempt_id=attempt_id if self._orderly else None,
+            bname=target.broker_name,
+        )
+        addr, answer = await self._ask(target.queue, Frame.request(RequestCode.POP_MESSAGE, header), wait_s)
+        if answer.code in _EMPTY:
+            return []
+        succeeded(answer, addr, subscription.topic)
+        found = decode_pulled(answer.body, target.broker_name).messages
+        attach_receipts(
+            found, answer.header(PopMessageResponseHeader), subscription.topic, target.broker_name
+        )
+        wanted = subscription.filter(found)
+        if len(wanted) < len(found):
+            await self.acknowledge([each for each in found if each.tags not in subscription.tags])
+        return wanted
+
+    async def wait(self, target: Target, wait_s: float) -> bool:
+        """Wait until a broker has a message for the group. Return False if there is none in time."""
+        subscription = target.subscription
+        header = NotificationRequestHeader(
+            consumer_group=self._group.name,
+            topic=subscription.topic,
+            queue_id=ALL_QUEUES,
+            poll_time=int(wait_s * 1000),
+            order=self._orderly,
+            exp_type=subscription.expression_type,
+            exp=subscription.expression,
+            bname=target.broker_name,
+        )
+        addr, answer = await self._ask(target.queue, Frame.request(RequestCode.NOTIFICATION, header), wait_s)
+        return succeeded(answer, addr, subscription.topic).header(NotificationResponseHeader).has_msg
+
+    # -- leased messages
+
+    async def acknowledge(self, messages: Sequence[MessageExt]) -> None:
+        """Acknowledge messages, those of a broker in one request.
+
+        All brokers receive their requests. Then the first failure is raised.
+        """
+        by_broker: dict[tuple[str, str], list[MessageExt]] = {}
+        for message in messages:
+            by_broker.setdefault((receipt_of(message).broker_name, message.topic), []).append(message)
+        parts = [
+            some[at : at + _MAX_ACKS] for some in by_broker.values() for at in range(0, len(some), _MAX_ACKS)
+        ]
+        outcomes = await asyncio.gather(*map(self._acknowledge, parts), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _acknowledge(self, messages: list[MessageExt]) -> None:
+        """Acknowledge messages of one topic and broker."""
+        if len(messages) == 1:
+            await self._acknowledge_one(messages[0])
+            return
+        handles = [receipt_of(message) for message in messages]
+        wrap, broker_name = self._instance.namespace.wrap, handles[0].broker_name
+        topic = messages[0].topic
+        acks = pack_acks(wrap(self._group.name), wrap(topic), handles)
+        body = BatchAckMessageRequestBody(broker_name=broker_name, acks=acks).encode()
+        queue = MessageQueue(topic, broker_name, ALL_QUEUES)
+        addr, answer = await self._ask(queue, Frame.request(RequestCode.BATCH_ACK_MESSAGE, body=body))
+        if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            succeeded(answer, addr, topic)
+            return
+        for message in messages:  # the broker is older than 5.1
+            await self._acknowledge_one(message)
+
+    async def _acknowledge_one(self, message: MessageExt) -> None:
+        handle = receipt_of(message)
+        header = AckMessageRequestHeader(
+            consumer_group=self._group.name,
+            topic=self._real_topic(message, handle),
+            queue_id=handle.queue_id,
+            extra_info=handle.encode(),
+            offset=_offset(handle),
+            bname=handle.broker_name,
+        )
+        await self._confirm(message, handle, Frame.request(RequestCode.ACK_MESSAGE, header))
+
+    async def change(self, message: MessageExt, invisible_s: float, *, suspend: bool | None = None) -> None:
+        """Let the lease of a message end `invisible_s` seconds from now. The message gets the new handle.
+
+        `suspend` gives the message back without counting a redelivery. Brokers before 5.5 ignore it.
+        """
+        handle = receipt_of(message)
+        topic = self._real_topic(message, handle)
+        header = ChangeInvisibleTimeRequestHeader(
+            consumer_group=self._group.name,
+            topic=topic,
+            queue_id=handle.queue_id,
+            extra_info=handle.encode(),
+            offset=_offset(handle),
+            invisible_time=int(invisible_s * 1000),
+            suspend=suspend,
+            bname=handle.broker_name,
+        )
+        request = Frame.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        answer = await self._confirm(message, handle, request)
+        changed = answer.header(ChangeInvisibleTimeResponseHeader)
+        message.properties[POP_CK] = handle._replace(
+            start_offset=_offset(handle),
+            pop_time_ms=changed.pop_time,
+            invisible_ms=changed.invisible_time,
+            revive_queue_id=changed.revive_qid,
+        ).encode()
+
+    async def give_back(self, messages: Iterable[MessageExt]) -> None:
+        """Make leased messages visible again now. Failures are ignored: the leases expire."""
+        changes = (self.change(message, 0.0, suspend=True) for message in messages)
+        await asyncio.gather(*changes, return_exceptions=True)
+
+    def _real_topic(self, message: MessageExt, handle: ReceiptHandle) -> str:
+        """Return the topic in which a message was found, with the namespace: itself or a retry topic."""
+        wrap = self._instance.namespace.wrap
+        return handle.kind.topic(wrap(message.topic), wrap(self._group.name))
+
+    async def _confirm(self, message: MessageExt, handle: ReceiptHandle, request: Frame) -> Frame:
+        """Send a request about a leased message and return its successful answer."""
+        queue = MessageQueue(message.topic, handle.broker_name, handle.queue_id)
+        addr, answer = await self._ask(queue, request)
+        return succeeded(answer, addr, message.topic, message.properties.get(UNIQ_KEY, ""))
+
+    async def _ask(self, queue: MessageQueue, request: Frame, wait_s: float = 0.0) -> tuple[str, Frame]:
+        """Return the address of the queue's broker, and the broker's answer to a request.
+
+        `wait_s` is the time for which the broker may hold the request.
+        """
+        addr = await self._instance.find_addr(queue)
+        brokers = self._instance.brokers
+        return addr, await brokers.ask(addr, request, wait_s + max(brokers.timeout_s, _ANSWER_S))
+
+
+def _offset(handle: ReceiptHandle) -> int:
+    assert handle.offset is not None  # receipt_of() has checked it
+    return handle.offset

@@ -1,0 +1,169 @@
+"""The choice of the brokers from which a simple consumer receives messages.
+
+A request leases messages from all queues of a topic at one broker. With several topics or brokers, each is
+asked in turn without waiting. If none has messages, all are asked at the same time to notify this consumer of
+a message. A notification leases nothing, so it can be abandoned. Apache's clients instead wait at one broker
+while messages arrive at others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+
+from cometmq import logs
+from cometmq.client.group.group import Group
+from cometmq.client.simple.leases import Leases, Target
+from cometmq.errors import ClientStateError, CometError
+from cometmq.message import MessageExt
+from cometmq.periodic import Tasks
+from cometmq.text import printable
+
+log = logs.logger("cometmq.client.consumer")
+
+_PAUSE_S = 0.2
+"""The pause, in seconds, before the brokers are asked again during the wait of one call."""
+_SHORT_S = 0.1
+"""The remaining wait, in seconds, that is not worth another request."""
+
+
+class Receiver:
+    """Receives messages from the brokers of a group's topics.
+
+    Attributes:
+        problems: The error of the last request that failed, by topic and broker, until a request succeeds.
+    """
+
+    def __init__(self, group: Group, leases: Leases) -> None:
+        self._group = group
+        self._leases = leases
+        self._loop = asyncio.get_running_loop()
+        self._turns = itertools.count()
+        self._lost_attempts: dict[tuple[str, str], str] = {}
+        """The ids of attempts whose responses were lost, by topic and broker."""
+        self._tasks = Tasks()
+        self._closed = False
+        self.problems: dict[tuple[str, str], str] = {}
+
+    async def close(self) -> None:
+        """Cancel all requests. Calls of receive() raise ClientStateError."""
+        self._closed = True
+        await self._tasks.finish(cancel=True)
+
+    async def receive(self, count: int, invisible_s: float, wait_s: float) -> list[MessageExt]:
+        """Return 1 to `count` messages, or none if there were none within `wait_s` seconds.
+
+        Raises:
+            ClientStateError: The group has no subscription, or this receiver was closed.
+            CometError: The requests to all brokers failed. The last failure is raised.
+        """
+        try:
+            return await self._receive(count, invisible_s, wait_s)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and caller is not None and not caller.cancelling():
+                raise self._stopped() from None  # close() has cancelled the request, not the caller
+            raise
+
+    async def _receive(self, count: int, invisible_s: float, wait_s: float) -> list[MessageExt]:
+        end = self._loop.time() + wait_s
+        while True:
+            targets = await self._targets()
+            alone = len(targets) == 1
+            failure: CometError | None = None
+            reached = False
+            for target in targets:
+                left_s = max(0.0, end - self._loop.time())
+                try:
+                    found = await self._lease(target, count, invisible_s, left_s if alone else 0.0)
+                except CometError as error:
+                    failure = error
+                    self._failed(target, error)
+                    continue
+                reached = True
+                self.problems.pop(_key(target), None)
+                if found:
+                    return found
+            if failure is not None and not reached:
+                raise failure
+            if not alone:
+                await self._notified(targets, end)
+            left_s = end - self._loop.time()
+            if left_s < _SHORT_S:
+                return []
+            await asyncio.sleep(min(_PAUSE_S, left_s))
+
+    async def _targets(self) -> list[Target]:
+        """Return the brokers of all topics, each call beginning at another one.
+
+        Topics without a route are omitted: the client instance requests their routes periodically.
+
+        Raises:
+            NoRouteError: No topic has a route.
+        """
+        if self._closed:
+            raise self._stopped()
+        instance, subscriptions = self._group.instance, list(self._group.subscriptions.values())
+        if not subscriptions:
+            raise ClientStateError(f"the simple consumer of group {self._group.name} has no subscription")
+        if not any(instance.routes.get(each.topic) for each in subscriptions):
+            await instance.read_queues(subscriptions[-1].topic)
+        targets = [
+            Target(subscription, queue.broker_name)
+            for subscription in subscriptions
+            if (route := instance.routes.get(subscription.topic)) is not None
+            for queue in route.one_of_each_broker()
+        ]
+        first = next(self._turns) % max(len(targets), 1)
+        return targets[first:] + targets[:first]
+
+    async def _lease(self, target: Target, count: int, invisible_s: float, wait_s: float) -> list[MessageExt]:
+        """Lease messages at one broker. If the caller is cancelled, the messages are given back."""
+        attempt_id = self._lost_attempts.pop(_key(target), None) or uuid.uuid4().hex
+        work = self._leases.lease(target, count, invisible_s, wait_s, attempt_id)
+        request = self._tasks.start(work, name=f"cometmq-lease-{target.queue}")
+        try:
+            return await asyncio.shield(request)
+        except asyncio.CancelledError:
+            request.add_done_callback(self._give_back)
+            raise
+        except CometError:
+            self._lost_attempts[_key(target)] = attempt_id
+            raise
+
+    def _give_back(self, request: asyncio.Task[list[MessageExt]]) -> None:
+        """Give the messages of a request back that nobody waits for."""
+        if not self._closed and not request.cancelled() and request.exception() is None:
+            self._tasks.start(self._leases.give_back(request.result()))
+
+    async def _notified(self, targets: list[Target], end: float) -> None:
+        """Wait until any broker has a message, at the latest until `end` on the loop's clock."""
+        left_s = end - self._loop.time()
+        if left_s < _SHORT_S:
+            return
+        waits = {self._tasks.start(self._leases.wait(target, left_s)) for target in targets}
+        try:
+            while waits:
+                done, waits = await asyncio.wait(
+                    waits, timeout=max(0.0, end - self._loop.time()), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done or any(each.exception() is None and each.result() for each in done):
+                    return
+        finally:
+            for each in waits:
+                each.cancel()
+
+    def _stopped(self) -> ClientStateError:
+        return ClientStateError(f"the simple consumer of group {self._group.name} was stopped")
+
+    def _failed(self, target: Target, error: CometError) -> None:
+        text = printable(str(error))
+        if self.problems.get(_key(target)) != text:
+            log.warning("group %s cannot receive from %s: %s", self._group.name, target.queue, text)
+        self.problems[_key(target)] = text
+        self._group.instance.refresh_soon(target.subscription.topic)
+
+
+def _key(target: Target) -> tuple[str, str]:
+    return target.subscription.topic, target.broker_name

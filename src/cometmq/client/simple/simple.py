@@ -1,0 +1,264 @@
+"""The simple consumer: leases messages, which the caller acknowledges one by one.
+
+    async with SimpleConsumer("billing", {"orders": "new || paid"}) as consumer:
+        for message in await consumer.receive():
+            ...
+            await consumer.ack(message)
+
+The members of the group share all queues: their number is not limited by the number of queues. Brokers of
+RocketMQ 5 and CometMQ support this kind of consumption (POP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import QueryClient
+from cometmq.client.cluster.options import ClientOptions, check_range
+from cometmq.client.cluster.requests import NameServersUnreachable
+from cometmq.client.group.group import Group
+from cometmq.client.group.options import ConsumeFromWhere, MemberOptions
+from cometmq.client.group.subscription import (
+    Expression,
+    Subscription,
+    Subscriptions,
+    as_subscription,
+    as_subscriptions,
+)
+from cometmq.client.simple.leases import Leases
+from cometmq.client.simple.options import (
+    CHANGE_RANGE_S,
+    LEASE_RANGE_S,
+    MAX_MESSAGES,
+    WAIT_RANGE_S,
+    SimpleOptions,
+)
+from cometmq.client.simple.receiving import Receiver
+from cometmq.client.simple.session import SimpleSession
+from cometmq.errors import ConfigError
+from cometmq.message import MessageExt
+
+
+class SimpleConsumer(QueryClient):
+    """A consumer that leases messages: each message is acknowledged, or it becomes visible again.
+
+    The members of a group share all queues of a topic, and each message is leased to one of them. A message
+    that is not acknowledged before its lease ends is delivered again, with `reconsume_times` increased. The
+    broker must support POP consumption, as CometMQ and RocketMQ 5 do.
+
+    Use it with `async with`, or call start() and stop(). Methods may be called concurrently. A consumer
+    belongs to the event loop in which it was started.
+
+    Args:
+        group: The name of the consumer group.
+        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
+            `sql92(...)`. subscribe() adds more.
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings of the consumer. Default: SimpleOptions().
+        client: A client instance that several producers and consumers share. Default: the consumer creates
+            its own from `namesrv` and `client_options`.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: An expression or a setting is invalid.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        subscriptions: Subscriptions = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: SimpleOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        self.options = options if options is not None else SimpleOptions()
+        super().__init__("simple consumer", group, namesrv, client, client_options)
+        self._subscriptions = as_subscriptions(subscriptions)
+        for subscription in self._subscriptions.values():
+            _check_kind(subscription)
+        self._session: SimpleSession | None = None
+        self._leasing: Leases | None = None
+        self._receiver: Receiver | None = None
+
+    # -- life
+
+    async def start(self) -> None:
+        """Join the group. Returns after the first heartbeats.
+
+        A topic without a route is not an error: its messages are received once it exists.
+
+        Raises:
+            ClientStateError: The consumer was started before.
+            NameServersUnreachable: No name server answers. This is a NoRouteError.
+            BrokerError: A broker refused an SQL92 expression.
+        """
+        await super().start()
+
+    async def _begin(self) -> None:
+        client = await self._start_client()
+        options = MemberOptions(consume_from_where=self.options.consume_from_where)
+        group = Group(self.group, client, options, self._subscriptions)
+        session = SimpleSession(group)
+        client.register_consumer(self.group, session)
+        at_end = self.options.consume_from_where is ConsumeFromWhere.LAST_OFFSET
+        self._leasing = Leases(group, orderly=self.options.orderly, init_mode=int(at_end))
+        self._receiver = Receiver(group, self._leasing)
+        self._session = session
+        failures = await client.refresh_routes(group.subscriptions)
+        unreachable = [each for each in failures.values() if isinstance(each, NameServersUnreachable)]
+        if unreachable and len(unreachable) == len(group.subscriptions):
+            raise unreachable[0]
+        for subscription in group.subscriptions.values():
+            await group.check_expression(subscription)
+        await session.join()
+
+    async def stop(self) -> None:
+        """Leave the group. Repeated calls are allowed.
+
+        Calls of receive() that are still waiting raise ClientStateError. Messages that are not acknowledged
+        become visible again when their leases end.
+        """
+        await super().stop()
+
+    async def _end(self, *, drain: bool) -> None:
+        del drain
+        try:
+            if self._receiver is not None:
+                await self._receiver.close()
+            if self._session is not None:
+                await self.client.unregister_consumer(self.group)
+                self._session.group.close()
+        finally:
+            await self._close_client()
+
+    # -- subscriptions
+
+    async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
+        """Add or change a subscription. A topic without a route is not an error.
+
+        Args:
+            topic: The topic.
+            expression: Tags (`"TagA || TagB"`) or `sql92(...)`. `"*"` and None: all messages.
+
+        Raises:
+            MessageIllegal: The name of the topic is illegal.
+            ConfigError: The expression is invalid.
+            BrokerError: A broker refused an SQL92 expression. The subscription is unchanged.
+        """
+        subscription = as_subscription(topic, expression)
+        _check_kind(subscription)
+        session = self._running_session()
+        await session.group.instance.refresh_routes([topic])
+        await session.group.check_expression(subscription)
+        self._subscriptions[topic] = subscription.after(self._subscriptions.get(topic))
+        await session.join()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Remove a subscription. Messages that were received before can still be acknowledged.
+
+        Args:
+            topic: The topic.
+        """
+        session = self._running_session()
+        self._subscriptions.pop(topic, None)
+        await session.join()
+
+    # -- messages
+
+    async def receive(
+        self,
+        max_messages: int = MAX_MESSAGES,
+        *,
+        invisible_s: float | None = None,
+        wait_s: float | None = None,
+    ) -> list[MessageExt]:
+        """Lease messages. Returns as soon as a broker has some, else after `wait_s` seconds with none.
+
+        A message from this call is not delivered to any member until its lease ends. Its `reconsume_times` is
+        the number of earlier deliveries that were not acknowledged. If the call is cancelled, messages that
+        arrive later are made visible again.
+
+        Args:
+            max_messages: The maximum number of messages, 1 to 32.
+            invisible_s: The length of the leases, 1 s to 12 hours. Default:
+                `SimpleOptions.invisible_s`.
+            wait_s: How long to wait for messages, 0 to 300 s. Default: `SimpleOptions.wait_s`.
+
+        Returns:
+            The messages, an empty list if there were none.
+
+        Raises:
+            ConfigError: An argument is out of range.
+            ClientStateError: The consumer is not running, or has no subscription.
+            NoRouteError: No topic has a route.
+            BrokerError: All brokers refused the request.
+            RemotingError: No broker can be reached or answered in time.
+        """
+        invisible_s = self.options.invisible_s if invisible_s is None else invisible_s
+        wait_s = self.options.wait_s if wait_s is None else wait_s
+        check_range("max_messages", max_messages, 1, MAX_MESSAGES)
+        check_range("invisible_s", invisible_s, *LEASE_RANGE_S)
+        check_range("wait_s", wait_s, *WAIT_RANGE_S)
+        self._running_session()
+        assert self._receiver is not None
+        return await self._receiver.receive(max_messages, invisible_s, wait_s)
+
+    async def ack(self, *messages: MessageExt) -> None:
+        """Acknowledge messages as consumed. Several messages of a broker share a request.
+
+        Apache's brokers accept an acknowledgement after the end of the lease, too, but the message may have
+        been delivered again.
+
+        Args:
+            messages: Messages that receive() returned.
+
+        Raises:
+            MessageIllegal: A message has no receipt handle.
+            BrokerError: A broker refused the acknowledgement.
+            RemotingError: A broker cannot be reached or did not answer in time. The call may be repeated.
+        """
+        await self._running_leases().acknowledge(messages)
+
+    async def change_invisibility(self, message: MessageExt, seconds: float) -> None:
+        """Let the lease of a message end at another time. The message gets a new receipt handle.
+
+        Args:
+            message: A message that receive() returned.
+            seconds: When the lease ends, in seconds from now, up to 12 hours. 0: the message becomes visible
+                again immediately.
+
+        Raises:
+            ConfigError: `seconds` is out of range.
+            MessageIllegal: The message has no receipt handle.
+            BrokerError: The broker refused the request.
+            RemotingError: The broker cannot be reached or did not answer in time.
+        """
+        check_range("seconds", seconds, *CHANGE_RANGE_S)
+        await self._running_leases().change(message, seconds)
+
+    @property
+    def problems(self) -> dict[tuple[str, str], str]:
+        """The brokers that cannot be received from: topic and broker name, with the last error of each."""
+        return dict(self._receiver.problems) if self._receiver is not None else {}
+
+    def _running_session(self) -> SimpleSession:
+        self._running()
+        assert self._session is not None
+        return self._session
+
+    def _running_leases(self) -> Leases:
+        self._running()
+        assert self._leasing is not None
+        return self._leasing
+
+
+def _check_kind(subscription: Subscription) -> None:
+    """Raise ConfigError for a filter class, which only pulls support."""
+    if subscription.source is not None:
+        expected = "tags or sql92(...), because filter servers do not serve simple consumers"
+        raise ConfigError(f"subscription of {subscription.topic}", subscription.expression, expected)
