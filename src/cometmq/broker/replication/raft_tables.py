@@ -74,7 +74,7 @@ class RaftGroupView(Protocol):
     def voters(self) -> frozenset[str]: ...
 
     def answering(self) -> Mapping[str, str]:
-        """Return the members that have answered this leader in its term, as broker addresses by name."""
+        """Return the broker addresses of the members that have answered this leader in its term, by name."""
 
 
 class GroupSync(MetadataSync):

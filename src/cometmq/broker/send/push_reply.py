@@ -78,7 +78,8 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties contain an unexpected separator")
-        if len(properties) > MAX_PROPERTIES_BYTES:  # `admit` has checked only the number of characters
+        # Bytes, whereas `admit` has checked only the number of characters.
+        if len(properties) > MAX_PROPERTIES_BYTES:
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",

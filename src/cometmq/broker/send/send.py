@@ -159,9 +159,9 @@ class SendProcessor:
         if not form.plain or topic[0] == "%":
             place = self._redirect(frame, header, topic, queue_id, properties)
             if place.topic != topic or place.timed is not None:
-                # Remove the transaction flags from a message that is first stored in another topic: a half
-                # message, or a retry or dead letter, which old clients send with the flags of the original
-                # message.
+                # Remove the transaction flags if the message is first stored in a topic other than its own.
+                # This applies to half messages. It also applies to retries and dead letters, because old
+                # clients send them with the flags of the original message.
                 sys_flag &= ~TRANSACTION_BITS
             if place.timed is not None:
                 self._send_timed(connection, frame, header, place.timed, sys_flag, queue_id, form)
@@ -352,7 +352,11 @@ class SendProcessor:
         queue_id: int,
         properties: bytes,
     ) -> Place:
-        """Return the queue and properties with which a retry, half message, or delayed message is stored."""
+        """Return the queue in which a message is first stored, and the properties with which it is stored.
+
+        The queue differs from that of the send if the message is a dead letter, a half message, or a message
+        with a delay level. `timed` in the result is set if the message waits for a delivery time.
+        """
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
             rules, version = self.retry_rules, frame.version

@@ -39,8 +39,9 @@ MAX_BYTES = 16 << 20  # maximum total size of cached send headers, in bytes; 20,
 MAX_CUTS = 8  # maximum number of layouts (positions of time, unique key, opaque) per length of header
 # After MAX_MISSES headers that could not be cached, no attempts are made for PAUSE_HEADERS headers. Some
 # producers set a different property value in each message, so caching their headers is useless. An attempt
-# costs 2 µs per message, and the pause reduces this to 0.25 µs. A producer that uses fewer than MAX_MISSES
-# queues in turn causes no pause.
+# costs 2 µs per message, and the pause reduces this to 0.25 µs. A header is cached when it arrives for the
+# second time, so a producer causes one miss for each queue that it uses. MAX_MISSES is so large that usual
+# producers cause no pause in this way.
 MAX_MISSES = 12_000
 PAUSE_HEADERS = 100_000
 MAX_HEADER_BYTES = 2_048  # maximum length of a send header that can be cached, in bytes

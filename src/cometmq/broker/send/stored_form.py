@@ -117,7 +117,7 @@ def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = Fal
     """
     # For bytes, `find` is faster than `in`.
     if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):
-        # Like 4.9, remove properties with empty values.
+        # Like Apache's broker 4.9, remove properties with empty values.
         properties = VALUE_END.join(
             pair for pair in properties.split(VALUE_END) if pair.partition(NAME_END)[2]
         )

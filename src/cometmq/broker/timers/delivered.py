@@ -23,7 +23,7 @@ _UNITS_AT_ONCE = 4096
 
 
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
-    """Return the offset at which a delay level continues, and the log positions of later delivered messages.
+    """Return where a delay level continues, and which messages after that have already been delivered.
 
     A message was delivered if the log contains a copy of it.
 
@@ -32,6 +32,10 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
         first: The queue offset of the first unit in `units`.
         units: Consecutive consume-queue units of the level's queue.
         linked: The log positions of all messages that have copies, ascending, not empty.
+
+    Returns:
+        The offset at which the level continues, and the log positions of the delivered messages in `units` at
+        higher offsets.
     """
     positions = units["position"].astype(np.int64)
     at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
@@ -46,15 +50,19 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
 async def delivered(
     store: MessageStore, begun: Mapping[int, int], log_position: int
 ) -> tuple[dict[int, int], set[int]]:
-    """Return the offset at which each delay level continues, and the positions of later delivered messages.
+    """Return where each delay level continues, and which messages after that have already been delivered.
 
     A message was delivered if the log contains a copy of it.
 
     Args:
         store: The store.
         begun: The offset of each delay level from delayOffset.json, limited to the range of the level's
-            queue.
+        queue.
         log_position: The offsets in delayOffset.json include all deliveries stored before this log position.
+
+    Returns:
+        The offset at which each delay level continues, and the log positions of the delivered messages at
+        higher offsets.
 
     Raises:
         OSError: The log cannot be read.
@@ -91,10 +99,15 @@ async def delivered(
 def units_behind(
     queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
 ) -> list[tuple[int, int]]:
-    """Return delivery time (ms) and log position of up to `most` consume-queue units after the pair `after`.
+    """Return up to `most` consume-queue units of a delay level, beginning after a delivery time.
 
-    The result is sorted by these two values, as the units of a delay level are. The search begins at queue
-    offset `low`. Raises NotInMemory or OSError.
+    Each unit is returned as a pair of its delivery time (ms) and its log position. The result is sorted, as
+    the units of a delay level are, and begins after the pair `after`. The search begins at the queue offset
+    `low`.
+
+    Raises:
+        NotInMemory: The units are on disk and the read must not wait.
+        OSError: The read failed.
     """
     high = end = queue.max_offset
     while low < high:

@@ -129,8 +129,8 @@ class Follower:
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
         self._newest_ms = self.store.newest_ms  # newest store time (ms) in the log at the start
-        # What `_begin` has returned, if `load` failed afterwards: the end of the timer topic's queue, and
-        # which messages no longer wait. The next `load` uses it.
+        # If `load` has failed after `_begin`, this is what `_begin` has returned: the end of the timer
+        # topic's queue, and which messages no longer wait. The next call of `load` uses it.
         self._loading: tuple[int, Known] | None = None
 
     @property

@@ -278,10 +278,12 @@ class Pending:
     def mark(self, log_end: int) -> TimerTable | None:
         """Return the current high-water mark, or None while copies of moved messages are still unread.
 
-        If a mark were saved before a copy has been read from the queue, the recall of the copied message
-        would count as done, and would not apply to the copy after a restart. `log_end` is the end of the log
-        or, during a delivery or move that `done` or `moved` has not recorded yet, the end of the log before
-        that.
+        A mark that was saved before a copy has been read from the queue would cover the recall of the copied
+        message. After a restart, the recall would not apply to the copy, and the message would be delivered.
+
+        Args:
+            log_end: The end of the log. While there are stored deliveries or moves that `done` or `moved` has
+                not recorded yet, the end of the log before these were stored.
         """
         if self.followed_position < self._last_copy:
             return None

@@ -115,7 +115,7 @@ class ScheduleService:
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
-        """For each used delay level, return the delivered offset and the end of the level's queue."""
+        """Return the next message's offset and the end of the queue, for each used delay level."""
         found = {}
         for level in self.cursors:
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -128,10 +128,10 @@ class ScheduleService:
         return sum(maximum - delivered for delivered, maximum in self.positions().values())
 
     async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
-        """Return delivery time (wall clock, ms) and log position of waiting messages after the pair `after`.
+        """Return the delivery times (wall clock, ms) and log positions of waiting messages, as pairs.
 
-        The result has up to `most` messages of each delay level. Some messages may be missing if the clock
-        was set back while messages were stored.
+        The result begins after the pair `after`, and has up to `most` messages of each delay level. Some
+        messages may be missing if the clock was set back while messages were stored.
         """
         found: list[tuple[int, int]] = []
         for level, cursor in self.cursors.items():
@@ -355,8 +355,8 @@ class ScheduleService:
                 cursor.refusals.reset()
                 cursor.errors = 0
                 self._move(cursor, reached)
-                # Remove these positions only after the commit: after a failure, the same messages are read
-                # again.
+                # Remove the positions in `passed` only after the commit. If the commit fails, the same
+                # messages are read again, and the positions are still needed.
                 self._delivered.difference_update(passed)
                 cursor.due.steps.passed(reached)
             if wait_s:
@@ -397,8 +397,9 @@ class ScheduleService:
                     reached = offset + 1
                     continue
                 try:
-                    # If Apache's broker has committed a half message to this queue, the copy keeps the link
-                    # to that half message. Otherwise, the copy is linked to this record.
+                    # A delayed message that Apache's broker stored when it committed a half message contains
+                    # a link to the half message. A copy of such a message keeps this link. Any other copy is
+                    # linked to the record of the delayed message.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
                     self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True

@@ -317,9 +317,10 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """Decrease the number of waiting messages of a topic: one of its messages no longer waits.
+        """Decrease the number of waiting messages of a topic, because one of its messages no longer waits.
 
-        Do nothing if the message's record is None, or if the recall of the message has already decreased it.
+        Do nothing if the message's record is None, or if a recall of the message has already decreased the
+        number.
         """
         if record is None:
             return
