@@ -31,7 +31,10 @@ class RetryPlan(msgspec.Struct, frozen=True):
 
 
 class RetryRules(msgspec.Struct, eq=False):
-    """Decides whether a failed message is retried, by the settings of its group and the group's members."""
+    """Decides whether a failed message is retried or becomes a dead letter.
+
+    The decision depends on the settings of the consumer group and on the group's members.
+    """
 
     groups: SubscriptionGroups
     consumers: ConsumerTable
@@ -81,7 +84,10 @@ class RetryRules(msgspec.Struct, eq=False):
 
 
 def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> RetryPlan:
-    """Return where a message that a consumer sends back is stored (docs/reference/storage.md, Send back)."""
+    """Return the plan for a message that a consumer sends back: a retry or the dead-letter queue.
+
+    See docs/reference/storage.md, Send back.
+    """
     if reconsume_times >= maximum or delay_level < 0:
         return RetryPlan(DLQ_PREFIX + group, 0, True)
     level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times

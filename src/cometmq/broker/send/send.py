@@ -304,7 +304,7 @@ class SendProcessor:
         return CommandError(refusal.response_code, refusal.remark)
 
     def admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
-        """Check a send to a topic that is not cached, create the topic if allowed, and cache the result.
+        """Check a send to a topic whose data is not cached. Create the topic if allowed, and cache its data.
 
         Raises:
             CommandError: The send is refused.

@@ -41,7 +41,7 @@ from cometmq.store import MessageStore, StoreRefused
 
 
 class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
-    """Stores copies of the messages that consumers send back, in the retry topic or the dead-letter topic."""
+    """Handles messages that consumers send back: stores copies in the retry or the dead-letter topic."""
 
     config: BrokerConfig
     store: MessageStore

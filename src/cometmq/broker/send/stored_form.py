@@ -143,8 +143,8 @@ LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 def is_transactional(properties: bytes, reconsume_times: int) -> bool:
     """Return whether a send begins a transaction.
 
-    The copy of a failed message that a consumer sends with a delay may still have TRAN_MSG, but begins no
-    transaction.
+    A consumer may resend a failed message as a copy with a delay. Such a copy may still have the property
+    TRAN_MSG, but it begins no transaction.
     """
     if value_of(properties, b"TRAN_MSG").lower() != b"true":
         return False

@@ -56,7 +56,8 @@ class TimedSends:
     """Stores messages that wait for their delivery time.
 
     Attributes:
-        steps: By how much the monotonic clock was ahead of the wall clock when each message was stored.
+        steps: The history of the difference between the monotonic clock and the wall clock. It shows the
+            difference at the time when each message was stored.
         wall: The clock that decides whether a message is due. It adopts a forward jump of the wall clock only
             if the wall clock keeps the new time (SteadyTime).
     """

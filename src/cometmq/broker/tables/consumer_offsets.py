@@ -91,7 +91,7 @@ class ConsumerOffsets:
         messages that are stored next.
 
         Args:
-            end_of: Returns the end of the queue with this topic and queue id.
+            end_of: Returns the end of a queue, given its topic and queue id.
 
         Yields:
             Each changed key, with a list of (queue id, old offset, new offset).

@@ -1,9 +1,10 @@
 """The file of one table. One write runs at a time, and a failed write is repeated until it succeeds.
 
-The event loop converts the table to plain values, which therefore belong to one moment; a thread writes these
-values. If the table changes during a write, another write follows. A failed write (the disk may be full) is
-repeated after a delay, or at once if the table changes again. A request that promises durability waits for
-its write and receives the error of that write.
+The event loop converts the table to plain values in one step, so that all values belong to the same moment.
+Then a thread writes these values. If the table changes during a write, another write follows. A failed write
+(the disk may be full) is repeated after a delay, or at once if the table changes again. A request that
+promises durability waits for the write that contains its change. If this write fails, the request receives
+the error.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class ScheduleService:
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks = Tasks()
-        # Log positions of messages that were delivered before an earlier message of their level.
+        # Log positions of messages that were delivered although an earlier message of their level was not
+        # delivered.
         self._delivered: set[int] = set()
         self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
