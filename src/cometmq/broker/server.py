@@ -51,7 +51,11 @@ class Broker:
 
     @property
     def parts(self) -> BrokerParts:
-        """The parts of the running broker."""
+        """The parts of which the running broker consists.
+
+        Raises:
+            ClientStateError: The broker is not running.
+        """
         if self._parts is None:
             raise ClientStateError("the broker is not running")
         return self._parts

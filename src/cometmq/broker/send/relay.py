@@ -191,7 +191,11 @@ class Relay:
             self._back_off()
 
     def _answer_here(self, all_of_them: bool) -> None:
-        """Let this broker itself handle the requests that were held for too long, or all held requests."""
+        """Let this broker itself handle held requests.
+
+        These are all held requests if `all_of_them` is True. Otherwise they are only the requests that have
+        been held for at least HOLD_S.
+        """
         since = self._loop.time() - HOLD_S
         held, self._held = self._held, []
         for each in held:

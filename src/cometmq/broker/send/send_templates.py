@@ -36,7 +36,9 @@ from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Trait
 # The maximum number of cached send headers: enough for 2,000 topics of 10 queues.
 MAX_TEMPLATES = 20_000
 MAX_BYTES = 16 << 20  # maximum total size of cached send headers, in bytes; 20,000 usual headers take 9 MB
-MAX_CUTS = 8  # maximum number of layouts of equally long headers (a layout is where the three values are)
+# The maximum number of layouts of equally long headers. A layout is the position and the length of the born
+# time, the unique key and the request number.
+MAX_CUTS = 8
 # After MAX_MISSES headers that could not be cached, no attempts are made for PAUSE_HEADERS headers. Some
 # producers set a different property value in each message, so caching their headers is useless. An attempt
 # costs 2 µs per message, and the pause reduces this to 0.25 µs. A header is cached when it arrives for the
