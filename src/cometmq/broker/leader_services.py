@@ -52,7 +52,8 @@ class LeaderServices:
         """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        # The log position up to which a deletion is to remove segments, and when it was first attempted
+        # The log position before which this follower last tried to delete segments, and the time of its first
+        # attempt with this position
         self._asked: tuple[int, float] = (-1, 0.0)
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
@@ -108,8 +109,8 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        # The leader's log no longer contains this part, and this member's log contains the copies that the
-        # leader has stored of the part's undelivered messages.
+        # A follower may delete the log before `behind` if the leader has done so, and if the leader's copies
+        # of the undelivered messages in this part are committed here.
         if behind <= begin and end <= committed:
             return True
         if self._asked[0] != behind:

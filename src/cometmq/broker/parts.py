@@ -473,7 +473,7 @@ class BrokerParts:
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
         self.registrar.register()
-        if not self._limits_due:  # Set the topics' limits once per event-loop tick, not per change
+        if not self._limits_due:  # Several changes in one event-loop tick cause only one call
             self._limits_due = True
             self._loop.call_soon(self._use_topic_limits)
 

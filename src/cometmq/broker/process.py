@@ -33,7 +33,10 @@ def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:
-    """Run a broker until SIGINT or SIGTERM arrives or, `with_parent`, until the standard input ends."""
+    """Run a broker until SIGINT or SIGTERM arrives.
+
+    If `with_parent` is True, the broker also stops when the standard input ends.
+    """
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -159,7 +159,10 @@ class Registrar:
             self.register()
 
     def register(self) -> list[asyncio.Task[None]]:
-        """Register with every name server, of the setting `namesrvAddr` or else of the address server."""
+        """Register with all name servers.
+
+        The setting `namesrvAddr` lists the name servers. If it is empty, the address server lists them.
+        """
         if self._stopped or not self.address.port:  # A broker has no address before it listens
             return []
         addresses = self.config.namesrv_addresses or self._found

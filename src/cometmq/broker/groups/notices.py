@@ -40,7 +40,11 @@ class GroupNotices:
         self._changed: dict[str, bool] = {}  # Whether each group has changed since its last notification
 
     def changed(self, group: str) -> None:
-        """Notify the members of a changed group: immediately, or after the minimum interval."""
+        """Notify the members of a changed group.
+
+        The notification is sent in the next iteration of the event loop, or once the minimum interval since
+        the group's last notification has passed.
+        """
         if group not in self._changed:
             self._loop.call_soon(self._next, group)
         self._changed[group] = True

@@ -80,7 +80,9 @@ class Backlog(Generic[Request]):
         self._sent_at = now_s()
         self._left_at = cpu_s()  # CPU time of this thread when `serve_some` last returned
         self._saved_s = 0.0  # CPU time, in s, that pulls may still use; negative if they have used too much
-        self._begun = False  # Whether pulls may use their remaining CPU time even while producers send
+        # Whether pulls are served even while producers send: from the moment at which their allowed CPU time
+        # has grown to MIN_SAVED_S until they have used it.
+        self._begun = False
 
     def missed(self, reader: Reader) -> None:
         """Limit a reader's pulls from now on, because one of them has to read from the disk."""

@@ -430,7 +430,7 @@ class PullProcessor:
         self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._filter_scans.serve_all()  # Compiling a filter may have queued further pulls
+        self._filter_scans.serve_all()  # The finished tasks may have queued further pulls
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pulls whose filter matches messages that have become visible."""

@@ -250,11 +250,11 @@ class Wait(NamedTuple, Generic[Token]):
 
 
 class ReplicaWaits(Generic[Token]):
-    """The writes of a master that wait for slaves, grouped by how many slaves they wait for, in log order.
+    """The writes of a master that wait for slaves, in one list per number of slaves that a write waits for.
 
-    All writes of one event-loop tick are one entry, whose position is the end of the log after that tick.
-    While the timeout setting does not change, the entries of a group are also in the order of their
-    deadlines.
+    One entry of a list represents all writes of one event-loop tick. Its position is the end of the log after
+    that tick, and each list is in the order of these positions. While the timeout setting does not change, it
+    is also in the order of the entries' deadlines.
     """
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
 
 
 async def _trust(_master_addr: str) -> None:
-    """Check nothing: in a raft group, log entries that conflict with the leader's are removed anyway."""
+    """Accept any master's log. In a raft group, log entries that differ from the leader's are replaced."""
 
 
 class MetadataSync:
@@ -160,7 +160,8 @@ class MetadataSync:
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # Offsets to apply once the log is long enough
+        # Offsets from the master. They are applied once this broker's log is as long as the master's log was.
+        self._master_offsets: MasterOffsets | None = None
         self._before: Offsets | None = None
         # Topics that this broker must delete, because the master has deleted them. The value is the log
         # position before which the topic's messages are deleted.

@@ -186,7 +186,7 @@ class RaftMember:
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self.stopped = False
-        """Whether this member has stopped, so that it is no longer notified of new leaders."""
+        """Whether this member has stopped. A stopped member is not notified of new leaders."""
         self.failed = False
         """Whether this member has stopped because of an error, until the broker is started again."""
         self._due = False
@@ -324,7 +324,7 @@ class RaftMember:
         self.node.tick(int(self._clock.boottime() * 1000))
         while not self.stopped and _is_something(effects := self.node.effects()):
             if effects.role is not None:
-                # Handle the change of role first, so that nothing is appended while the log is truncated.
+                # A change of role comes first: a former leader must not append while its log is truncated.
                 self._before_log(effects.role)
             if effects.state is not None or any(map(_cuts, effects.log)):
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
@@ -640,7 +640,7 @@ class RaftMember:
             self._schedule()
 
     def _use_members(self) -> None:
-        """Connect to all members of the group, and to those in `dLegerPeers`, which may create it."""
+        """Connect to all members of the group, and to all in `dLegerPeers`, as the group may not exist yet."""
         everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})

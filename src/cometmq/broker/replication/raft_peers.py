@@ -307,7 +307,10 @@ class Peers:
         return True
 
     def check_unread(self, connection: _Incoming) -> None:
-        """Raise ProtocolError if the incomplete frames of all connections together exceed the limit."""
+        """Raise ProtocolError if too many bytes of incomplete frames are waiting on all connections together.
+
+        The sum is computed only if `connection` itself holds more than its share of the limit.
+        """
         if connection.frames.unread > MAX_INCOMPLETE_BYTES // MAX_CONNECTIONS:
             unread = sum(each.frames.unread for each in self.incoming)
             if unread > MAX_INCOMPLETE_BYTES:
