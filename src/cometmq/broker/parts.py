@@ -165,7 +165,7 @@ class BrokerParts:
         return made
 
     def _in_raft(self) -> RaftReplication:
-        # Imported here, because the start of a broker outside a raft group is faster without them.
+        # These modules are imported only here, so that a broker outside a raft group starts faster.
         from cometmq.broker.leader_services import LeaderServices
         from cometmq.broker.replication.raft import RaftReplication
         from cometmq.broker.send.relay import Relay
@@ -369,7 +369,7 @@ class BrokerParts:
                 server.override_handlers(codes, handler)
 
     def use_port(self, port: int) -> None:
-        """Set the port that new records and responses contain in the broker's address."""
+        """Set the port of the broker's address, which new records and some responses contain."""
         self._address.port = port
         self.store.appender.store_host = self._address.packed
         self.replies.use_host(self._address.packed)
@@ -383,9 +383,11 @@ class BrokerParts:
             self.transactions.load()
 
     def resume(self) -> None:
-        """Restore topics that the table lacks, and replace half messages that a crash has destroyed.
+        """Repair the topic table and the half messages after a crash.
 
-        This method must run after `load` and before requests are served.
+        Topics that have messages but are missing from the table are added. Half messages that the crash has
+        destroyed are replaced by empty ones. This method must run after `load` and before requests are
+        served.
         """
         if self.store.raft_log is None:  # In a raft group, only the leader adds topics found in the log
             self.tables.adopt()

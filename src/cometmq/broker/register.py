@@ -59,7 +59,7 @@ class NamesrvLink(msgspec.Struct, eq=False):
         return self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # Let the event-loop tick end, so that all its changes are sent together
+        await asyncio.sleep(0)  # Send all topic changes of the current event-loop tick in one registration
         while True:
             self._again = False
             try:

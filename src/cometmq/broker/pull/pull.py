@@ -102,8 +102,12 @@ class PullRequest(msgspec.Struct, eq=False):
     wanted: Wanted
     may_hold: bool
     offset: int
-    aside: bool = False  # Whether the pull exceeds a limit of parked pulls; its connection is then not read
-    until_ms: int = 0  # Deadline of a parked pull; 0: the pull must be answered when it is served
+    # Whether the pull was received while too many pulls were parked. Until such a pull is answered, the
+    # broker reads no further request from its connection.
+    aside: bool = False
+    # The deadline of a parked pull, in ms on the event loop's clock. If it is 0, the pull must be answered
+    # when it is next served, even if it finds no message.
+    until_ms: int = 0
 
     @property
     def reader(self) -> Reader:

@@ -64,7 +64,7 @@ class QueryProcessor(msgspec.Struct, eq=False, kw_only=True):
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, raft_log, record = self.store, self.store.raft_log, None
-        if raft_log is None or offset < raft_log.shown:  # Later records are uncommitted and may be removed
+        if raft_log is None or offset < raft_log.shown:  # Later log entries are not committed
             record = await store.executor.query(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")

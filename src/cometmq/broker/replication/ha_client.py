@@ -225,11 +225,12 @@ class HaClient:
         self._tick.schedule()
 
     async def confirm(self, addr: str) -> None:
-        """Return normally if the log of the master at `addr` can continue the slave's log.
+        """Check that the log of the master at `addr` can continue the slave's log.
+
+        If the logs differ and `addr` is the slave's current master, stop the replication.
 
         Raises:
-            LogsDiverged: The master's log cannot continue the slave's log, or the two cannot be compared. If
-                the logs differ and this is the current master, replication from the master also stops.
+            LogsDiverged: The master's log cannot continue the slave's log, or the logs cannot be compared.
             CometError: The master did not answer.
         """
         try:

@@ -231,8 +231,9 @@ class HaSlave:
     def _report(self, now: float, end: int, safe: int) -> None:
         """Report the slave's position, if it has changed or a heartbeat is due.
 
-        The first report waits until the slave's whole log is as durable as a report promises. Otherwise the
-        master, which begins to send at the reported position, would send a part of that log again.
+        The first report is sent only once the slave may report its whole log; with SYNC_FLUSH, once its whole
+        log is on the disk. The master begins to send at the first reported position. An earlier report would
+        make the master send again what the slave already has.
         """
         first = self._reported < 0
         if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):

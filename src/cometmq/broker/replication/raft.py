@@ -352,7 +352,7 @@ class RaftReplication:
 
     @handles(RequestCode.COPY_SETTINGS)
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
-        """Copy the leader's topics and groups, as the leader requests."""
+        """Handle a request of the leader: copy the leader's topics and groups to this member's disk."""
         header = frame.header(CopySettingsHeader)
         try:
             await self._tables.copy(header)

@@ -175,7 +175,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._succeeded = asyncio.Event()  # Unset while the successor of this former leader is unknown
+        self._succeeded = asyncio.Event()  # Cleared from the end of a leadership to the next leader
         self._succeeded.set()
         self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None
@@ -188,7 +188,7 @@ class RaftMember:
         self.stopped = False
         """Whether this member has stopped. A stopped member is not notified of new leaders."""
         self.failed = False
-        """Whether this member has stopped because of an error, until the broker is started again."""
+        """Whether this member has stopped because of an error. It remains so until the broker restarts."""
         self._due = False
         self._failed_at: float | None = None
         self._raft_log.on_synced = self._synced
@@ -311,7 +311,7 @@ class RaftMember:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # 1 ms: the node's resolution
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # The node's times are in ms
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
@@ -610,7 +610,7 @@ class RaftMember:
         self._asked(self.node.promote, member)
 
     async def remove(self, member: str) -> None:
-        if member == self.me and self.leading:  # First copy the tables, which the next leader will need
+        if member == self.me and self.leading:  # The next leader needs this leader's tables
             await self._leader_role.copy_tables()
         self._asked(self.node.remove, member)
 
@@ -640,7 +640,7 @@ class RaftMember:
             self._schedule()
 
     def _use_members(self) -> None:
-        """Connect to all members of the group, and to all in `dLegerPeers`, as the group may not exist yet."""
+        """Connect to all members of the group and all in `dLegerPeers`, as the group may not exist yet."""
         everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})
