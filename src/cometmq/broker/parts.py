@@ -510,8 +510,8 @@ class BrokerParts:
         path = self._config.broker_config_path
         if path and keys:
             self._unwritten.update(keys)
-            # The lock admits one writer at a time, and each writer writes the current values. So older values
-            # never replace newer ones.
+            # Only one task at a time writes the settings file, and it writes the current values. So older
+            # values never replace newer ones.
             async with self._settings_lock:
                 now = self._config.properties()
                 values = {key: now[key] for key in now if key in self._unwritten}

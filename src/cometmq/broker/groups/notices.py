@@ -17,8 +17,8 @@ from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
-# Minimum interval, in seconds, between two notifications of the same group. The first change is notified
-# immediately.
+# Minimum interval, in seconds, between two notifications of the same group. If the group has not been
+# notified within this interval, a change is reported in the next iteration of the event loop.
 REST_S = 0.2
 
 
@@ -26,9 +26,9 @@ REST_S = 0.2
 class GroupNotices:
     """Notifies the members of a group when its membership changes (NOTIFY_CONSUMER_IDS_CHANGED).
 
-    All changes within one iteration of the event loop cause one notification, and further notifications have
-    a minimum interval. Otherwise a client that repeatedly joins and leaves, or changes its subscriptions,
-    could keep a group of thousands of members busy with rebalancing.
+    All changes within one iteration of the event loop cause one notification. Between two notifications of a
+    group there is a minimum interval. Otherwise a client that repeatedly joins and leaves, or changes its
+    subscriptions, could keep a group of thousands of members busy with rebalancing.
     """
 
     config: BrokerConfig

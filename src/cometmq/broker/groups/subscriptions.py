@@ -12,10 +12,10 @@ TAG = "TAG"
 MAX_EXPRESSION_LENGTH = 32_767
 """The maximum length of a tag expression. It bounds the hashing time (40 ns per character) to 1.3 ms."""
 _MAX_CACHED_LENGTH = 256
-"""The maximum length of an expression in the larger of two caches.
+"""The maximum length, in characters, of an expression in the larger of two caches.
 
-The larger cache has 4,096 entries, so it takes at most 30 MB. Longer expressions are rare, so the smaller
-cache has 64 entries.
+The larger cache has 4,096 entries, so it takes at most 30 MB. Longer expressions are rare. They are in the
+smaller cache, which has 64 entries.
 """
 
 

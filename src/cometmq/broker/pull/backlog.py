@@ -28,7 +28,8 @@ PART = 0.08
 # While producers send, pulls of old messages are served in groups: they wait until their share of the CPU
 # time has grown to this number of seconds.
 MIN_SAVED_S = 0.0003
-NEAR = 64 << 20  # A reader has nearly caught up if it is at most this many bytes before the log's end
+# A reader has nearly caught up if its last pull ended less than this many bytes before the end of the log.
+NEAR = 64 << 20
 MISS_S = 0.0003  # Extra CPU time, in s, of a pull that reads from the disk in a thread
 MAX_SAVED_S = 0.001
 MAX_OWED_S = 0.002

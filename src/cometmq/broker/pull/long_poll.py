@@ -78,8 +78,8 @@ class LongPoll:
     """All parked pulls of a broker."""
 
     def __init__(self) -> None:
-        # The queues whose new messages are reported: those with parked pulls, and those passed to `watch`.
-        # Other modules must not change this table.
+        # The store reports new messages only of these queues: those with parked pulls, and those passed to
+        # `watch`. Other modules must not change this table.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
         self._buckets: dict[int, dict[ParkedPull, None]] = {}

@@ -16,8 +16,9 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
-# A query counts as this many bytes of its connection's requests in progress. The number of these bytes is
-# limited, so at most four queries by key, or fifteen by id, keep a response in memory at a time.
+# The requests in progress on one connection may total a limited number of bytes. For this limit, a query
+# counts with this many bytes. So at most four queries by key, or fifteen by id, are in progress on one
+# connection, each with a response in memory.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # Maximum size of the records in one response, in bytes
 

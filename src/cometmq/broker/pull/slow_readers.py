@@ -30,7 +30,10 @@ class SlowReaders(msgspec.Struct, eq=False):
     _behind: dict[Reader, int] = msgspec.field(default_factory=dict)
 
     def record_lag(self, reader: Reader, behind: int) -> None:
-        """Record how many bytes before the end of the log a reader's last pull ended."""
+        """Record a reader's lag: the number of bytes from the end of its last pull to the end of the log.
+
+        A lag of at most `consumerFallbehindThreshold` is not recorded, and deletes an earlier record.
+        """
         if behind <= self.config.consumer_fallbehind_threshold:
             self._behind.pop(reader, None)
         elif len(self._behind) < MAX_SLOW_READERS:

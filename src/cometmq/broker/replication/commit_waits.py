@@ -27,7 +27,7 @@ class CommitWaits:
     """The writes of a raft leader that wait for a commit. Must be used only in the event loop's thread."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
-        """Create an object without waiting writes. `timeout_s` is the longest wait of a write, in seconds."""
+        """Start with no waiting writes. `timeout_s` is the maximum wait of a write, in seconds."""
         self._clock = clock
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()

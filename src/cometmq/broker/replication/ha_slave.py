@@ -193,7 +193,9 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # Unknown: the master or its log may have changed since the last connection
+            # The end of the master's log is unknown: this may be another master than in the last connection,
+            # or its log may have changed.
+            self.master_end = -1
 
     def lost(self, now: float, reason: str) -> None:
         """Handle a failed comparison of logs, a failed or lost connection, or a failed write to the store."""

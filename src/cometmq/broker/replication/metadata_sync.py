@@ -2,10 +2,11 @@
 
 RocketMQ's requests for these tables are in docs/reference/storage.md, Slave metadata sync.
 
-An offset must never refer to a part of the log that is missing. So the master's offsets are applied only when
-the slave's log has reached the end that the master's log had when the master sent the offsets. Otherwise, a
-slave that replaces the master could have the offset after a message that was redelivered or sent back, but
-not the new copy of that message.
+An offset must never refer to a part of the log that the slave lacks. So the slave applies the master's
+offsets only once the slave's log is as long as the master's log was when the master sent the offsets.
+Otherwise, messages could be lost: if a consumer returns a message for a later retry, the master stores a new
+copy of the message and then an offset beyond the original. A slave that has this offset without the copy, and
+then replaces the master, would never deliver the message again.
 
 While the master is unreachable, consumers store their offsets at the slave. Once the master is back, the
 slave sends it these offsets; the larger offset wins. All other values are taken from the master, even smaller
@@ -13,8 +14,8 @@ offsets, because an offset may have been reset. In a raft group, a table is copi
 newly elected leader may lack entries that its followers have (see raft_tables.py).
 
 If the master has deleted a topic, the slave deletes the topic's queues, too. Otherwise, if the topic were
-created again, its queues would still show old messages until they get a new one (then RecordDispatch begins
-the queue anew). A CometMQ master reports the log position of the deletion, which is the same in both logs.
+created again, each of its queues at the slave would contain the old messages until the queue gets its first
+new message. A CometMQ master reports the log position of the deletion, which is the same in both logs.
 Apache's master reports no deletions, so a topic counts as deleted if the master has neither the topic nor its
 queues.
 

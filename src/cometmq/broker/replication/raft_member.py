@@ -240,7 +240,11 @@ class RaftMember:
         self.waits.give_up("the broker stops")
 
     async def _hand_over(self) -> None:
-        """Begin to transfer the leadership to the most suitable voter, even if it lacks the tables."""
+        """Begin to transfer the leadership to the most suitable voter.
+
+        First wait until a majority has copied the tables. If that fails or takes too long, begin the transfer
+        anyway.
+        """
         peers = self.node.status().peers
 
         def fitness(member: str) -> tuple[bool, bool, int, int]:

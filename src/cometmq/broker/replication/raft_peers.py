@@ -27,7 +27,7 @@ RETRY_S = 0.3
 UNREACHABLE_WARNING_INTERVAL_S = 60.0
 """The minimum interval, in seconds, between two "unreachable" warnings about a member.
 
-After a connection that has lasted at least this long, the next warning is logged even within this interval.
+If a connection to the member lasted at least this long, the first warning after it is always logged.
 """
 CONNECT_S = 2.0
 MAX_UNSENT_BYTES = 32 << 20
@@ -197,14 +197,15 @@ class Peers:
         met: Callable[[], None],
         begins: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """Create an object without connections.
+        """Start without connections. They are opened after `use` and `listen` are called.
 
         Args:
             addr: The address at which other members reach this member.
             broker_addr: The address of this member's broker, for clients.
-            receive: Is called with each message of a member.
-            heard: Is called after all messages of one read have been received.
-            met: Is called after each handshake of a member.
+            receive: Called with each message of a member.
+            heard: Called whenever bytes have arrived from a member, after `receive` was called with all
+                messages that they complete.
+            met: Called after each handshake of a member.
             begins: Returns the value for `Handshake.begins`.
         """
         self.group = group
