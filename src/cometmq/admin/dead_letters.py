@@ -177,7 +177,8 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
     origin, times = origin_id(message), resend_times(message)
     topic, found = original_topic(message), None
     for target in (RETRY_PREFIX + group, *((topic,) if topic else ())):
-        # Reading only the newest copies is enough, because a copy keeps DLQ_RESEND_RUN through all retries.
+        # Only the newest messages with the id are read. They are enough: if the group retries a copy, the
+        # broker stores it as a new message, which keeps DLQ_RESEND_RUN.
         for copy in (copies := await copies_in(client, target, message)):
             later = origin_id(copy) == origin and resend_times(copy) > times
             if later and (found is None or copy.properties.get(RESEND_RUN) == mark):
@@ -280,7 +281,7 @@ class Resender:
         )  # fmt: skip
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
-        """Return the outcome of a dead letter that was resent before, else None.
+        """Return the outcome of a dead letter that was resent before, None for any other dead letter.
 
         The outcome is RESENT, with the offset id of the copy, if this run sent the copy. It is SKIPPED,
         without an offset id, if another run sent the copy.

@@ -27,7 +27,8 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
 )
 
-# Timeout of Apache's tool, in seconds: a broker computes the offsets of all its groups and queues.
+# Timeout in seconds, as in Apache's tool. It is long because the broker must read the offsets of all groups
+# in all queues.
 CONSUME_STATS_TIMEOUT_S = 50.0
 
 
@@ -200,7 +201,7 @@ class GroupAdmin(GroupStates):
             GetBrokerConsumeStatsRequestHeader(is_order=ordered),
             timeout_s=timeout_s,
         )
-        # Decode the response outside the event loop, because a large broker's response has megabytes.
+        # Decode the response in a thread, because it may contain several megabytes.
         return await asyncio.to_thread(_all_progress, answer.body)
 
 

@@ -247,7 +247,7 @@ class GroupStates(KnownGroups):
             try:
                 info = await self._running_info(brokers, group, connection.client_id)
             except CometError:
-                continue  # For queues without an owner in the result, the output shows N/A
+                continue  # The output shows N/A for the queues of this member
             for queue in info.mq_table:
                 owners[queue] = connection.client_id.partition("@")[0]
         return owners
@@ -361,8 +361,8 @@ class GroupStates(KnownGroups):
         Args:
             group: The group.
             brokers: The group's entry of `group_places`.
-            missing: Names of brokers that do not answer. If they may have the group, its rate and lag are
-                unknown, and so are its members unless another broker has members.
+            missing: Names of brokers that do not answer. If one of them may have the group, the rate and the
+                lag of the group are unknown. If no other broker has members, the members are unknown, too.
         """
         connected: ConsumerConnection | None = None
         count: int | None = None

@@ -20,7 +20,7 @@ from cometmq.protocol.bodies.admin import ConsumerOffsetTable
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
 AtBroker = dict[str, SubscriptionGroupConfig | None]
-"""The groups at a broker with their settings, which are None for a group without settings."""
+"""The groups at a broker: settings by group name. A group that has no settings maps to None."""
 
 
 def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> list[str]:
@@ -46,13 +46,14 @@ class KnownGroups(ServerAdmin):
         return dict(table.subscription_group_table)
 
     async def groups_at(self, broker_addr: str) -> AtBroker:
-        """Return the groups with settings, stored offsets or members at a broker.
+        """Return the groups that have settings, stored offsets or members at a broker.
 
-        Groups without settings map to None. Apache's brokers do not report groups that only have members.
+        A group that has no settings maps to None. Apache's brokers do not report groups that only have
+        members.
         """
         found: AtBroker = {**await self.group_table(broker_addr)}
         offsets = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        # Decode the response outside the event loop, because a large broker's response has megabytes.
+        # Decode the response in a thread, because it may contain several megabytes.
         table = await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)
         for topic_and_group in table.offset_table:
             found.setdefault(topic_and_group.rpartition("@")[2], None)

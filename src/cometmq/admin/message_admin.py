@@ -348,9 +348,9 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         return found, any(page.more for _, page in answers.values())
 
     async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
-        """Return the addresses of all masters by broker name.
+        """Return the address of the given broker, or if it is None those of all masters, by broker name.
 
-        With `broker_addr`, return only this address.
+        The name of a given broker that is not a master is "".
         """
         masters = await self.masters()
         if broker_addr is None:

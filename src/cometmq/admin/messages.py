@@ -197,7 +197,7 @@ class StoredMessages(ServerAdmin):
                         yield message
 
     async def queue_bounds(self, wanted: ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
-        """Yield the offsets between which `read` reads each queue of a range.
+        """Yield, for each queue of a range, the offsets between which the method `read` would read messages.
 
         Args:
             wanted: Topic, queues and times.

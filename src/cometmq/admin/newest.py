@@ -175,9 +175,9 @@ class _Tail:
     async def fill(self) -> None:
         """Read backwards until a message of the range is found or the queue is exhausted.
 
-        Each read covers twice as many messages as the one before, at most PULL_BATCH. After the byte budget
-        is used up, the first read covers one message. It cannot be omitted, because messages of all queues
-        are merged by store time.
+        Each read covers twice as many messages as the one before, at most PULL_BATCH. If the byte budget
+        is used up, the first read covers one message. At least one read is necessary, because the messages
+        of all queues are merged by store time.
         """
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms
@@ -200,7 +200,10 @@ class _Tail:
             self._end = begin
 
     async def _pull(self, at: int, count: int) -> tuple[list[MessageExt], int]:
-        """Return messages from offset `at` on, and the next offset to pull (`at` at the queue's end)."""
+        """Return messages from offset `at` on, and the next offset to pull.
+
+        If there are no messages from `at` on, the next offset is `at`.
+        """
         request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
         result = await self.client.brokers.pull(self.addr, self.queue, request)
         if result.status is PullStatus.NO_NEW_MSG:

@@ -390,7 +390,7 @@ class BrokerReset:
         return {queue for _, queue in consume_times} - same
 
     async def _consume_times(self) -> ConsumeTimes:
-        """Return when each member last started or consumed each queue.
+        """Return when each member last consumed from each of its queues, or was assigned the queue.
 
         Members that do not answer are left out.
         """

@@ -1,4 +1,4 @@
-"""Changes of a cluster as objects, which describe each step and its servers, and execute it.
+"""Changes of a cluster as objects, which describe their steps and execute them.
 
 `mqadmin --dry-run` prints an operation instead of running it, and the console runs it after a confirmation.
 
@@ -99,7 +99,7 @@ def update_topic(
 
 
 async def delete_topic(admin: Admin, topic: str, clusters: Sequence[str]) -> Operation:
-    """Return an operation that deletes a topic with its messages in clusters, and then the topic's route.
+    """Return an operation that deletes a topic and its messages in clusters, and then the topic's route.
 
     Raises:
         UnknownNameError: A cluster does not exist.

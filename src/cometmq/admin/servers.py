@@ -31,9 +31,10 @@ STATS_NOT_EXIST = "not exist"
 async def ask_each(
     addrs: Mapping[str, str], ask: Callable[[str, str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, CometError]]:
-    """Call `ask(name, addr)` for each of these brokers. Return the results and the errors, by broker name.
+    """Call `ask(name, addr)` for each broker in `addrs`.
 
-    Raises the first error if no broker answers.
+    Return the results, and the errors of the calls that failed, by broker name. Raises the first error if no
+    broker answers.
     """
     answers: dict[str, T] = {}
     failures: dict[str, CometError] = {}
@@ -173,7 +174,7 @@ class ServerAdmin(Client):
         await self._files(broker_addr, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
     async def clean_unused_topics(self, broker_addr: str) -> None:
-        """Delete the queues of a broker that belong to topics that are no longer configured."""
+        """Delete a broker's queues of topics that are no longer configured."""
         await self._files(broker_addr, RequestCode.CLEAN_UNUSED_TOPIC)
 
     async def delete_expired_commit_log(self, broker_addr: str) -> None:

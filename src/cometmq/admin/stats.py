@@ -29,7 +29,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.headers import QueryConsumeQueueRequestHeader
 
-# The settings that `exportConfigs` writes: the same ones as Apache's tool.
+# The settings that `exportConfigs` writes. Apache's tool writes the same settings.
 CONFIG_KEYS = (
     *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime", "filterServerNums"),
     *("flushDiskType", "maxMessageSize", "messageDelayLevel", "msgTraceTopicName", "slaveReadEnable"),
@@ -152,9 +152,10 @@ class StatsAdmin(GroupAdmin):
         )
 
     async def undone(self, *, missing: dict[str, CometError] | None = None) -> AsyncIterator[Undone]:
-        """Yield the backlog and the failures of each group that is online, by topic.
+        """Yield the backlog and the failures of each group that is online, one value per topic of the group.
 
-        Members that do not answer are left out, and so are groups of which a broker does not answer.
+        Members that do not answer are left out. If a broker of a group does not answer, the group is left
+        out.
 
         Args:
             missing: Receives the error of each broker that fails, by broker name. None: the first error is
@@ -241,7 +242,7 @@ class StatsAdmin(GroupAdmin):
     ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
         """Return the topics and the consumer groups of a cluster.
 
-        The number of queues is the sum over all masters.
+        The queue numbers of a topic, and the retry queues of a group, are the sums over all masters.
 
         Args:
             cluster: The cluster.

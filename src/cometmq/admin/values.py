@@ -86,7 +86,7 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         return number if -(2**63) <= number < 2**63 else 0
 
     def with_runtime(self, runtime: dict[str, str]) -> BrokerStatus:
-        """Return a copy of this broker's status that contains a runtime table and the role named there."""
+        """Return a copy of this status that contains a runtime table, and the role that the table reports."""
         return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
 
 
@@ -142,7 +142,7 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 
     @property
     def diff(self) -> int:
-        """The lag: the number of messages that the group has not committed yet."""
+        """The lag: the number of messages between the consumer offset and the broker offset."""
         return self.broker_offset - self.consumer_offset
 
 
@@ -509,8 +509,9 @@ class Stats(Value, frozen=True, kw_only=True):
 class TopicStats(Value, frozen=True, kw_only=True):
     """Rates and counts of a topic and one of its groups ("": the topic has no group).
 
-    Rates are of the last minute, None if no broker has counted a message in 24 hours. Counts are of 24 hours,
-    or since the broker started. All values are None if no broker answers.
+    The rates are those of the last minute; None if no broker has counted a message in the last 24 hours. The
+    counts cover the last 24 hours, or the time since the broker started if that is shorter. All values are
+    None if no broker answers.
     """
 
     topic: str

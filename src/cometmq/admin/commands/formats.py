@@ -168,7 +168,10 @@ def broker_status(runtime: Mapping[str, str | None], addr: str = "") -> Iterator
 
 
 def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
-    """Return the lines of `haStatus`, as in 5.5 but with spaces instead of tabs, for a master or a slave."""
+    """Return the lines of `haStatus` for a master or a slave.
+
+    They are those of RocketMQ 5.5, but with spaces instead of tabs.
+    """
     slaves, own = status.ha_connection_info, status.ha_client_runtime_info
     facts: list[tuple[str, object]] = [
         ("#MasterAddr", own.master_addr or "null"),
@@ -329,7 +332,11 @@ def send_result(result: SendResult) -> Iterator[str]:
 
 
 def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
-    """Return a table for each send, then one for each consumer group with the results of its listeners."""
+    """Return the trace of a message as lines.
+
+    The first tables show one send each. One table for each consumer group follows, with a row for each time
+    that a listener of the group processed the message.
+    """
     form = "%-10s %-20s %-20s %-20s %-10s %-10s"
     titles = ("#CostTimes", "#Status")
     by_group: dict[str, list[str]] = {}

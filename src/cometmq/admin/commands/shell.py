@@ -45,7 +45,7 @@ MAX_PROBLEM_CHARS = 4096  # Maximum length of a printed error; a server's remark
 def opt(*names: str, **how: Any) -> Callable[[F], F]:
     """Return a `click.option`.
 
-    Without a parameter name in `names`, the last flag in snake case is the name.
+    If `names` contains only flags, the last flag, converted to snake case, is the parameter name.
     """
     if names[-1].startswith("-"):
         snake = re.sub("([a-z])([A-Z])", r"\1_\2", names[-1].lstrip("-"))
