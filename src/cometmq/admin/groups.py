@@ -51,7 +51,7 @@ from cometmq.protocol.subscriptions import (
 )
 from cometmq.settings import INT_MAX
 
-PULL_TYPE = "CONSUME_ACTIVELY"
+PULL_TYPE, PUSH_TYPE, POP_TYPE = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
 STATS_TIMEOUT_S = 15.0  # Timeout in seconds; a broker with thousands of queues responds slowly
 MAX_CONCURRENT_MEMBERS = 16  # Maximum number of a group's members to which requests are sent concurrently
 
@@ -303,7 +303,8 @@ class GroupStates(KnownGroups):
                         info = await self._running_info(brokers, group, member.client_id)
                     wants = wants or wants_of(info.subscription_set)
                     settings |= settings_of(info.properties)
-                    queues = sorted(info.mq_table)
+                    # No queue of a group that consumes by POP belongs to a member.
+                    queues = sorted(info.mq_table) if connected.consume_type != POP_TYPE else None
                 except CometError as error:
                     problem = "" if wants else str(error)
             return MemberSubscriptions(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
-from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, PULL_TYPE, GroupStates, member_info
+from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, PUSH_TYPE, GroupStates, member_info
 from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
@@ -222,7 +222,7 @@ class BrokerReset:
 
     @property
     def _way(self) -> OffsetWay:
-        pushed = self._online is not None and self._online.consume_type != PULL_TYPE
+        pushed = self._online is not None and self._online.consume_type == PUSH_TYPE
         return OffsetWay.MEMBERS if pushed else OffsetWay.STORED
 
     async def _plan(self, queue: MessageQueue, stored: int | None) -> QueueReset:

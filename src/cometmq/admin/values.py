@@ -215,7 +215,7 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
         subscriptions: Expression by topic.
         problem: Why the subscriptions are unknown.
         settings: `messageModel`, `consumeFromWhere` and `maxReconsumeTimes`, as far as known.
-        queues: Queues that the member holds. None: not requested, or unknown.
+        queues: Queues that the member holds. None: not requested, unknown, or the group consumes by POP.
     """
 
     client_id: str

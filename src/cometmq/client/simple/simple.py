@@ -211,8 +211,9 @@ class SimpleConsumer(QueryClient):
     async def ack(self, *messages: MessageExt) -> None:
         """Acknowledge messages as consumed. Several messages of a broker share a request.
 
-        Apache's brokers accept an acknowledgement after the end of the lease, too, but the message may have
-        been delivered again.
+        A message whose lease has ended is delivered again, whether or not it is acknowledged then. CometMQ's
+        brokers refuse such an acknowledgement with NO_MESSAGE unless it shares a request with others, and a
+        repeated one, too. Apache's brokers accept both.
 
         Args:
             messages: Messages that receive() returned.
