@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import h2.config
@@ -69,8 +70,16 @@ class RawPeer:
 
     def output(self) -> list[frames.Frame]:
         """Take the server's output, as frames."""
-        reader = frames.FrameReader(1 << 24)
-        return list(reader.frames(frames.PREFACE + b"".join(self.server.take_output())))
+        return frames_of(self.server)
+
+
+def frames_of(server: Http2Connection) -> list[frames.Frame]:
+    reader = frames.FrameReader(1 << 24)
+    return list(reader.frames(frames.PREFACE + b"".join(server.take_output())))
+
+
+def kinds(events: Sequence[object]) -> list[str]:
+    return [type(event).__name__ for event in events]
 
 
 def word(number: int) -> bytes:

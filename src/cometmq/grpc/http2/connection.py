@@ -364,7 +364,6 @@ class Http2Connection:
                 raise Http2Error(
                     ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame with ACK is not empty or the first"
                 )
-            self._count_idle_frame()
             return
         self._only = None
         values = frames.read_settings(payload)
