@@ -72,7 +72,7 @@ def status(mode: str, data: Path, as_json: bool) -> None:
 @_of_mode
 @click.argument("member", required=False)
 def kill(mode: str, data: Path, member: str | None) -> None:
-    """Kill MEMBER as `kill -9` does; by default the master of the first broker, or the leader."""
+    """Kill MEMBER as `kill -9` does. Default: the first running master; in mode raft-3, the leader."""
     found = _open(mode, data)
     killed = found.kill(member or _first_master(found))
     click.echo(f"killed {killed.name} (process {killed.pid}). `cometmq cluster heal {mode}` starts it again")

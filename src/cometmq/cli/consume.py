@@ -97,10 +97,10 @@ def consume(
 
 
 async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
-    """Set the offsets of a group without offsets on a topic to the end of its queues.
+    """Set a group's offsets to the ends of a topic's queues, on brokers that store no offsets of the group.
 
-    CONSUME_FROM_LAST_OFFSET does not suffice: for a new group, brokers return the offset of a queue's first
-    message if that is still stored.
+    CONSUME_FROM_LAST_OFFSET does not suffice: if a queue's first message is still stored, brokers let a new
+    group begin with that message.
     """
     from cometmq.admin.groups import groups_at
     from cometmq.client.cluster.requests import NameServersUnreachable, pull_request

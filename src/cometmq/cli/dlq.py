@@ -71,7 +71,7 @@ def dlq() -> None:
 @LIMIT
 @json_option
 def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bool, **wanted: Any) -> None:
-    """List the dead letters of GROUP, or without GROUP their number by group."""
+    """List the dead letters of GROUP. Without GROUP, list each group's number of dead letters."""
     if group is None and any(value is not None for value in (limit, *wanted.values())):
         raise click.UsageError("These options select messages of a GROUP: specify one.")
 
@@ -248,7 +248,7 @@ def result_lines(result: ResendResult) -> Iterator[str]:
 
 
 def summary(states: Counter[Resend]) -> str:
-    """Return the numbers by outcome, for example `3 messages sent again, 1 skipped`."""
+    """Return the number of dead letters with each outcome, for example `3 messages sent again, 1 skipped`."""
     sent = counted(states[Resend.RESENT], "message") + " sent again"
     if states[Resend.PLANNED]:
         sent = counted(states[Resend.PLANNED], "message") + " would be sent again"

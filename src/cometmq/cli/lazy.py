@@ -20,7 +20,7 @@ class CometGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # Click 8.2 and later raise a usage error that contains the help as its text.
+            # Print the help here: Click 8.2 and later would raise it as a usage error.
             click.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)

@@ -1,9 +1,9 @@
 """A cluster in one of RocketMQ's modes on this machine: a background process for each server.
 
-The cluster is for experiments with failover: servers are killed and started again. A mode is a directory of
-`conf/`, whose files are also a starting point for several machines. A cluster is stored in one directory: a
-subdirectory for each server with its broker.conf, store and output, and `cluster.json` with process ids and
-addresses.
+The cluster is for experiments with failover: servers are killed and started again. Each mode is a directory
+below `conf/`. Its settings files can also be adapted for a cluster on several machines. A local cluster is
+stored in one directory, which contains `cluster.json`, with process ids and addresses, and a subdirectory for
+each server, with its broker.conf, store and output.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Member(msgspec.Struct):
 
     @property
     def alive(self) -> bool:
-        """Whether the server's own process is running, not another process that has reused the process id."""
+        """Whether the server is running. Another process that has reused its process id does not count."""
         return self.pid in running(self.kind)
 
 
@@ -86,7 +86,10 @@ def mode_files(mode: str) -> dict[str, Path]:
 
 @dataclass(eq=False)
 class LocalCluster:
-    """The cluster of one mode in `directory`; `up` creates or starts the cluster. All methods block."""
+    """A local cluster, with its files in `directory`. The methods block.
+
+    `up` creates the cluster with the servers of `mode` if it does not exist, and starts it.
+    """
 
     mode: str
     directory: Path

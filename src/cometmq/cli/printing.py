@@ -53,7 +53,7 @@ class LinePrinter:
     async def print(self, line: bytes) -> None:
         """Print a line and return once the line has been written.
 
-        Never return if the line is not written, because the maximum was reached or printing has stopped.
+        After `limit` lines, or once printing has stopped, the line is not written and the call never returns.
         """
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
@@ -100,7 +100,7 @@ class LinePrinter:
                 self._loop.call_soon_threadsafe(self._wrote, written)
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
         except RuntimeError:
-            pass  # the event loop has ended, so no coroutine waits for the printed line
+            pass  # the event loop is closed, so no coroutine waits for a line to be written
 
     def _wrote(self, written: asyncio.Future[None]) -> None:
         self.printed += 1
@@ -124,9 +124,10 @@ def write(descriptor: int, data: bytes) -> None:
 
 
 def as_line(message: MessageExt, *, as_json: bool, raw: bool, properties: bool = False) -> bytes:
-    """Return a message as one line: position, tag, keys, optional properties, body; or as JSON.
+    """Return a message as one line of text, or with `as_json` as one line of JSON.
 
-    With `raw`, names and body are not escaped, so they may control the terminal or break the line.
+    The text contains the position, tag, keys and body, and with `properties` also the properties. With `raw`,
+    names and body are not escaped, so they may control the terminal or break the line.
     """
     from cometmq.admin.values import MessageView
 

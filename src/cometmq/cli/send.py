@@ -1,4 +1,4 @@
-"""`cometmq send`: send messages from the command line, or one per line of standard input."""
+"""`cometmq send`: send the messages given as arguments, or each line of standard input as a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_BATCH_LINES = 1024  # maximum number of lines that are sent as one batch
 CHUNK_BYTES = 65_536  # maximum bytes per read of standard input: the capacity of a pipe
 MAX_CHUNKS_AHEAD = 16  # maximum number of unprocessed chunks; this and MAX_LINE_BYTES limit the memory
-MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes of a line, the producer's max_message_size
+MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes of a line, equal to the producer's max_message_size
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -196,9 +196,9 @@ class InputLines:
 
     async def read(self, stop: asyncio.Event) -> AsyncIterator[list[bytes]]:
         """Yield available lines as soon as there are any, until the end of input or until `stop` is set."""
-        # A daemon thread, because the thread may wait for input forever. The thread reads the file
-        # descriptor, because a thread that holds the lock of sys.stdin's buffer at exit crashes the
-        # interpreter.
+        # This is a daemon thread, because it may wait for input forever. It reads the file descriptor instead
+        # of sys.stdin: the interpreter would crash at exit while a thread holds the lock of sys.stdin's
+        # buffer.
         threading.Thread(target=self._read_chunks, name="cometmq-stdin", daemon=True).start()
         stopped = asyncio.ensure_future(stop.wait())
         stopped.add_done_callback(lambda _: self._news.set())
@@ -210,7 +210,7 @@ class InputLines:
                 try:
                     ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
-                    # First send the lines before the failure, because these lines are valid.
+                    # The lines before the failure are valid, so they are yielded first.
                     failure, ended = error, True
             for at in range(0, len(lines), MAX_BATCH_LINES):
                 yield lines[at : at + MAX_BATCH_LINES]

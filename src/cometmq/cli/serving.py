@@ -16,10 +16,10 @@ import click
 from cometmq import logs, remoting
 from cometmq.cli.running import RunFile
 
-# Without it, numpy starts a thread per core for linear algebra, which no server uses.
+# By default, numpy starts a thread per core for linear algebra (OpenBLAS), which no server uses.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-GC_THRESHOLD = 700  # Python's default, for a running server
+GC_THRESHOLD = 700  # the garbage-collection threshold of running servers, equal to Python's default
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -97,7 +97,10 @@ class Cluster:
     console: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start all servers. Raises the errors of their starts."""
+        """Start the servers, and the console if it is enabled.
+
+        Raises the error of a server that cannot start.
+        """
         await self.server.start()
         if self.console_port is not None:
             command = [sys.executable, "-m", "cometmq", "console", "-n", self.server.namesrv_addr]

@@ -29,9 +29,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def store_options(command: F) -> F:
-    """Add DIR, the options for other locations, and --json.
+    """Add the argument DIR and the options -c, --commitlog and --json to a command.
 
-    The command receives DIR and the keyword arguments of `store.inspect`.
+    The command receives DIR, the value of --json as `as_json`, and a dict with the values of the other
+    options: the keyword arguments that the functions of `store.inspect` accept.
     """
 
     @functools.wraps(command)

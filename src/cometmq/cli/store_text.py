@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cometmq.store.inspect import StoreStats, VerifyReport
 
 MAX_BODY_BYTES = 16 << 20
-"""Maximum bytes of a decompressed body, because as escaped JSON it can take 13 times as much memory."""
+"""Maximum bytes of a body after decompression. Its text as escaped JSON can take 13 times as much memory."""
 _MAX_PREVIEW_CHARS = 60  # maximum characters of a body that a one-line output shows
 _FIELDS = (
     "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",

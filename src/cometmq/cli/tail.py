@@ -176,8 +176,8 @@ class Watch:
             first = await brokers.min_offset(target.addr, queue)
             if begin_ms == 0:
                 return first
-            # A 4.9 broker returns the message nearest to a time, which may be older, so `show` checks the
-            # time again.
+            # A 4.9 broker returns the offset of the message nearest to the time. This message may have been
+            # stored before the time, so `show` omits such messages.
             return max(first, await brokers.offset_by_time(target.addr, queue, begin_ms - 1))
 
         return await self._client.reads.run(queue, ask)
@@ -226,8 +226,8 @@ class Watch:
             broker_id = result.suggest_which_broker_id
             await self._show(result)
             if not result.messages and result.next_begin_offset <= offset:
-                # Most brokers hold a pull without messages open. For other brokers, this pause limits the
-                # rate of pulls.
+                # Most brokers delay their response to a pull until there are messages. This pause limits the
+                # rate of pulls from brokers that respond immediately.
                 await asyncio.sleep(EMPTY_PULL_INTERVAL_S)
             offset = result.next_begin_offset
 

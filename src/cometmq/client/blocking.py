@@ -83,8 +83,8 @@ class SyncProducer(BlockingClient[Producer]):
     ) -> Future[SendResult]:
         """Send a message as `send` does, without waiting for the broker's answer.
 
-        Blocks while `ProducerOptions.max_in_flight` asynchronous sends are in progress. A send is in progress
-        until its callback has returned.
+        Blocks while `ProducerOptions.max_in_flight` asynchronous sends are in progress, but never blocks
+        when it is called by a callback. A send is in progress until its callback has returned.
 
         Args:
             message: The message.
@@ -101,8 +101,7 @@ class SyncProducer(BlockingClient[Producer]):
 
         Raises:
             ClientStateError: The producer is not running, or the call comes from the producer's own loop.
-            TooManySends: A callback calls this, which never blocks there, while twice `max_in_flight` sends
-                are in progress.
+            TooManySends: A callback calls this method while twice `max_in_flight` sends are in progress.
         """
 
         def send() -> Coroutine[Any, Any, SendResult]:

@@ -162,7 +162,8 @@ class BlockingClient(Generic[C]):
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn about a client that was dropped without `stop()`, and stop it.
 
-        A client that calls a listener keeps running: a program need not hold a reference to it.
+        A client with a listener is not stopped. It continues to call the listener, even though the program no
+        longer holds a reference to the client.
         """
         thread: LoopThread | None = getattr(self, "_thread", None)  # missing if __init__ has failed
         if thread is None:
@@ -202,7 +203,8 @@ class BlockingClient(Generic[C]):
             ClientStateError: The client was not started.
         """
         if self._thread is None and self.state in ("running", "stopping"):
-            self._stop_ended.wait()  # another thread or a listener stops the client and then sets this event
+            # Another thread or a listener is stopping the client. It sets this event when the stop has ended.
+            self._stop_ended.wait()
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 

@@ -86,7 +86,7 @@ class Bucket:
 
     @classmethod
     def of(cls, columns: Ints) -> Bucket:
-        """Create a bucket from non-empty arrays, as the method `columns` of another bucket returns them."""
+        """Create a bucket from the result of another bucket's method `columns`, which must not be empty."""
         bucket = cls()
         for store, column in zip((bucket._dues, bucket._positions, bucket._outs), columns, strict=True):
             store.frombytes(column.tobytes())
@@ -100,7 +100,7 @@ class Bucket:
         return bucket
 
     def first(self, most: int, before: int = NEVER) -> list[Waiting]:
-        """Return the first messages, at most `most`, of those whose log positions are less than `before`."""
+        """Return at most `most` messages from the start of the bucket, with log positions below `before`."""
         head = self._head
         stop = bisect_left(self._positions, before, head, min(head + most, len(self._positions)))
         return list(map(Waiting, self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]))
@@ -198,7 +198,7 @@ class Buckets:
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
-        """Return the lowest TIMER_OUT_MS that the buckets have ever contained, including removed messages."""
+        """Return the lowest TIMER_OUT_MS of all messages that were ever added to the present buckets."""
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:

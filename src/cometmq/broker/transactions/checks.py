@@ -256,7 +256,12 @@ class TransactionChecks:
         return done
 
     def _store(self, half: Half, verdict: Verdict | None) -> Callable[[], None]:
-        """Append the records that a verdict requires, and return a function to call once they are committed.
+        """Append the records that carry out the verdict of a check on a half message.
+
+        Without a verdict, append only the op message, which closes the half message.
+
+        Returns:
+            A function to call once the records are committed.
 
         Raises:
             StoreError, CommandError: The records cannot be appended at present.

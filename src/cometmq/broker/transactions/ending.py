@@ -214,9 +214,9 @@ class TransactionEnds:
         self._add(Ending(half, offset, commits, answer))
 
     def _add(self, ending: Ending) -> None:
-        """Schedule the end of a transaction for the commit of this tick, where all ends are stored together.
+        """Schedule the end of a transaction. All ends of one event-loop tick are stored together.
 
-        If the waiting half messages exceed MAX_WAITING_BYTES, store their ends now.
+        If the half messages of the scheduled ends exceed MAX_WAITING_BYTES, store these ends now.
         """
         self.ledger.take(ending.offset)
         if not self._endings:

@@ -157,9 +157,11 @@ def half_of(record: Buffer, at: int = 0) -> Half:
     ) = head  # fmt: skip
     body = bytes(record[body_at:body_end])
     properties = bytes(record[topic_end + 2 : at + size])
-    named_at = properties.rfind(_TRANSACTION_ID)  # the last property of half messages of 5.x clients
+    # The last property of half messages of 5.x clients repeats the unique key. It is omitted from the lookup,
+    # because the cache would otherwise need an entry for each message.
+    named_at = properties.rfind(_TRANSACTION_ID)
     if named_at >= 0 and properties.find(VALUE_END, named_at + 1) < 0:
-        form, unique = _forms.find(properties[:named_at])  # without a second copy of the unique key
+        form, unique = _forms.find(properties[:named_at])
     else:
         form, unique = _forms.find(properties)
     return Half(

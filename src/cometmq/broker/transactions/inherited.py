@@ -40,7 +40,11 @@ op message contains an offset that is further beyond the end of the queue, the o
 
 
 class Inherited:
-    """The transactions of earlier runs. Half messages from the offset `end` on belong to the present run."""
+    """The transactions that an earlier run of this broker, or another broker, has begun in the store.
+
+    Half messages with queue offsets less than `end` belong to them. This run of the broker stores its half
+    messages at the offset `end` and after it.
+    """
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -51,7 +55,10 @@ class Inherited:
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
-        """Return the stored offset of the half-message or op queue, limited to the queue's bounds."""
+        """Return the offset at which `load` begins with queue 0 of `topic`.
+
+        This is the stored consumer offset, limited to the queue's bounds.
+        """
         stored = offsets.query(TRANS_GROUP, topic, 0)
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
@@ -109,7 +116,7 @@ class Inherited:
         """Return whether a half message of an earlier run is closed although its op message is missing.
 
         This is the case if the transaction was committed, if a later copy of the half message exists, or if
-        `fill` has stored the half message.
+        the half message is empty, because `fill` stored it in place of a destroyed one.
         """
         if half.offset >= self.end:
             return False

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 CHUNK = 4096  # number of half messages (bits) in one integer of the bitmap
 MAX_COPIES = 100_000
-"""The maximum number of transactions for which the offset of the newest copy is kept.
+"""The maximum number of transactions for which the offset of the half message's newest copy is saved.
 
-A producer may answer an earlier check, which named an older copy. For a transaction whose newest copy is not
-kept, this answer is refused, and the producer has to answer the next check.
+Each transaction check names a new copy of the half message, but a producer may still answer an earlier check,
+which named an older copy. If the offset of the newest copy is not saved, the broker refuses that answer, and
+the producer has to answer the next check.
 """
 
 
 class Ledger:
-    """The state of the half messages (open or closed), and the newest copy of each transaction.
+    """Which half messages are open or closed, and which copy of a half message is the newest one.
 
-    `_taken` contains the offsets of half messages for which a write is in progress that will close them.
+    `_taken` contains the offsets of half messages that a write in progress will close. `_newest` maps the
+    offset at which a transaction began to the offset of the newest copy of its half message.
     """
 
     __slots__ = ("_closed", "_newest", "_taken", "head")
@@ -113,9 +115,10 @@ class Ledger:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:
-        """Remove the saved newest copy of a transaction if it is the half message at `offset`.
+        """Remove the saved offset of a transaction's newest copy if it is equal to `offset`.
 
-        Called when the transaction that began at the offset `first` has ended.
+        Called when the transaction that began at the offset `first` has ended, because the half message or
+        copy at `offset` is closed.
         """
         if self._newest.get(first) == offset:
             del self._newest[first]

@@ -90,9 +90,13 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             raise refusal
 
     def ops(self, closed: Sequence[tuple[int, int]]) -> dict[int, StoreRefused]:
-        """Append an op message for each pair of arguments of `op`, all in one group.
+        """Append op messages in one group.
 
-        Return the errors of refused op messages by their index in `closed`.
+        Args:
+            closed: For each op message the offset of the half message to close, and the `twin` of `op`.
+
+        Returns:
+            The errors of the op messages that the store refused, by their index in `closed`.
         """
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         appender = self.store.appender
@@ -105,9 +109,10 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
         return appender.append_all(ops, appender.limits_within_store)
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
-        """Append the op message that closes the half message at `offset`, after its twin was appended.
+        """Append the op message that closes the half message at `offset`.
 
-        If the store refuses the op message, `pay` appends it later.
+        `twin` is the record because of which the half message is closed. It was appended before. If the store
+        refuses the op message, `pay` appends it later.
         """
         try:
             self.op(offset, twin.physical_offset)
@@ -139,7 +144,10 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Remove an op message from those that `pay` appends later, because its twin could not be written."""
+        """Remove the op message for the half message at `offset` from those that `pay` appends later.
+
+        Called if the record because of which the half message was to be closed could not be written.
+        """
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def end(self, endings: Sequence[Ending]) -> dict[int, CommandError]:
@@ -155,7 +163,8 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             if ending.commits:
                 try:
                     twins[number] = self._committed(ending.half, ending.offset, targets)
-                except Exception as error:  # even an unexpected one must not affect the others of this tick
+                # Even an unexpected error of one transaction must not affect others that end in this tick.
+                except Exception as error:
                     failed[number] = _command_error(error)
         numbers, appender = list(twins), self.store.appender
         refused = appender.append_all(list(twins.values()), appender.limits_within_store)
@@ -181,8 +190,8 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
     def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
         """Return the message that the commit of a transaction stores.
 
-        `offset` is the queue offset of the half message or copy to close. `targets` caches the real queues
-        and common values found in this tick, because finding them takes 2 µs.
+        `offset` is the queue offset of the half message or copy to close. `targets` caches the real queue and
+        the values that several committed messages of a tick have in common: to find them takes 2 µs.
         """
         form, flag, sys_flag, times = half.form, half.flag, half.sys_flag, half.reconsume_times
         key = form.real_topic, form.real_queue_id, form.tags_code, flag, sys_flag, times
@@ -227,7 +236,7 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
         self.op(offset)
 
     def resume(self, half: Half, properties: bytes) -> None:
-        """Append a half message that was given up to its queue again, so that its checks resume."""
+        """Append a given-up half message to the half-message queue again, so that its checks resume."""
         self._append(TRANS_HALF_TOPIC, half, properties)
 
     def _append(

@@ -125,9 +125,9 @@ def metrics_option(command: F) -> F:
 
 @contextmanager
 def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics | None]:
-    """Collect metrics of the session's streaming queries while the block runs, and yield them.
+    """Collect metrics of the session's streaming queries while the block runs, and yield the metrics.
 
-    Yield None if `where` is None, because metrics are not enabled.
+    If `where` is None, metrics are not enabled: yield None.
     """
     if where is None:
         yield None

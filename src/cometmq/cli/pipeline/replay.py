@@ -45,7 +45,7 @@ def replay(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Send the messages of SOURCE to topics, in the order of each of its queues."""
+    """Send the messages of SOURCE to topics. The messages of each source queue are sent in their order."""
     check_utf8(*topics, *mapping, settings["pattern"], settings["into"])
     pairs = [text.partition("=") for text in mapping]
     if any(not topic or not target for topic, _, target in pairs):

@@ -46,7 +46,7 @@ def source_options(command: F, *, give_namesrv: bool = False) -> F:
 
 
 def print_absent(topics: Iterable[str]) -> None:
-    """Print the requested topics that do not exist to standard error."""
+    """Print a line to standard error for each of these topics, because no messages of them were found."""
     for topic in topics:
         click.echo(f"not complete: no messages of topic {printable(topic, 200)}", err=True)
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 @report_option
 @job_options
 def trace(**settings: Any) -> None:
-    """Report the latencies of sends, deliveries and listeners, and the failures."""
+    """Report the latencies of sends, deliveries and listeners, and their failures."""
     run_job("reading traces", "trace", report, **settings)
 
 
 def report(summary: TraceSummary) -> None:
-    """Print the latencies and failures of the trace records, in ms."""
+    """Print the latencies (ms) and the numbers of failures that the job found in trace records."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.records.items()))
     click.echo(f"trace records: {kinds or 'none'}; {summary.bad:,} bad; {summary.seconds:.1f} s")
     costs = {f"cost {part}": f"cost_{part}" for part in ("p50", "p95", "p99", "max")}
