@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from tests.client.scenarios import (
@@ -21,8 +22,17 @@ from tests.client.scenarios import (
     names,
     sending,
 )
+from tests.kit.waiting import until
 
-from cometmq import ConsumeFromWhere, Message, MessageExt, SimpleConsumer, SimpleOptions, sql92
+from cometmq import (
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    MessageQueue,
+    SimpleConsumer,
+    SimpleOptions,
+    sql92,
+)
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.errors import BrokerError
 
@@ -200,6 +210,26 @@ async def messages_of_a_cancelled_call_are_given_back(namesrv: str) -> None:
         assert message.body == b"for the next call"
 
 
+async def a_hopeless_message_is_moved_to_the_dead_letters(namesrv: str) -> None:
+    name = names("simple-dead")
+    await fill(namesrv, name.topic, [b"at once", b"later"])
+    async with leasing(namesrv, name, invisible_s=6.0) as consumer:
+        found = {each.body: each for each in await gather(consumer, count_of(2), ack=False)}
+        await consumer.dead_letter(found[b"at once"])
+        await consumer.change_invisibility(found[b"later"], 0.0)
+        (retried,) = await gather(consumer, count_of(1), ack=False)
+        assert (retried.body, retried.reconsume_times) == (b"later", 1)
+        await consumer.dead_letter(retried)
+        dead = MessageQueue(f"%DLQ%{name.group}", retried.broker_name, 0)
+        addr = consumer.client.master_addr(dead.broker_name)
+        await until(partial(is_end, consumer, addr, dead, 2), "2 dead letters")
+        assert await consumer.receive(wait_s=8) == []
+
+
+async def is_end(consumer: SimpleConsumer, addr: str, queue: MessageQueue, end: int) -> bool:
+    return await consumer.client.brokers.max_offset(addr, queue) == end
+
+
 SIMPLE_SCENARIOS: list[Scenario] = [
     acknowledged_messages_come_once_and_others_again,
     a_changed_lease_ends_at_its_new_time,
@@ -208,4 +238,5 @@ SIMPLE_SCENARIOS: list[Scenario] = [
     an_orderly_queue_waits_for_its_leased_messages,
     a_waiting_call_receives_from_any_of_its_topics,
     messages_of_a_cancelled_call_are_given_back,
+    a_hopeless_message_is_moved_to_the_dead_letters,
 ]

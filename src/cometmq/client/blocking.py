@@ -431,6 +431,7 @@ class SyncSimpleConsumer(BlockingClient[SimpleConsumer]):
     receive = blocking(SimpleConsumer.receive)
     ack = blocking(SimpleConsumer.ack)
     change_invisibility = blocking(SimpleConsumer.change_invisibility)
+    dead_letter = blocking(SimpleConsumer.dead_letter)
     problems: BlockingProperty[dict[tuple[str, str], str]] = BlockingProperty(SimpleConsumer.problems)
     view_message = blocking(SimpleConsumer.view_message)
     query_messages = blocking(SimpleConsumer.query_messages)

@@ -152,6 +152,19 @@ class TestRequests:
         await consumer.ack(message)
         assert broker.acks[0].extra_info == message.properties["POP_CK"]
 
+    async def test_a_dead_letter_is_copied_by_its_broker_and_acknowledged(
+        self, consumer: SimpleConsumer, broker: PopBroker
+    ) -> None:
+        (message,) = await received(consumer, broker, 5)
+        await consumer.dead_letter(message)
+        (copied,) = broker.sent_back
+        assert (copied.group, copied.offset, copied.delay_level) == ("g", message.physical_offset, -1)
+        assert [ack.offset for ack in broker.acks] == [5]
+        broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_BUSY)
+        with pytest.raises(BrokerError, match="SYSTEM_BUSY"):
+            await consumer.dead_letter(message)
+        assert len(broker.acks) == 1
+
     async def test_names_get_the_namespace(self, namesrv: FakeNamesrv, broker: PopBroker) -> None:
         namesrv.serve("N%T", broker)
         broker.offer(b"retried", topic="%RETRY%N%g_N%T", offset=8)
@@ -189,7 +202,11 @@ class TestErrors:
 
     async def test_a_message_from_elsewhere_is_refused(self, consumer: SimpleConsumer) -> None:
         stranger = MessageExt("T", b"")
-        for call in (consumer.ack(stranger), consumer.change_invisibility(stranger, 1)):
+        for call in (
+            consumer.ack(stranger),
+            consumer.change_invisibility(stranger, 1),
+            consumer.dead_letter(stranger),
+        ):
             with pytest.raises(MessageIllegal, match="has no receipt handle"):
                 await call
 

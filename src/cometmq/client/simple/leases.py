@@ -200,6 +200,15 @@ class Leases:
             revive_queue_id=changed.revive_qid,
         ).encode()
 
+    async def dead_letter(self, message: MessageExt) -> None:
+        """Copy a message to the group's dead-letter queue at its broker, then acknowledge it."""
+        queue = MessageQueue(message.topic, receipt_of(message).broker_name, ALL_QUEUES)
+        addr = await self._instance.find_master(queue)
+        await self._instance.brokers.send_message_back(
+            addr, message, self._group.name, delay_level=-1, max_reconsume_times=0
+        )
+        await self._acknowledge_one(message)
+
     async def give_back(self, messages: Iterable[MessageExt]) -> None:
         """Make leased messages visible again now. Failures are ignored: the leases expire."""
         changes = (self.change(message, 0.0, suspend=True) for message in messages)

@@ -148,7 +148,8 @@ class Receiver:
                 done, waits = await asyncio.wait(
                     waits, timeout=max(0.0, end - self._loop.time()), return_when=asyncio.FIRST_COMPLETED
                 )
-                if not done or any(each.exception() is None and each.result() for each in done):
+                notified = [each for each in done if each.exception() is None and each.result()]
+                if notified or not done:
                     return
         finally:
             for each in waits:

@@ -242,6 +242,23 @@ class SimpleConsumer(QueryClient):
         check_range("seconds", seconds, *CHANGE_RANGE_S)
         await self._running_leases().change(message, seconds)
 
+    async def dead_letter(self, message: MessageExt) -> None:
+        """Move a message to the group's dead-letter queue.
+
+        CometMQ's brokers do so themselves when a message was delivered again as often as the group's
+        `retryMaxTimes` allows. Apache's brokers deliver it without end.
+
+        Args:
+            message: A message that receive() returned.
+
+        Raises:
+            MessageIllegal: The message has no receipt handle.
+            BrokerError: The broker refused the move.
+            RemotingError: The broker cannot be reached or did not answer in time. The dead-letter queue may
+                have the message nevertheless.
+        """
+        await self._running_leases().dead_letter(message)
+
     @property
     def problems(self) -> dict[tuple[str, str], str]:
         """The brokers that cannot be received from: topic and broker name, with the last error of each."""
