@@ -505,7 +505,10 @@ class BrokerApi(Calls):
         )
 
     async def ha_status(self, addr: str) -> HaRuntimeInfo:
-        """Return the replicas of a master or the master of a slave, with their progress."""
+        """Return the replication status of a broker.
+
+        A master returns its slaves, a slave returns its master, each with the replication progress.
+        """
         return await self.fetch(addr, RequestCode.GET_BROKER_HA_STATUS, HaRuntimeInfo)
 
     async def reset_master_flush_offset(self, addr: str, offset: int) -> None:

@@ -221,9 +221,9 @@ class ClientInstance(LifeCycle):
     ) -> TopicRoute:
         """Return the route with the queues to which messages of a topic may be sent.
 
-        A topic without a route gets the route of the template topic, whose brokers create a topic at its
-        first message. This does not apply to an ordered topic without reachable brokers, because the topic
-        exists.
+        A topic without a route gets the route of the template topic, whose brokers create a topic when its
+        first message arrives. An ordered topic without a route does not get that route: the topic exists,
+        only its brokers are unreachable, and messages on other brokers would break the order.
 
         Raises:
             NameServersUnreachable: No name server answers. This is a NoRouteError.

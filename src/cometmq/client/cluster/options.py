@@ -166,7 +166,7 @@ class ClientOptions:
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """The addresses to connect to, by the address that they replace. Raises ConfigError."""
+        """A map from addresses that brokers report to the addresses to connect to. Raises ConfigError."""
         return environment_address_map() if self.address_map is None else self.address_map
 
     @property
@@ -194,9 +194,10 @@ def environment_address_map() -> dict[str, str]:
 
 
 def environment_credentials() -> Credentials | None:
-    """Return the account that the COMETMQ_… environment variables name, None without one.
+    """Return the account in COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN.
 
-    Raises ConfigError if one of the two keys is missing.
+    Return None if none of these environment variables has a value. Raises ConfigError if some of them have
+    values but one of the two keys is missing, or if a key is too long.
     """
     try:
         return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))

@@ -109,7 +109,10 @@ class Reads(msgspec.Struct, eq=False):
         return next((target for target in targets if target.addr not in tried), None)
 
     def _failed(self, queue: MessageQueue, addr: str) -> None:
-        """Until the broker at `addr` answers a probe, read the queue's other brokers, if there are any."""
+        """Avoid the broker at `addr`, which did not answer a read, until it answers a probe.
+
+        Meanwhile the queue is read from its master or other replicas. If it has none, do not avoid the broker.
+        """
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1
         if others and addr not in self._probes:

@@ -125,9 +125,9 @@ class RouteAnswers(Generic[T]):
         self.first = ""
 
     def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
-        """Save a name server's answer for `failure`, and return the route in it, converted by `read`.
+        """Return the route in a name server's answer, converted by `read`, or None if there is no valid route.
 
-        Return None if the answer contains no valid route.
+        If there is none, record the reason, which the error in `failure` reports.
         """
         if not isinstance(answer, Frame):
             self._asked.append((addr, str(answer)))
@@ -287,11 +287,11 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
-    """Return the request for a group's offset. `offset_in` reads the offset from the answer.
+    """Return the request for the offset that a group has stored. `offset_in` reads the offset from the answer.
 
-    If the group has no offset, the answer's code is QUERY_NOT_FOUND, or the offset is 0 if the broker still
-    stores the queue's first message. With set_zero_if_not_found=False, CometMQ's broker and 5.x answer
-    QUERY_NOT_FOUND in both cases.
+    If the group has stored no offset, the broker answers 0 while the queue's first message (offset 0) is in
+    memory, otherwise QUERY_NOT_FOUND. With set_zero_if_not_found=False, CometMQ's broker and RocketMQ 5.x
+    always answer QUERY_NOT_FOUND for such a group.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumer_group=group,
@@ -316,5 +316,5 @@ def commit_request(group: str, queue: MessageQueue, offset: int) -> Frame:
 
 
 def offset_in(answer: Frame, addr: str, queue: MessageQueue) -> int:
-    """Return the offset in an answer. Raises BrokerError unless its code is SUCCESS."""
+    """Return the offset in an answer. Raises BrokerError if the answer's code is not SUCCESS."""
     return succeeded(answer, addr, queue.topic).header(OffsetResponseHeader).offset

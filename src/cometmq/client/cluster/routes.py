@@ -34,7 +34,7 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
 
 class ReadTarget(NamedTuple):
-    """A broker that may serve a read."""
+    """A broker from which a queue may be read: its master or a replica."""
 
     addr: str
     is_replica: bool
@@ -96,7 +96,7 @@ def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
     """Parse an order configuration, `broker-a:4;broker-b:2`, into broker names and numbers of queues."""
     parts = [part.partition(":") for part in order_topic_conf.split(";")]
     return [
-        (broker_name.strip(), int(count[:10]))  # ten digits suffice to exceed MAX_QUEUES
+        (broker_name.strip(), int(count[:10]))  # a longer number exceeds MAX_QUEUES anyway
         for broker_name, _, text in parts
         if (count := text.strip()).isascii() and count.isdecimal()
     ]

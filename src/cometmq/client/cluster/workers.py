@@ -46,12 +46,13 @@ async def call_user_function(executor: Executor | None, function: Callable[..., 
 async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) -> R:
     """Call an async user function in this task.
 
-    StopIteration, exits and cancellations would affect more than this call: they mean something to the
-    interpreter or to the loop. If the function raises such an exception, the exception is wrapped in a
-    RuntimeError.
+    Some exceptions have a special meaning for the interpreter or the event loop, and would affect more than
+    this call: StopIteration, StopAsyncIteration, GeneratorExit, CancelledError, SystemExit and
+    KeyboardInterrupt. If the function raises one of them, this function raises a RuntimeError instead, except
+    in the cases below.
 
     Raises:
-        RuntimeError: The function raised such an exception, which is the cause.
+        RuntimeError: The function raised an exception with a special meaning, which is the `__cause__`.
         CancelledError: This task is being cancelled.
         SystemExit, KeyboardInterrupt: The function raised this exception in the main thread: the program
             ends.

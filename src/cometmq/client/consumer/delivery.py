@@ -58,7 +58,7 @@ class _Delivered(Generic[C]):
 
 
 class Delivery(Generic[C, S]):
-    """The delivery of a stream's messages, which the user acknowledges. A batch has one message."""
+    """The delivery of messages to the user of a stream, who acknowledges them. Each batch has one message."""
 
     def __init__(self, mode: ConsumeMode[C, S], group: ConsumerGroup) -> None:
         self._mode = mode

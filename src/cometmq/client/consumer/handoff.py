@@ -45,9 +45,9 @@ class Handoff:
         self._refused: set[MessageQueue] = set()
         """The queues for which a lock request was refused in this rebalance."""
         self._has_begun = False
-        """Whether this member has had queues, or another member was found in the group.
+        """Whether this member has ever held a queue, or has ever seen another member in the group.
 
-        Until then, queues are assigned although their locks were refused.
+        While this is False, queues are assigned to this member even if the broker refuses their locks.
         """
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:

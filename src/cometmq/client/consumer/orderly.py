@@ -222,8 +222,8 @@ class Orderly:
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Log overdue calls of a plain listener.
 
-        Nothing else can be done: a thread cannot be ended, and no later message may be consumed before its
-        call ends.
+        Nothing else can be done: the thread of a listener call cannot be ended, and no later message of the
+        queue may be consumed before that call ends.
         """
         before = asyncio.get_running_loop().time() - timeout_s
         for queue in queues:

@@ -83,7 +83,7 @@ class OrderlyQueue(ProcessQueue):
         self._taken -= 1
 
     def commit(self) -> None:
-        """Remove the batch in progress and all batches delivered before it, because they are committed."""
+        """Remove the committed batches: the batch in progress and all batches delivered before it."""
         self.mark_consumed()
         while self._taken:
             self.finish(self._batches[0])
