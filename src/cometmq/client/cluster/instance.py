@@ -525,9 +525,9 @@ class ClientInstance(LifeCycle):
         self._heartbeats.soon()
 
     async def _beat(self) -> None:
-        # Query the subscriptions of other members before the heartbeats are sent: a broker may store only the
-        # subscriptions of the latest heartbeat, which must not be this member's. The answers may arrive
-        # later.
+        # Send the queries for other members' subscriptions before the heartbeats: a broker may store only the
+        # subscriptions in the group's latest heartbeat, so after a heartbeat of this member it would return
+        # this member's own. The heartbeats need not wait for the answers.
         comparisons = asyncio.gather(
             *(peer.compare_subscriptions() for peer in self.consumers.values()), return_exceptions=True
         )

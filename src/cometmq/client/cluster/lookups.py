@@ -83,7 +83,7 @@ async def _is_broker(client: ClientInstance, addr: str) -> bool:
 
 
 def offset_id_in(msg_id: str) -> OffsetId | None:
-    """Return the broker and position of an offset id, None for text that cannot be an offset id."""
+    """Return the broker address and position in an offset id, or None if `msg_id` is not an offset id."""
     try:
         place = decode_offset_id(msg_id)
     except IdError:

@@ -182,7 +182,10 @@ def _can_stand_for(name: str, place: str) -> bool:
 
 
 def environment_address_map() -> dict[str, str]:
-    """Return the address map of COMETMQ_ADDRESS_MAP. Raises ConfigError."""
+    """Return the address map in the environment variable COMETMQ_ADDRESS_MAP.
+
+    Raises ConfigError if the value is invalid.
+    """
     text = os.environ.get(ADDRESS_MAP_ENV, "")
     found: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -234,8 +237,8 @@ def namesrv_addresses(
             return ()
         given = "127.0.0.1:9876"
     assert given is not None
-    # The command line passes the value of NAMESRV_ADDR on as an argument. So if the argument equals the
-    # environment variable, an error about it names the variable.
+    # The command line passes the value of NAMESRV_ADDR as the argument `namesrv`. So if the two are equal, an
+    # error about the value names the environment variable instead of the argument.
     key = "NAMESRV_ADDR" if given == environment else "namesrv"
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))

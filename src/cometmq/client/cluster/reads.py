@@ -109,9 +109,10 @@ class Reads(msgspec.Struct, eq=False):
         return next((target for target in targets if target.addr not in tried), None)
 
     def _failed(self, queue: MessageQueue, addr: str) -> None:
-        """Avoid the broker at `addr`, which did not answer a read, until it answers a probe.
+        """Refresh the topic's route, and avoid the broker at `addr` until it answers a probe.
 
-        Meanwhile the queue is read from its master or other replicas. If it has none, do not avoid the broker.
+        Meanwhile the queue is read from its other brokers. If the queue has no other broker, this broker is
+        not avoided.
         """
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1

@@ -83,7 +83,7 @@ def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> Br
 
 
 def succeeded(answer: Frame, addr: str, topic: str = "", key: str = "") -> Frame:
-    """Return the answer. Raises BrokerError unless its code is SUCCESS."""
+    """Return the answer. Raises BrokerError if the answer's code is not SUCCESS."""
     if answer.code != ResponseCode.SUCCESS:
         raise broker_error(answer, addr, topic, key)
     return answer
@@ -111,10 +111,17 @@ class NameServersUnreachable(NoRouteError):
 
 
 class RouteAnswers(Generic[T]):
-    """The answers of the name servers to the request for a topic's route. An invalid route is ignored.
+    """The answers of the name servers to the request for a topic's route.
 
-    `read` converts a route to the result of `take`, and raises BodyError for an invalid route. `first` is the
-    address of the first name server that sent an answer other than an invalid route, "" if there is none yet.
+    An answer with an invalid route is ignored if another name server returns a valid one.
+
+    Attributes:
+        first: The address of the first name server that answered, not counting answers with invalid routes.
+            "" before that.
+
+    Args:
+        topic: The topic.
+        read: Converts a route to the result of `take`. Raises BodyError if the route is invalid.
     """
 
     def __init__(self, topic: str, read: Callable[[TopicRouteData], T]) -> None:
@@ -125,9 +132,9 @@ class RouteAnswers(Generic[T]):
         self.first = ""
 
     def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
-        """Return the route in a name server's answer, converted by `read`, or None if there is no valid route.
+        """Return the route in a name server's answer, converted by `read`.
 
-        If there is none, record the reason, which the error in `failure` reports.
+        If the answer contains no valid route, return None and record the reason for the error in `failure`.
         """
         if not isinstance(answer, Frame):
             self._asked.append((addr, str(answer)))
@@ -287,7 +294,7 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
-    """Return the request for the offset that a group has stored. `offset_in` reads the offset from the answer.
+    """Return the request for the offset that a group has stored. `offset_in` reads the answer.
 
     If the group has stored no offset, the broker answers 0 while the queue's first message (offset 0) is in
     memory, otherwise QUERY_NOT_FOUND. With set_zero_if_not_found=False, CometMQ's broker and RocketMQ 5.x

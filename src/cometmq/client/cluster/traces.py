@@ -45,7 +45,10 @@ _STOP_WITHIN_S = 3.0
 _BODY_BYTES = 118_000
 """A trace message whose body has this many bytes gets no further record, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
-"""Maximum bytes of a trace message's keys, because all its properties may take 32,767 bytes together."""
+"""Maximum size of a trace message's keys in bytes.
+
+The keys are one property of the message, and all its properties together may have 32,767 bytes.
+"""
 _LINE_BYTES = 4 << 20
 """Maximum size of the waiting trace records in bytes. About 15,000 records have this size."""
 

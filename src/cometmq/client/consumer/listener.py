@@ -150,7 +150,7 @@ def bind_listener(
     takes_context = _takes_context(listener)
     call = cast("Callable[..., Any]", listener)
     if is_async(listener):
-        # This repeats `call_on_loop`, because its coroutine would take 0.25 µs for each call.
+        # This repeats the code of `call_on_loop`: awaiting that function would cost 0.25 µs per listener call.
         async def on_loop(messages: list[MessageExt], context: object) -> S:
             task = asyncio.current_task()
             try:

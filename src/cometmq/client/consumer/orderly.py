@@ -53,8 +53,8 @@ class Orderly:
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Lock queues and return those that may be pulled now.
 
-        A queue may be pulled if this member has its lock and no earlier call of this member is running for
-        it.
+        A queue may be pulled if this member has the queue's lock, and none of this member's listener calls is
+        still processing messages of the queue.
         """
         del alone
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]

@@ -14,8 +14,8 @@ from cometmq.message import MessageExt, MessageQueue
 LOCK_LIVE_S = 30.0
 """Validity of a lock in seconds, counted from the time of the request.
 
-The broker's lock lasts longer: 60 s from the time at which the broker handled the request. Both sides use a
-clock that includes the time of a suspended machine and cannot be set.
+The broker keeps the lock for longer: 60 s from the time at which it handled the request. Client and broker
+each use a clock that cannot be set and that continues while the machine is suspended.
 """
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 30.0
 
