@@ -30,7 +30,7 @@ class Sending:
 
     Attributes:
         group: The producer group.
-        messages: The message, or the messages of a batch. Empty for messages that the client sends itself.
+        messages: The message, or the messages of a batch. Empty for messages that the client itself creates.
         queue: The queue.
         broker_addr: The address of the broker.
         oneway: Whether the send has no answer.

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 _TRACE_TIMEOUT_S = 5.0
 _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
-"""Seconds after the loss of a connection at which heartbeats are sent to the broker."""
+"""Delays, in seconds after the loss of a broker's connection, after which heartbeats are sent again."""
 # Timeout, in seconds, of the request for an ordered topic's configuration. It is short, so that a name server
 # that hangs does not use up the timeout of a send.
 _ORDER_CONFIG_S = 1.0
@@ -507,9 +507,10 @@ class ClientInstance(LifeCycle):
             await self._unregister(consumer_group=group)
 
     async def _unregister(self, producer_group: str | None = None, consumer_group: str | None = None) -> None:
-        """Unregister at all brokers.
+        """Tell all brokers that this client leaves a producer group or a consumer group.
 
-        Without the request, the other members would rebalance only after a timeout of 120 s.
+        Without this request, a broker would remove the client from the group only after a timeout of 120 s,
+        and the other members would rebalance only then.
         """
 
         async def unregister(addr: str) -> None:
@@ -550,11 +551,12 @@ class ClientInstance(LifeCycle):
             del self.heartbeat_problems[addr]
 
     async def introduce(self, route: TopicRoute, end: float) -> None:
-        """Send heartbeats to all brokers that may forward a reply.
+        """Send heartbeats to all brokers that may forward the reply to a request.
 
-        These are the brokers of the clusters that store the topic.
+        These are the brokers of all clusters that store the request's topic.
 
-        If a broker does not accept its heartbeat, later calls do not wait for this broker again.
+        Wait for the heartbeats until `end`. If a broker refuses its heartbeat or cannot be reached, later
+        calls do not wait for that broker.
 
         Args:
             route: The route of the request's topic.

@@ -139,16 +139,16 @@ class NamesrvApi(Calls):
         )
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """Return the value of a key from the first name server that has one.
+        """Return the value of a key in the KV configuration, from the first name server that has the key.
 
-        Name servers do not share their KV configurations, and a replaced server begins without one.
+        Name servers do not share their KV configurations, and a new name server starts with an empty one.
 
         Returns:
-            The value. None if at least one name server has no value and none returns one.
+            The value. None if at least one name server answered that it lacks the key, and no other has it.
 
         Raises:
-            BrokerError: No name server looked the key up; the last one refused the request.
-            RemotingError: No name server looked the key up; the last one did not answer.
+            BrokerError: All name servers failed, and the last failure was a refusal.
+            RemotingError: All name servers failed, and the last failure was a missing answer.
         """
         absent = False
         failure: CometError = ConnectError("(no name server)", "none is known")

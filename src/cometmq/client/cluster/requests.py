@@ -66,7 +66,7 @@ _HINTS: dict[int, str] = {
 
 
 def hint_of(code: int, remark: str = "") -> str:
-    """Return a hint on how to avoid the refusal that a response code means, "" if there is no hint."""
+    """Return a hint on how to avoid an error, given its response code and remark. "" if there is no hint."""
     return ACCESS_HINT if "AclException" in remark else _HINTS.get(code, "")
 
 

@@ -147,7 +147,7 @@ class RouteTable:
         self._used: set[str] = set()
         """The topics whose route was read since the last `forget_unused`."""
         self.unreachable: set[str] = set()
-        """Addresses that the owner of this table could not reach. Reads try them last."""
+        """Addresses of brokers that reads could not reach. Further reads try these brokers last."""
 
     def get(self, topic: str) -> TopicRoute | None:
         """Return the route of a topic and mark the route as used."""

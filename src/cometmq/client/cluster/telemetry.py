@@ -220,7 +220,7 @@ def context_room() -> int:
 
 
 def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the producer's send method, changed so that a client with telemetry runs each call in a span."""
+    """Wrap a send method of a producer, so that each call runs in a span if the producer has telemetry."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:

@@ -336,7 +336,8 @@ class Traces:
     def _drop(self, count: int, why: str) -> None:
         """Count lost trace records, and log the reason.
 
-        A reason is not logged again before a trace message was sent successfully or another reason occurred.
+        A repeated reason is logged again only after a trace message was sent successfully, or after records
+        were lost for another reason.
         """
         self.dropped += count
         if count and why != self._problem:

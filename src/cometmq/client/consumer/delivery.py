@@ -43,7 +43,8 @@ _SENT_BACK_AT_ONCE = 32
 class _Delivered(Generic[C]):
     """A delivered message that waits for its acknowledgement.
 
-    This object keeps the message alive, because the id() of the message is the key of this object.
+    This object is stored under the id() of its message. So it must keep the message alive: the id() of a
+    deleted message may be reused for another object.
     """
 
     message: MessageExt

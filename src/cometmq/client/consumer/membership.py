@@ -215,7 +215,7 @@ class Membership:
             log.warning("corrected offsets of group %s could not be stored: %s", self._group.name, error)
 
     def _share_limits(self) -> None:
-        """Divide the flow limits that hold for all queues together evenly among the assigned queues."""
+        """Set the flow limits of one queue: an equal share of the limits for all assigned queues together."""
         options = self._group.options
         of_queue = options.flow_limits
 
