@@ -172,8 +172,8 @@ class Console:
             names.add(self.options.host)
         hosts = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
         permitted = {f"{host}:{self.port}" for host in hosts}
-        # Names without a port are permitted, too: a proxy may listen on a different port than the console,
-        # and browsers omit the default port.
+        # A Host header with one of these names and no port is permitted, too. Browsers omit a default port,
+        # and a proxy in front of the console may listen on that port while the console listens on another.
         permitted |= set(self.options.names)
         if self.port == (443 if self.options.cert else 80):
             permitted |= hosts

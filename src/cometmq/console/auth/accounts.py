@@ -94,7 +94,7 @@ class Accounts:
         return self._known.get(name)
 
     def names(self) -> list[str]:
-        """Return all names, sorted. Raises AccountError."""
+        """Return the sorted names of all accounts. Raises AccountError if the file cannot be read."""
         self._read()
         return sorted(self._known)
 
@@ -220,7 +220,7 @@ class Accounts:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Lock the file for the time of the `with` body, and yield the accounts read from it."""
+        """Lock the file of accounts for the time of the `with` body, and read it before the body runs."""
         unlock = self._locked()
         try:
             self._read()

@@ -29,7 +29,8 @@ class Attempts:
         self._refill_s = refill_s
         self._max_keys = max_keys
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # by key: the time when its failures expire
+        # For each key, the time at which all its failures will have expired.
+        self._free_at: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._free_at)

@@ -67,7 +67,7 @@ class Audit:
         details: dict[str, str] | None = None,
         result: str = "ok",
     ) -> bool:
-        """Write an entry after an action. Return whether it was written, instead of raising AuditError."""
+        """Write an audit entry after an action. Return False, instead of raising AuditError, on failure."""
         try:
             self.record(user, address, action, target, details, result)
         except AuditError:

@@ -122,9 +122,10 @@ def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def with_headers(send: Send, added: Headers, nonce: str) -> Send:
-    """Return an ASGI `send` that replaces headers, and adds the nonce to the script elements of an HTML page.
+    """Return an ASGI `send` that adds headers to a response, and a nonce to the script elements of HTML.
 
-    All script elements may get the nonce, because they come from the template: names and bodies are escaped.
+    The headers in `added` replace those of the same name. All script elements of a page may get the nonce,
+    because the template contains them: user data, such as a topic's name or a message's body, is escaped.
     """
     fresh = encoded(added)
     names = {name for name, _ in fresh}

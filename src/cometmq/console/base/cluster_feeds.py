@@ -24,7 +24,7 @@ T = TypeVar("T")
 BROKERS_INTERVAL_S, TABLES_INTERVAL_S, LAGS_INTERVAL_S = 5.0, 15.0, 30.0
 DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
-"""HISTORY_POINTS values are kept of each history, one every HISTORY_STEP_S seconds: six hours in all."""
+"""Each history contains HISTORY_POINTS values, one every HISTORY_STEP_S seconds: six hours in all."""
 LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
 """The limits for brokers that no name server lists any more.
 

@@ -118,10 +118,9 @@ class Clusters:
         return found
 
     async def start(self) -> None:
-        """Read the file, and start the clients of all clusters.
+        """Read the file of added clusters, and start the clients of all clusters.
 
-        If the file or an entry is invalid, this is logged, the file is not changed, and the console starts
-        without the file or the entry.
+        An invalid file and invalid entries are ignored with a warning in the log; the file is not changed.
         """
         read = self._read()
         self._signed = read.signed

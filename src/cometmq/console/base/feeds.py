@@ -236,7 +236,8 @@ class Tops:
         largest = nlargest(
             TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
         )
-        for name in reversed(largest):  # put at the end, because surplus names are removed at the start
+        # Move these names to the end of the dict, because surplus names are removed from its start.
+        for name in reversed(largest):
             self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
         for name in list(self._rings)[:-MAX_TOPS_KEPT]:
             del self._rings[name]

@@ -72,7 +72,11 @@ def places_of(text: str) -> dict[str, Place]:
 
 
 async def ask(admin: Admin, topic: str, key: str, after: Mapping[str, Place]) -> TimerPage:
-    """Return a page of the waiting messages of one topic or all topics, or the messages with a key."""
+    """Return timer messages that wait for their delivery time, of one topic, or of all if `topic` is empty.
+
+    If `key` is empty, these are the messages of one page of the list, which begins after the positions in
+    `after`. Otherwise they are the messages with the key.
+    """
     if not key:
         return await timer_page(admin, topic or None, after=after, size=PAGE_SIZE)
     missing: dict[str, CometError] = {}

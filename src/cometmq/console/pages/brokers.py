@@ -37,7 +37,7 @@ class BrokerState:
 
 
 async def ask(admin: Admin, addr: str) -> BrokerState:
-    """Return the state of a broker. Raises UnknownNameError if no broker has the address in the link."""
+    """Return the state of the broker at an address. Raises UnknownNameError if no broker has the address."""
     await broker_name(admin, addr)
     settings, runtime = await asyncio.gather(admin.broker_config(addr), admin.runtime(addr))
     try:

@@ -67,7 +67,7 @@ async def groups_page(view: View) -> None:
 
 
 def lines(rows: list[GroupRow], lags: Reading[ClusterLags], *, system: bool) -> list[GroupLine]:
-    """Return the list's lines: for `system` those of the system groups, otherwise those of all other groups.
+    """Return the lines of the list of groups: only system groups if `system` is true, else only other groups.
 
     The lag and the rate in a line are None if they are not known.
     """

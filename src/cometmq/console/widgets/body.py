@@ -1,4 +1,4 @@
-"""The body of a message as text, as JSON or as rows of hexadecimal bytes, of limited length."""
+"""Conversion of a message body to text, JSON or rows of hexadecimal bytes. Each form has a maximum length."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ class Lines:
 
     Args:
         view: The page.
-        title: Key of the title's text.
-        unit: Key of the unit's text.
-        names: Keys of the lines' texts; empty if `show_named` draws the lines.
+        title: Key of the text of the title.
+        unit: Key of the text of the unit.
+        names: Keys of the texts that name the lines. Empty for a chart whose lines `show_named` draws.
     """
 
     def __init__(self, view: View, title: str, unit: str, names: Sequence[str]) -> None:

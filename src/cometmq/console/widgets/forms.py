@@ -128,8 +128,8 @@ class SearchFields:
     Args:
         view: The page.
         find: Fills the element for the result. It is awaited when the user searches.
-        keep_query: Whether a search keeps the address's fields that do not belong to the search, because they
-            hold the state of the page's lists.
+        keep_query: Whether a search keeps the query parameters that belong to none of the fields. They hold
+            the state of the page's lists.
     """
 
     def __init__(
@@ -145,7 +145,11 @@ class SearchFields:
         self._busy = False
 
     def text(self, name: str, key: str, max_length: int) -> ui.input | ui.textarea:
-        """Add a text field. `name` is the name in the address, and `key` the key of the label's text."""
+        """Add a text field.
+
+        The page's address contains the field's value as the query parameter `name`. `key` is the key of the
+        label's text.
+        """
         value = self._view.query.get(name, "")[:max_length]
         field = self._fields.text(key, value, max_length=max_length)
         return self._added(name, field.props("clearable"))
