@@ -15,5 +15,6 @@ def boottime() -> float:
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
-        return time.clock_gettime(time.CLOCK_MONOTONIC)  # on macOS, CLOCK_MONOTONIC includes suspensions
+        # On macOS, unlike on Linux, CLOCK_MONOTONIC includes the time during which the machine was suspended.
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
     return time.monotonic()

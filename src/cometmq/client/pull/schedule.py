@@ -1,4 +1,4 @@
-"""Repeated calls of a user's function for each queue of a pull consumer."""
+"""The scheduler of a pull consumer: it calls a user's function for each queue again and again."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Schedule:
         self._begin(queue, loop)
 
     def _begin(self, queue: MessageQueue, loop: _Loop) -> None:
-        """Start the task that calls the function, unless the queue was revoked."""
+        """Start the task that calls the scheduled function for a queue, if the queue was not revoked."""
         if self._loops.get(queue) is loop:
             loop.calling = False
             loop.task = asyncio.get_running_loop().create_task(
@@ -100,9 +100,9 @@ class Schedule:
             )
 
     def stop(self, queue: MessageQueue) -> None:
-        """Stop calling the function for a queue.
+        """Stop calling the scheduled function for a queue.
 
-        When a call in progress has ended, store and forget the offset.
+        A call in progress continues. After it, the queue's offset is stored and removed from memory.
         """
         loop = self._loops.pop(queue, None)
         if loop is not None:

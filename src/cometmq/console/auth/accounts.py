@@ -177,9 +177,10 @@ class Accounts:
         return password
 
     def prepare(self, name: str, role: Role, password: str | None = None) -> tuple[str, Account]:
-        """Return the password and the account that `put` would write; `replace` can then write the account.
+        """Return the password and the account that `put` would write, but do not write the account.
 
-        Hashing takes 0.1 s, so call this in a thread. Raises AccountError.
+        `replace` writes it. Hashing takes 0.1 s, so call `prepare` in a thread. Raises AccountError if the
+        name or the password is not permitted.
         """
         if not _NAME.fullmatch(name):
             raise AccountError(f"{name!r} is not a valid name: 1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 . _ @ -")

@@ -261,7 +261,7 @@ class ClusterFeeds:
     def _fanout(self, feed: str) -> Fanout[Any]:
         """Return the Fanout that sends the requests of a feed.
 
-        A response after the timeout refreshes the feed.
+        When a request ends after the Fanout's timeout, the feed is refreshed.
         """
         return self._fanouts.setdefault(feed, Fanout(lambda: self._feeds.refresh(feed)))
 
@@ -279,7 +279,8 @@ class ClusterFeeds:
             ]
         )
         masters = [each for each in brokers if each.broker_id == MASTER_ID]
-        if masters and all(each.runtime for each in masters):  # do not record a sum that lacks a master
+        # Rates are recorded only if all masters responded: a sum without one of them would be too small.
+        if masters and all(each.runtime for each in masters):
             now = time.time()
             for history, rate in (
                 (self.history.put, known_sum(map(put_rate, masters))),
@@ -385,7 +386,7 @@ class _Sums:
 
 
 def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
-    """Add up the offsets of all groups on all brokers. Runs in a thread."""
+    """Return the lags and the sums of offsets of all groups on all brokers. Called in a thread."""
     pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
     groups: defaultdict[str, Lag] = defaultdict(Lag)
     consumed: dict[Hashable, int] = {}

@@ -246,9 +246,9 @@ class Clusters:
             self.standard, self._unusable_standard = shown.name, ""
 
     def _check_shown(self, shown: ClusterConnection) -> None:
-        """Raise ClusterError if a cluster has changed since a page showed it.
+        """Raise ClusterError if a cluster was changed or removed after a page showed it.
 
-        Each change creates a new ClusterConnection, so the two objects are compared.
+        Each change creates a new ClusterConnection, so `shown` must be the current object of the cluster.
         """
         now = self.connections.get(shown.name)
         if now is None:

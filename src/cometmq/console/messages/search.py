@@ -117,11 +117,20 @@ async def _find(view: View, fields: SearchFields, place: Element) -> None:
 async def by_id(
     admin: Admin, msg_id: str, topic: str, missing: dict[str, CometError] | None = None
 ) -> list[MessageExt]:
-    """Return all messages of a topic with a unique id.
+    """Return all messages in a topic whose unique id is `msg_id`.
 
-    Without a topic or a match, return the message whose offset id is `msg_id`. The errors of brokers that
-    fail are added to `missing` by broker name; with None, the first error is raised. Raises MessageNotFound
-    and IdError.
+    If there are none, or if `topic` is empty, return the message whose offset id is `msg_id`.
+
+    Args:
+        admin: The admin client.
+        msg_id: A unique id or an offset id.
+        topic: The topic, or "".
+        missing: Receives the error of each broker that fails, by broker name. None: the first error is
+            raised.
+
+    Raises:
+        MessageNotFound: No broker has the message.
+        IdError: `msg_id` is not a message id.
     """
     if topic and (found := await admin.messages_by_unique_key(topic, msg_id, missing=missing)):
         return found

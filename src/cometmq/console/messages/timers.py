@@ -25,7 +25,7 @@ from cometmq.protocol.codes import MAX_TOPIC_LENGTH
 
 INTERVAL_S = 10.0
 REMOVAL_S = 1.0
-"""Maximum time, in seconds, until the broker removes a cancelled message from its list."""
+"""Time, in seconds, after which a broker has removed a cancelled message from its list of timer messages."""
 PAGE_SIZE = 200
 """Maximum number of messages per request."""
 MAX_KEY_LENGTH, MAX_AFTER_LENGTH = 250, 4096

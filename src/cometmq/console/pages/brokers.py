@@ -103,7 +103,7 @@ def _classes(row: BrokerStatus) -> dict[str, str]:
 
 
 def _if_responding(value: Callable[[BrokerStatus], float | None]) -> Callable[[BrokerStatus], float | None]:
-    """Wrap the function `value` so that it returns None for a broker that does not respond."""
+    """Return a function that returns None for a broker that does not respond, and else calls `value`."""
     return lambda row: value(row) if row.runtime else None
 
 

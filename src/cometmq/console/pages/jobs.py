@@ -37,7 +37,8 @@ async def jobs_page(view: View) -> None:
         default=ListState(sort="at", descending=True),
         classes=lambda row: {"whole": "warn"} if row.complete is False else {},
     )  # fmt: skip
-    scanner = Scanner(root)  # used only if the shared feed does not exist yet
+    # If another page has already created the shared feed, this scanner is not used.
+    scanner = Scanner(root)
     feed = view.feeds.feed("reports", lambda: asyncio.to_thread(scanner.scan), INTERVAL_S)
     await listing.follow(
         feed,

@@ -26,7 +26,7 @@ HEAD_BYTES = 4096
 JOB_FILE = "_cometmq_job.json"
 """Name of the file, in the directory of a job's tables, that contains the job's name."""
 ARCHIVE_LOG = "_cometmq"
-"""Name of the directory, in an archive written by a pipeline job, that contains the log of the archive."""
+"""Name of the directory with commit records. Each archive that a pipeline job writes contains it."""
 KINDS = {".html": "report", ".json": "summary"}
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

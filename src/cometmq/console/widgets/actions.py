@@ -36,7 +36,7 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 2.0
-"""How long a step in progress may continue after the user has stopped the action, in seconds."""
+"""Maximum time, in seconds, for which a step in progress continues after the user has stopped the action."""
 
 
 class ActionProgress:
