@@ -67,6 +67,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # an IPv4 client of a console that listens on `::`
+    if found.ipv4_mapped is not None:  # If the console listens on `::`, this is an IPv4 client.
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

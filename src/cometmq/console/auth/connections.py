@@ -41,7 +41,8 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the timeout for the next request's headers."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # otherwise the next request has already begun on this connection
+        # If the next request has already arrived, `cycle` is that request, and its own timeout is running.
+        if self.cycle.response_complete:
             self._start_timer(HEADERS_TIMEOUT_S, self._close)
 
     def handle_websocket_upgrade(self) -> None:

@@ -1,10 +1,11 @@
 """The access check of every request: an ASGI application around the application of the pages.
 
-Requests with a session are passed on; all other requests get the login page. The gate refuses requests with
-unknown host names, because the page of another site could otherwise reach a console on this machine under the
-site's own name. It also refuses forms and connections from pages of other sites, and logins after too many
-failures. The connection of a page is permitted by the page's id, which is a secret of the session that
-requested the page. The response headers forbid scripts and frames of other sites.
+Requests with a session are passed on; all other requests get the login page. The gate refuses a request whose
+Host header contains an unknown name. This prevents DNS rebinding, by which another site makes its own host
+name point to the console's address. The gate also refuses forms and connections from pages of other sites,
+and logins after too many failures. Each page has an id, which is a secret of the session that requested the
+page; a websocket without the id of a page is refused. The response headers forbid scripts and frames of other
+sites.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SOCKET_PREFIX = "/_nicegui_ws/"
 YEAR_S = 365 * 86_400
 LOGIN, LOGOUT, ALIVE = "/login", "/logout", "/alive"
 SESSION = "cometmq.session"
-"""Key under which the state of a page's request holds the session."""
+"""Key of the session in the `state` of an ASGI scope."""
 
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
@@ -109,10 +110,11 @@ class Gate:
     ) -> tuple[str, str]:
         """Return a Set-Cookie header. Scripts and other sites cannot use the cookie.
 
-        An empty value deletes the cookie.
-
-        `secure` means that a proxy uses TLS. `age_s` is the lifetime in seconds; None means until the browser
-        is closed.
+        Args:
+            name: Name of the cookie.
+            value: Value of the cookie. An empty value deletes the cookie.
+            secure: Whether the browser reaches the console through a proxy with TLS.
+            age_s: Lifetime in seconds. None: until the browser is closed.
         """
         flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self.secure or secure else "")
         age_s = age_s if value else 0
@@ -159,9 +161,9 @@ class Gate:
             scope.setdefault("state", {})[SESSION] = session
             await self.app(scope, receive, send)
         elif http.header(scope, "sec-fetch-site") == "cross-site":
-            # The user may have a session although the request has no cookie, because browsers omit the cookie
-            # if the link is on another site's page. So the response makes the browser load the same path
-            # again; that request comes from a page of the console and contains the cookie.
+            # The user followed a link on another site's page. Browsers send no session cookie then, even if
+            # the user has a session. So the response is a page that makes the browser load the same path
+            # again: the second request comes from a page of the console, so it contains the cookie.
             where = _target(scope)
             html = f'<!doctype html><meta http-equiv="refresh" content="0;url={where}">'.encode()
             await http.respond(send, 200, html, kind="text/html; charset=utf-8")

@@ -407,7 +407,7 @@ def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
 
 
 def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return the sum of the rates of each group or topic, whose name is the first element of the keys."""
+    """Return the sum of the rates by name. The first element of each key is the name of a group or topic."""
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, *_), rate in rates.items():
         sums[name] += rate

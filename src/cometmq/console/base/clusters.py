@@ -222,7 +222,8 @@ class Clusters:
     async def remove(self, shown: ClusterConnection) -> None:
         """Remove a cluster from the console.
 
-        Raises ClusterError, also if another administrator has changed or removed the cluster since the page
+        Raises ClusterError if the file of clusters cannot be changed, if the cluster is the one with which
+        the console was started, or if another administrator has changed or removed the cluster since the page
         showed it.
         """
         name = _changeable(shown.name)
@@ -237,8 +238,8 @@ class Clusters:
     async def make_standard(self, shown: ClusterConnection) -> None:
         """Make a cluster the default, which a browser shows until its user chooses a cluster.
 
-        Raises ClusterError, also if another administrator has changed or removed the cluster since the page
-        showed it.
+        Raises ClusterError if the file of clusters cannot be changed, or if another administrator has changed
+        or removed the cluster since the page showed it.
         """
         async with self._changing:
             self._check_shown(shown)

@@ -26,7 +26,10 @@ T = TypeVar("T")
 MAX_FEEDS = 256
 """Maximum number of feeds that are kept in memory although no page watches them."""
 FRESH_SHARE = 0.5
-"""A page that becomes visible requests a value only if its age exceeds this share of the interval."""
+"""The age, as a share of the feed's interval, at which a value is too old for a page that becomes visible.
+
+Such a page requests a new value. If the latest value is not as old, the page shows that value.
+"""
 PAUSE_S, PAUSE_SHARE = 0.5, 0.1
 """Minimum pause between two requests: PAUSE_S, or PAUSE_SHARE of the interval if that is shorter."""
 TOPS, MAX_TOPS_KEPT = 5, 20

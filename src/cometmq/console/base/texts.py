@@ -41,7 +41,7 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def text(language: str, key: str, **values: object) -> str:
-    """Return the text of a key with its values filled in. Raises UnknownText."""
+    """Return a text in a language, with `values` in place of its placeholders. Raises UnknownText."""
     translations = table().get(key)
     if translations is None:
         raise UnknownText(key)

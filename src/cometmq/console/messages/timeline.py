@@ -21,7 +21,7 @@ class Span:
 
     Attributes:
         kind: `send`, `call`, `check` or `recall`.
-        begin_ms: Start in milliseconds since 1970; it equals the end for an instant.
+        begin_ms: Start in milliseconds since 1970. If the span has no duration, start and end are equal.
         state: Name of the result in the trace; None if the trace contains no result.
         good: Whether the result is a success; None if that is unknown.
         tries: Number of retries before this call.

@@ -195,7 +195,7 @@ def _permission_check(view: View) -> None:
 
 
 async def verdicts(admin: Admin, fields: SearchFields) -> list[tuple[str, bool | None, str]]:
-    """Return each broker's address, whether it permits the action, and the rule that decided.
+    """Return for each broker its address, whether it permits the action, and the rule that decided.
 
     If a broker does not report its decision, the second value is None and the third is an error text.
     """

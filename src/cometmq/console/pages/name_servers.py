@@ -94,6 +94,7 @@ async def name_server_page(view: View, addr: str) -> None:
 
 
 async def _settings(admin: Admin, addr: str) -> dict[str, str]:
-    if addr not in admin.client.namesrv.addrs:  # the address comes from a link, so it can be any text
+    # The address is a part of the page's path, so the user can enter any text.
+    if addr not in admin.client.namesrv.addrs:
         raise UnknownNameError("name server", addr, list(admin.client.namesrv.addrs))
     return await admin.namesrv_config(addr)

@@ -20,9 +20,10 @@ MAX_PROBLEMS_SHOWN = 20
 
 
 async def reset_offsets(view: View, *, topic: str = "", group: str = "", to_end: bool = False) -> None:
-    """Ask the user for a time and for the group or topic that is not given. Show the effect, then reset.
+    """Reset the consumer offsets of a group in a topic to a time, after the user has seen the effect.
 
-    With `to_end`, all unconsumed messages are skipped, and the user is not asked for a time.
+    The caller passes either the topic or the group. The user chooses the other one, and the time. With
+    `to_end`, all unconsumed messages are skipped, and the user chooses no time.
     """
     lags = (await view.cluster.lags().fresh()).value
     pairs = lags.pairs if lags is not None else {}
