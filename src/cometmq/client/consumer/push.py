@@ -111,7 +111,7 @@ class PushConsumer(QueryClient):
         if len(unreachable) == len(session.group.subscriptions):
             raise failures[
                 next(iter(self._subscriptions))
-            ]  # raise the error about a topic of the user, not about the retry topic
+            ]  # the error of a topic that the user has subscribed to, not of the group's retry topic
         for subscription in self._subscriptions.values():
             await session.group.check_expression(subscription)
         await session.join()

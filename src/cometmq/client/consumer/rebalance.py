@@ -42,8 +42,8 @@ class Holder(Protocol):
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Return those of `queues` that this member may consume now.
 
-        A queue is not returned if another member still has its lock, for example. It is claimed again at the
-        next rebalance.
+        A queue that another member still holds a lock on is not returned, for example. The next rebalance
+        claims that queue again.
 
         Args:
             queues: The queues that the allocation strategy has given to this member.
@@ -74,7 +74,7 @@ class Rebalance:
         if space.name:
             self._strategy = hashing(self._strategy, space.wrap_queue)
         self.problems: dict[str, str] = {}
-        """Why the queues of a topic could not be distributed, by topic."""
+        """By topic: the reason why the topic was not rebalanced or one of its queues was not assigned."""
         self._lock = asyncio.Lock()
         self._balanced = False
         self._periodic = Periodic(
@@ -88,7 +88,8 @@ class Rebalance:
 
     def start(self) -> None:
         self._periodic.start()
-        # Rebalance once more soon, when brokers list this member and have the group's retry topic.
+        # The first rebalance may have been too early: brokers may not have listed this member yet, or may not
+        # have created the group's retry topic. Therefore rebalance a second time now.
         self._periodic.soon()
 
     def wake(self) -> None:
@@ -139,7 +140,7 @@ class Rebalance:
                 members = []
                 mine = queues
         except CometError as error:
-            # Revoke no queue, because the topic's queues or the members are unknown.
+            # Keep all assigned queues of the topic, because its queues or the group's members are unknown.
             return self._store_problem(topic, error)
         if group.clustering and group.instance.client_id not in members:
             self.problems[topic] = f"the broker does not list this client in group {group.name} yet"

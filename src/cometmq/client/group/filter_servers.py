@@ -29,9 +29,10 @@ class Pulls:
     instance: ClientInstance
     group: str
     _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """Name and source of the class uploaded to a filter server, by (address, topic).
+    """By (address of a filter server, topic): name and source of the class that was uploaded there.
 
-    A failure removes the entry.
+    A transport error removes all entries. An answer that the filter server no longer has the class removes
+    its entry.
     """
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0

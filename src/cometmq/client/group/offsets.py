@@ -23,7 +23,11 @@ log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
 _AT_ONCE = 64  # maximum number of concurrent requests, because a member may have thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
-_STORAGE_S = 10.0  # timeout of a storage call in seconds, so that a hanging storage blocks no stop or handoff
+_STORAGE_S = 10.0
+"""Timeout of a call of the user's offset storage, in seconds.
+
+A storage that hangs therefore cannot block the stop of the consumer or the handoff of its queues forever.
+"""
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
@@ -214,9 +218,9 @@ class RemoteOffsets:
 def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], list[MessageQueue]]:
     """Split queues into the first queue of each topic and the other queues, which must be committed later.
 
-    Apache 4.9's broker creates a group's table of a topic at the first commit. Two concurrent first commits
-    each create a table. The table that is stored last remains. The offsets in the other table are lost,
-    although they were confirmed.
+    For each group and topic, Apache 4.9's broker creates a table of offsets at the first commit. Of two
+    concurrent first commits, each creates a table, and the second table replaces the first. The offset in the
+    replaced table is lost, although the broker confirmed its commit.
     """
     first: dict[str, MessageQueue] = {}
     rest = [queue for queue in queues if first.setdefault(queue.topic, queue) is not queue]

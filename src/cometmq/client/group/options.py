@@ -94,7 +94,10 @@ class OffsetStorage(Protocol):
 
 
 QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]
-"""A function called after a change with a topic, all its queues, and this member's share of these queues."""
+"""A function called when a topic's queues or this member's share of them have changed.
+
+Arguments: the topic, all its queues, this member's share.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +114,12 @@ class MemberOptions:
             has that message in memory.
         allocate_strategy: The distribution of queues among the members, the same for all members: an instance
             of one of the Allocate… classes or of a class with `name` and `allocate`.
-        queue_listener: A function called with the queues of a subscribed topic and those of this member after
-            a change.
+        queue_listener: A function called when the queues of a subscribed topic, or this member's share of
+            them, have changed. Its arguments: the topic, all its queues, and this member's share.
         pull_batch_size: The maximum number of messages per pull, 1 to 1024. Java's lite pull consumer uses
             10.
-        suspend_timeout_s: The client's timeout of a pull during which the broker may wait for messages.
+        suspend_timeout_s: The timeout after which the client gives up a pull request that the broker may hold
+            until messages arrive.
         rebalance_interval_s: The interval between two rebalances.
         persist_interval_s: The interval at which offsets are stored.
         stall_after_s: If a queue with pulled messages makes no progress for this long, health() and the log

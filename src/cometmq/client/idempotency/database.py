@@ -32,7 +32,7 @@ _PLACES: dict[str, Callable[[int, str], str]] = {
     "format": lambda _number, _name: "%s",
     "pyformat": lambda _number, name: f"%({name})s",
 }
-"""The notation of a parameter in a statement, by `paramstyle` of PEP 249."""
+"""By `paramstyle` of PEP 249: returns the placeholder of an SQL parameter with this number and name."""
 _PURGES = 100
 """The number of times that expired keys are deleted during the lifetime of a key, at most once per minute."""
 
@@ -108,10 +108,10 @@ class DatabaseMarks:
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call `act(cursor)` in the transaction that stores the key, unless the key is stored (`Marks.once`).
+        """Store the key and call `act(cursor)` in one transaction. Do nothing if the key was stored before.
 
-        If a database error is raised, nothing was committed, with one exception: the database may have
-        committed and then lost the connection before it confirmed the commit.
+        Implements `Marks.once`. If this method raises a database error, nothing was committed, with one
+        exception: the connection may have been lost after the commit and before its confirmation.
         """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False

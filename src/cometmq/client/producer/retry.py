@@ -50,9 +50,10 @@ class SendAttempts(msgspec.Struct):
     broker_pause_s: float = 0.0
     """Seconds to wait before another try at the same broker."""
     in_handoff: bool = False
-    """Whether a broker has refused a try temporarily.
+    """Whether a broker has answered a try with a code for a temporary refusal.
 
-    If so, a raft handoff may be the reason why the route contains no master, so the next try waits.
+    If so, the broker group may be electing a new raft leader. The next try then waits if the route contains
+    no master.
     """
     stored: SendResult | None = None
     """The result of the last try that stored the message, but with another status than SEND_OK."""

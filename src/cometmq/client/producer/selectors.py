@@ -16,9 +16,10 @@ _COUNTER_MASK = 0x7FFFFFFF
 
 _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-"""Seconds for which a broker is avoided after a try.
+"""Durations, in seconds, for which producers avoid a broker after a send attempt.
 
-The index is the number of thresholds in `_LATENCY_S` that the latency of the try has reached.
+A longer attempt leads to a longer duration: an attempt that took at least N of the latencies in `_LATENCY_S`
+selects entry N.
 """
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""

@@ -86,14 +86,15 @@ class TransactionListener(Protocol):
     def check_local_transaction(self, message: MessageExt, /) -> Awaitable[State] | State:
         """Return the state of the local transaction of a message, in answer to a broker's transaction check.
 
-        A broker checks messages whose transaction state it has not received, including those of other
-        producers of the group and of producers that were killed.
+        A broker checks each message whose transaction state it has not received. The message may have been
+        sent by another producer of the group, or by a producer that was killed.
 
         Args:
             message: The stored half message.
 
         Returns:
-            COMMIT or ROLLBACK. ROLLBACK if the transaction does not exist, UNKNOWN while it is running.
+            COMMIT if the transaction was committed. ROLLBACK if it was rolled back or does not exist.
+            UNKNOWN while it is running.
         """
 
 

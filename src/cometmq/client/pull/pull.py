@@ -129,9 +129,9 @@ class PullConsumer(SinglePulls):
     async def stop(self) -> None:
         """Stop pulling, store the offsets of consumed messages and leave the group.
 
-        Repeated calls are allowed. If a scheduled function or an async function of `watch_queues` calls
-        stop(), the call returns immediately. The consumer then waits for the scheduled function to return,
-        but cancels the function of `watch_queues` at its next await.
+        Repeated calls are allowed. A scheduled function, or an async function that was passed to
+        `watch_queues`, may also call stop(): the call then returns immediately. The consumer waits until the
+        scheduled function has returned, but cancels the function of `watch_queues` at its next await.
         """
         if _CALLING.get() is not self:
             await super().stop()

@@ -1,8 +1,8 @@
-"""Prefetching of assigned queues for PullConsumer.poll and its iteration.
+"""Prefetching of assigned queues for `PullConsumer.poll` and for `async for` over a PullConsumer.
 
-One task per message queue pulls with long polling. The batches of all message queues wait in one common line,
-in order of arrival, so that no message queue starves another message queue. Callers receive them in this
-order. A message queue with enough waiting batches is pulled again after the caller has received one.
+One task per message queue pulls with long polling. The batches of all message queues wait in one common line.
+Callers receive them in order of arrival, so that no message queue starves another message queue. While
+`_BATCHES_AHEAD` batches of a message queue are waiting, the queue is not pulled.
 """
 
 from __future__ import annotations
