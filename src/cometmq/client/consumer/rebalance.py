@@ -26,7 +26,10 @@ Afterwards the normal interval applies, because a broker may refuse to create th
 log = logs.logger("cometmq.client.consumer.rebalance")
 
 _UNBALANCED_INTERVAL_S = 1.0
-"""Seconds between rebalances while a route, the member list or a start offset is missing, as in 5.x."""
+"""Seconds between two rebalances while the last one was incomplete, as in Java's 5.x client.
+
+A rebalance is incomplete if a route, the member list or a start offset is missing, for example.
+"""
 
 
 class Holder(Protocol):

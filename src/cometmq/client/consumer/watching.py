@@ -19,7 +19,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _ASKED_AT_ONCE = 32
 _CHECKS_PER_STALL = 4
-"""Number of checks of a queue during the time after which the queue counts as stalled."""
+"""Each queue is checked this many times per `stall_after_s` (MemberOptions)."""
 
 
 async def lag_of(

@@ -78,7 +78,10 @@ class AllocateAveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """This member gets the configured queues, whatever queues the other members get."""
+    """A strategy that always assigns the configured queues to this member.
+
+    The user must configure the members so that each queue has exactly one member.
+    """
 
     queues: tuple[MessageQueue, ...]
     name: str = "CONFIG"

@@ -50,7 +50,9 @@ class Pulls:
         timeout_s: float,
         max_body: int,
     ) -> PullResult:
-        """Pull a queue from the broker that the last answer suggested, or from another broker (Reads.run).
+        """Pull messages of a queue from the broker that the answer to the queue's last pull suggested.
+
+        If that broker does not serve the pull, another one is asked (`Reads.run`).
 
         Args:
             queue: The queue.

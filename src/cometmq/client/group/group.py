@@ -148,7 +148,7 @@ class Group:
 
 @dataclass(slots=True)
 class ConsumerGroup(Group):
-    """The shared data of a push consumer, which has a retry topic."""
+    """The data that the parts of a push consumer share: those of a Group, and the group's retry topic."""
 
     options: PushOptions
 

@@ -169,9 +169,9 @@ def _nothing() -> None: ...
 def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
     """Return the offset of each queue in the content of an offsets file.
 
-    Java's client writes each key of the table as a JSON object, which standard JSON does not permit. A text
-    that contains a JSON object is accepted as a key, too. Raises LenientError or ValueError for other
-    content.
+    The keys of the file's table are queues. Java's client writes each key as a JSON object without quotation
+    marks, which standard JSON does not permit. Keys that are JSON strings with the text of such an object are
+    accepted, too. Raises LenientError or ValueError if the file contains anything else.
     """
     value = read_lenient(data)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):

@@ -18,9 +18,16 @@ _OF_AN_HOUR = 360
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of messages and durations since the start. Durations are in seconds.
+    """Counts and summed durations of pulls and listener calls since the consumer started.
 
-    Messages are counted when they are pulled, when they are consumed, and when they fail.
+    Attributes:
+        pulls: The number of answered pulls.
+        pull_s: The duration of all pulls, in seconds.
+        pulled: The number of pulled messages.
+        calls: The number of listener calls that have ended.
+        call_s: The duration of all listener calls, in seconds.
+        done: The number of consumed messages.
+        failed: The number of messages that the listener failed to consume.
     """
 
     pulls: int = 0

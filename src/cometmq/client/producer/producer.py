@@ -179,7 +179,8 @@ class Producer(QueryClient):
 
         Returns:
             The message ids, the queue, the offset and the status. If the brokers flush or replicate
-                synchronously, check `status`: it shows a late flush or replica.
+                synchronously, check `status`: it tells whether the broker confirmed the flush and the
+                replication in time.
 
         Raises:
             MessageIllegal: The message or the queue is invalid.

@@ -18,7 +18,7 @@ _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
 
 
 def as_request(message: Message, client_id: str, timeout_s: float) -> tuple[str, Message]:
-    """Return a new correlation id and a copy of the message that asks its consumer for a reply."""
+    """Return a new correlation id, and a copy of `message` whose properties ask the consumer for a reply."""
     correlation_id = str(uuid.uuid4())
     asking = {
         names.CORRELATION_ID: correlation_id,

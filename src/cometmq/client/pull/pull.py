@@ -53,7 +53,10 @@ from cometmq.message import MessageExt, MessageQueue, PullResult, check_topic_na
 from cometmq.periodic import Periodic
 
 _CALLING: ContextVar[PullConsumer | None] = ContextVar("_CALLING", default=None)
-"""The consumer whose async function runs in this task or has created this task."""
+"""The pull consumer that called the async user function in which this code runs.
+
+A task that such a function creates inherits the value.
+"""
 
 
 @dataclass(slots=True)
@@ -536,8 +539,8 @@ class PullConsumer(SinglePulls):
             queue: The queue.
 
         Returns:
-            The offset as this consumer has updated it, otherwise as the broker has stored it. None if none
-                was stored.
+            The offset that this consumer has set, even if it is not stored yet. Otherwise the offset that the
+                broker has stored, None if it has stored none.
 
         Raises:
             CometError: The broker cannot be reached or refused the request.

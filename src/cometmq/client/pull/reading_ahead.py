@@ -59,9 +59,9 @@ class _Reader:
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """When a caller last received a batch of the queue, in monotonic seconds.
+    """The time at which a caller last received a batch of the queue, in monotonic seconds.
 
-    Before the first batch: when the reader was created.
+    Before the first batch: the time at which the reader was created.
     """
     requested_at: float | None = None
     """The time at which the pull in progress began."""
