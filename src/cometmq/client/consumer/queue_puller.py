@@ -130,7 +130,7 @@ class QueuePuller:
         return self._problem
 
     def lost(self, now: float) -> bool:
-        """Return whether the pull in progress has lasted longer than all timeouts. Its answer is then lost."""
+        """Return whether the pull in progress has exceeded all timeouts. If so, its answer is lost."""
         limit = max(PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
         return self._requested_at is not None and now - self._requested_at > limit
 

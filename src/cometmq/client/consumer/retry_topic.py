@@ -30,9 +30,10 @@ def check_delay_level(delay_level: object) -> None:
 
 
 class RetryTopic:
-    """The retry topic of a group, with a producer that is started when the first message is sent to it.
+    """Sends messages back to their brokers, or with its own producer to the retry topic of the group.
 
-    `most` is the number of retries after which a message goes to the dead-letter queue.
+    The producer is started when the first message must be sent to the retry topic. `most` is the number of
+    retries after which a message goes to the dead-letter queue.
     """
 
     def __init__(self, client: ClientInstance, group: str, most: int) -> None:
@@ -81,10 +82,10 @@ class RetryTopic:
     def _again(self, message: MessageExt, delay_level: int) -> Message:
         """Return a copy of the message for the retry topic, with the same body, flag and unique key.
 
-        The message goes to the dead-letter queue if its number of retries has reached the maximum, as after a
-        send-back to 4.9. A send-back to 5.x would lead to one more retry (docs/reference/storage.md, Send
-        back). A message for the dead-letter queue has no DELAY property, because RocketMQ 4.9.7 would delay
-        it there.
+        The broker moves the message to the dead-letter queue if its number of retries has reached the
+        maximum. The maximum is counted as brokers of RocketMQ 4.9 count it when a message is sent back.
+        Brokers of 5.x would allow one more retry (docs/reference/storage.md, Send back). A message for the
+        dead-letter queue has no DELAY property, because RocketMQ 4.9.7 would delay it there.
         """
         tries = message.reconsume_times + 1
         most = self._most if delay_level >= 0 else min(self._most, tries - 1)

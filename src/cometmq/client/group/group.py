@@ -125,9 +125,9 @@ class Group:
         if stored is None and self.options.start_strictly:
             if where is ConsumeFromWhere.TIMESTAMP:
                 offset = await self._not_older(queue, offset)
-            # Store the offset even if no message is consumed. Otherwise the next member would determine the
-            # start again. By then the end of the queue may have moved, and the messages before the new end
-            # would be skipped.
+            # Store the offset even if no message is consumed. Otherwise the next member to own the queue
+            # would determine a start offset again. By then the queue may have grown, and LAST_OFFSET would
+            # skip the messages that were added in the meantime.
             self.offsets.update(queue, offset)
         return offset
 

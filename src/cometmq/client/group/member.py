@@ -1,4 +1,7 @@
-"""The common part of push and pull consumers as members of a group: heartbeats, subscriptions, reports."""
+"""What push and pull consumers have in common as members of a group.
+
+This is the content of heartbeats, the comparison of subscriptions, and the report for administrators.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class Member:
     def info_of(
         self, queues: dict[MessageQueue, ProcessQueueInfo], more: Mapping[str, str] | None = None
     ) -> ConsumerRunningInfo:
-        """Return this member's information for administrators, with the further properties in `more`."""
+        """Return the information about this member for administrators. `more` contains further properties."""
         group, options = self.group, self.group.options
         properties = {
             "PROP_NAMESERVER_ADDR": ";".join(group.instance.namesrv.addrs),

@@ -95,7 +95,7 @@ def tags(*names: str) -> str:
         names: The tags.
 
     Raises:
-        MessageIllegal: No message can have one of these texts as its tag.
+        MessageIllegal: One of the texts cannot be the tag of a message.
     """
     for name in names:
         check_text(name, "tags", what="the tag")

@@ -1,4 +1,8 @@
-"""Idempotency keys in Redis: a lease reserves a key, and a script stores it with the handler's effects."""
+"""Idempotency keys in Redis.
+
+While a handler runs, a lease reserves the key of its message. Afterwards a script runs the Redis
+commands of the handler and then stores the key.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +115,7 @@ class RedisMarks:
     async def _take(self, name: str, token: str, key: str) -> bool:
         """Reserve the key for this call.
 
-        Return False if the key is stored, because its message was processed before.
+        Return False if the key is already stored: a message with this key was processed before.
         """
         for _ in range(2):
             if await self._redis.set(name, token, nx=True, px=self._lease_ms):

@@ -150,7 +150,7 @@ class Producer(QueryClient):
             The queues.
 
         Raises:
-            NoRouteError: No name server has a route of the topic, or none can be reached.
+            NoRouteError: The name servers have no route of the topic, or no name server can be reached.
         """
         return (await self._route(topic)).write_queues
 
@@ -277,7 +277,7 @@ class Producer(QueryClient):
 
         Raises:
             MessageIllegal: A message, their combination or the queue is invalid.
-            CometError: The send failed, with the errors of `send`.
+            CometError: The send failed. The error is one of those that `send` raises.
         """
         client = self._running()
         batch = list(messages)
@@ -303,7 +303,7 @@ class Producer(QueryClient):
 
         Raises:
             ConfigError: `concurrency` is less than 1.
-            CometError: A send failed, with the errors of `send`.
+            CometError: A send failed. The error is one of those that `send` raises.
         """
         check_range("concurrency", concurrency, 1)
         return await for_each(messages, self.send, concurrency)
@@ -336,7 +336,7 @@ class Producer(QueryClient):
         Raises:
             RequestNotSent: The timeout passed before the message was sent.
             ReplyTimeout: The message was sent, but no reply arrived in time.
-            CometError: The send failed, with the errors of `send`.
+            CometError: The send failed. The error is one of those that `send` raises.
         """
         client = self._running()
         check_kind(message)

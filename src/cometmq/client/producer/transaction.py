@@ -197,7 +197,7 @@ class TransactionProducer(Producer):
                 transaction raised one.
 
         Raises:
-            CometError: The send failed, with the errors of `send`. The local transaction did not run.
+            CometError: The local transaction did not run, because the send failed with an error of `send`.
         """
         client = self._running()
         check_kind(message)

@@ -161,7 +161,7 @@ class Polling:
             self._last_iterated = (message,)
             yield message
             self._last_iterated = ()
-            if self._iterated is batch:  # false after a seek or a new assignment during the yield
+            if self._iterated is batch:  # false if the caller has used seek() or assign() after the yield
                 batch.counted = not self._rest
                 self._count(batch.queue, batch.next_offset if batch.counted else message.queue_offset + 1)
 

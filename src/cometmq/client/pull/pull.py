@@ -275,8 +275,8 @@ class PullConsumer(SinglePulls):
             expression: The filter of the queues: tags, `sql92(...)` or `filter_class(...)`.
 
         Raises:
-            NoRouteError: No name server has a route of the topic, or none can be reached.
-            CometError: The assignment failed, with the errors of `assign`.
+            NoRouteError: The name servers have no route of the topic, or no name server can be reached.
+            CometError: The assignment failed. The error is one of those that `assign` raises.
         """
         await self.assign(await self.fetch_queues(topic), expression=expression)
 
@@ -324,7 +324,7 @@ class PullConsumer(SinglePulls):
         Raises:
             ConfigError: The function is not async.
             ClientStateError: The topic is subscribed with `subscribe`, or queues are assigned with `assign`.
-            CometError: The subscription failed, with the errors of `subscribe`.
+            CometError: The subscription failed. The error is one of those that `subscribe` raises.
         """
         if not is_async(function):
             raise ConfigError("function", shown(function), "an async function of (queue, turn)")

@@ -22,7 +22,7 @@ class PullHolder(Holder, Protocol):
 
 
 class PullSession(Member):
-    """The group membership of a pull consumer (ConsumerPeer)."""
+    """The group membership of a pull consumer. Implements ConsumerPeer."""
 
     consume_type = "CONSUME_ACTIVELY"
 

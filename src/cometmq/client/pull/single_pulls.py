@@ -33,7 +33,7 @@ class SinglePulls(QueryClient):
             The queues.
 
         Raises:
-            NoRouteError: No name server has a route of the topic, or none can be reached.
+            NoRouteError: The name servers have no route of the topic, or no name server can be reached.
         """
         return list(await self._running().read_queues(topic))
 
@@ -92,7 +92,7 @@ class SinglePulls(QueryClient):
 
         Raises:
             ValueError: The offset is negative, or `max_count` is not positive.
-            CometError: The pull failed, with the errors of `pull`.
+            CometError: The pull failed. The error is one of those that `pull` raises.
         """
         subscription = as_subscription(queue.topic, expression)
         options = self.options
