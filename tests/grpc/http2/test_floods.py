@@ -117,7 +117,6 @@ def test_replies_to_a_peer_that_reads() -> None:
         frame(frames.DATA, frames.PADDED, 1, b"\x02\0\0"),
         frame(frames.PRIORITY, 0, 7, bytes(5)),
         frame(77, 0, 0),
-        frames.reset(3, ErrorCode.CANCEL),
         frame(frames.HEADERS, END_HEADERS | END_STREAM, 3, BLOCK),  # of a stream that has ended
     ],
 )

@@ -116,7 +116,7 @@ def test_errors_that_end_a_stream(sent: bytes, code: str) -> None:
         [*REQUEST, (b"x", b"a\0b")],
         [*REQUEST, (b"connection", b"close")],
         [*REQUEST, (b"transfer-encoding", b"chunked")],
-        [*REQUEST, (b"te", b"gzip")],
+        [(name, b"gzip" if name == b"te" else value) for name, value in REQUEST],
     ],
 )
 def test_malformed_requests_are_reset(headers: list[tuple[bytes, bytes]]) -> None:

@@ -15,19 +15,15 @@ from cometmq.grpc.http2 import frames, hpack
 from cometmq.grpc.http2.errors import ErrorCode, Http2Error
 from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, HeadersReceived, StreamReset
 from cometmq.grpc.http2.limits import EARLY_S, Allowance, Http2Limits
-from cometmq.grpc.http2.requests import list_size, problem_of
+from cometmq.grpc.http2.requests import check_request
 from cometmq.grpc.http2.sending import Sender, Stream
 
 _OF_CONNECTION = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 _OF_STREAMS = frozenset(
-    (
-        frames.DATA,
-        frames.HEADERS,
-        frames.PRIORITY,
-        frames.RST_STREAM,
-        frames.PUSH_PROMISE,
-        frames.CONTINUATION,
-    )
+    {
+        *(frames.DATA, frames.HEADERS, frames.PRIORITY, frames.RST_STREAM),
+        *(frames.PUSH_PROMISE, frames.CONTINUATION),
+    }
 )
 _PING_BYTES = 8
 _PRIORITY_BYTES = 5
@@ -324,11 +320,11 @@ class Http2Connection:
             stream.peer_ended = True
             self._events.append(DataReceived(stream_id, b"", True))
             return
+        if stream_id % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a client may not open stream {stream_id}")
         if stream_id <= self._last_stream:
             self._count_idle_frame()
             return
-        if stream_id % 2 == 0:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a client may not open stream {stream_id}")
         self._last_stream = stream_id
         if self._goaways > 1:
             self._count_idle_frame()
@@ -336,11 +332,7 @@ class Http2Connection:
         if len(self._streams) >= self._limits.max_streams:
             self._reply(frames.reset(stream_id, ErrorCode.REFUSED_STREAM))
             return
-        if list_size(headers) > self._limits.max_header_list:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "the request's headers are too large", stream_id)
-        problem = problem_of(headers)
-        if problem is not None:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, problem, stream_id)
+        check_request(stream_id, headers, self._limits.max_header_list)
         stream = self._sender.new_stream(stream_id, self._now, self._limits.stream_window)
         stream.peer_ended = end
         self._streams[stream_id] = stream
@@ -351,7 +343,6 @@ class Http2Connection:
         self._check_opened(stream_id, "RST_STREAM")
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._count_idle_frame()
             return
         self._forget(stream)
         self._events.append(StreamReset(stream_id, code))

@@ -1,11 +1,13 @@
 """The decoder of HPACK's Huffman code (RFC 7541, appendix B).
 
 The decoder reads a byte at a time. Its state is a node of the code's tree; for each state and byte a table
-holds the next state and the decoded symbols. The tables are filled as they are used, because text uses a few
-thousand of the 65,536 entries.
+holds the next state and the decoded symbols. The rows of the table are built at their first use, because text
+uses only some of the states.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from cometmq.grpc.http2.errors import ErrorCode, Http2Error
 
@@ -34,65 +36,77 @@ _END = 256
 _MAX_PADDING_BITS = 7
 
 
-class _State(dict[int, "tuple[_State, bytes]"]):
-    """A node of the tree. As a dict, it maps the next byte to the next state and the decoded symbols."""
+_Row: TypeAlias = "list[tuple[_Row, bytes]]"
+"""For each value of the next byte, the next state's row and the decoded symbols. Empty until used."""
 
-    __slots__ = ("children", "may_end")
+
+class _Node:
+    """A node of the code's tree: a state of the decoder."""
+
+    __slots__ = ("children", "may_end", "row")
 
     def __init__(self, may_end: bool) -> None:
-        super().__init__()
-        self.children: list[_State | int | None] = [None, None]
+        self.children: list[_Node | int | None] = [None, None]
         self.may_end = may_end
+        self.row: _Row = []
 
-    def __missing__(self, byte: int) -> tuple[_State, bytes]:
-        state = self
+    def next(self, byte: int) -> tuple[_Row, bytes]:
+        node = self
         symbols = bytearray()
         for shift in range(7, -1, -1):
-            child = state.children[byte >> shift & 1]
-            if isinstance(child, _State):
-                state = child
+            child = node.children[byte >> shift & 1]
+            if isinstance(child, _Node):
+                node = child
             elif child is None or child == _END:
-                state = _FAILED
+                node = _FAILED
             else:
                 symbols.append(child)
-                state = _ROOT
-        entry = self[byte] = state, bytes(symbols)
-        return entry
+                node = _ROOT
+        return node.row, bytes(symbols)
 
 
-def _tree() -> _State:
-    root = _State(True)
+def _tree() -> list[_Node]:
+    """Return the nodes of the code's tree, its root first."""
+    nodes = [_Node(True)]
     code = length = 0
     for symbol in sorted(range(_END + 1), key=lambda symbol: (_LENGTHS[symbol], symbol)):
         code <<= _LENGTHS[symbol] - length
         length = _LENGTHS[symbol]
-        node = root
+        node = nodes[0]
         for shift in range(length - 1, 0, -1):
             bit = code >> shift & 1
             child = node.children[bit]
-            if not isinstance(child, _State):
+            if not isinstance(child, _Node):
                 # A string may end within a code of at most 7 bits that are all 1.
                 depth = length - shift
-                child = _State(depth <= _MAX_PADDING_BITS and code >> shift == (1 << depth) - 1)
+                child = _Node(depth <= _MAX_PADDING_BITS and code >> shift == (1 << depth) - 1)
                 node.children[bit] = child
+                nodes.append(child)
             node = child
         node.children[code & 1] = symbol
         code += 1
-    return root
+    return nodes
 
 
-_ROOT = _tree()
-_FAILED = _State(False)
+_TREE = _tree()
+_ROOT = _TREE[0]
+_FAILED = _Node(False)
+_NODES = {id(node.row): node for node in (*_TREE, _FAILED)}
 
 
 def decode(text: bytes) -> bytes:
     """Return the decoded form of a Huffman-coded string. Raises Http2Error if the code is invalid."""
-    state = _ROOT
+    row = _ROOT.row
     parts: list[bytes] = []
     append = parts.append
     for byte in text:
-        state, symbols = state[byte]
+        try:
+            row, symbols = row[byte]
+        except IndexError:
+            node = _NODES[id(row)]
+            row.extend([node.next(each) for each in range(256)])
+            row, symbols = row[byte]
         append(symbols)
-    if not state.may_end:
+    if not _NODES[id(row)].may_end:
         raise Http2Error(ErrorCode.COMPRESSION_ERROR, "a Huffman-coded string is invalid")
     return b"".join(parts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+from cometmq.grpc.http2.errors import ErrorCode, Http2Error
 from cometmq.grpc.http2.hpack import ENTRY_OVERHEAD, Header
 
 _REQUIRED = frozenset((b":method", b":scheme", b":path"))
@@ -15,14 +17,35 @@ _NAME_BYTES = bytes({*range(0x21, 0x7F)} - {*b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:"})
 _NO_VALUE_BYTES = b"\0\r\n"
 
 
-def list_size(headers: Sequence[Header]) -> int:
-    """Return the size of a header list as SETTINGS_MAX_HEADER_LIST_SIZE counts it."""
-    return sum([len(name) + len(value) for name, value in headers]) + ENTRY_OVERHEAD * len(headers)
+def check_request(stream_id: int, headers: Sequence[Header], max_size: int) -> None:
+    """Check the headers of a request.
+
+    Args:
+        stream_id: The request's stream, for errors.
+        headers: The headers.
+        max_size: The maximum size in bytes, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
+
+    Raises:
+        Http2Error: The request is malformed or too large.
+    """
+    names = tuple([name for name, _ in headers])
+    values = [value for _, value in headers]
+    if sum(map(len, names)) + sum(map(len, values)) + ENTRY_OVERHEAD * len(names) > max_size:
+        reason = f"the headers are larger than {max_size} bytes"
+        raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason, stream_id)
+    problem = _problem_of_names(names)
+    text = b"".join(values)
+    if len(text.translate(None, _NO_VALUE_BYTES)) < len(text):
+        problem = "a header's value has an illegal character"
+    elif b"te" in names and (b"te", b"trailers") not in headers:
+        problem = "the header te is not trailers"
+    if problem is not None:
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, problem, stream_id)
 
 
-def problem_of(headers: Sequence[Header]) -> str | None:
-    """Return why a request with these headers is malformed, or None if it is not."""
-    names = [name for name, _ in headers]
+@lru_cache(maxsize=64)
+def _problem_of_names(names: tuple[bytes, ...]) -> str | None:
+    """Return what is wrong with the names, or None. Cached, because a client's requests have equal names."""
     special = 0
     while special < len(names) and names[special].startswith(b":"):
         special += 1
@@ -32,11 +55,6 @@ def problem_of(headers: Sequence[Header]) -> str | None:
     plain = names[special:]
     if b"".join(plain).translate(None, _NAME_BYTES) or not all(plain):
         return "a header's name has an illegal character, is empty, or is a pseudo-header after others"
-    values = b"".join([value for _, value in headers])
-    if len(values.translate(None, _NO_VALUE_BYTES)) < len(values):
-        return "a header's value has an illegal character"
     if not _OF_CONNECTIONS.isdisjoint(plain):
         return "a header belongs to HTTP/1.1 connections"
-    if b"te" in plain and any(name == b"te" and value != b"trailers" for name, value in headers):
-        return "the header te is not trailers"
     return None
