@@ -3,23 +3,28 @@
 from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
 from cometmq.remoting.addresses import check_port, listen, port_error, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
-from cometmq.remoting.connection import Connection, Handler, Shortcut
+from cometmq.remoting.connection import Connection, Handler, Shortcut, describe_peer
 from cometmq.remoting.dialing import dial
+from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
 from cometmq.remoting.networks import MakeProtocol, network_of, serving
-from cometmq.remoting.server import RemotingServer
+from cometmq.remoting.opening import Openings
+from cometmq.remoting.server import BACKLOG, RemotingServer
 from cometmq.remoting.tick import Tick
 from cometmq.remoting.tls import ServerTls, TlsFile, client_tls, server_tls
 
 __all__ = [
+    "BACKLOG",
     "DEFAULT_DOMAIN",
     "DEFAULT_SUB_GROUP",
     "AddressServer",
     "Connection",
+    "ConnectionTable",
     "Handler",
     "Limits",
     "MakeProtocol",
+    "Openings",
     "RemotingClient",
     "RemotingServer",
     "Run",
@@ -29,6 +34,7 @@ __all__ = [
     "TlsFile",
     "check_port",
     "client_tls",
+    "describe_peer",
     "dial",
     "end_of_input",
     "listen",

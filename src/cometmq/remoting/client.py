@@ -98,7 +98,7 @@ class RemotingClient:
         self._ssl_context = ssl_context
         self._outgoing = outgoing
         self._address_map = dict(address_map or {})
-        self._table = ConnectionTable(self._loop, scan_s)
+        self._table: ConnectionTable[Connection] = ConnectionTable(self._loop, scan_s)
         self._by_addr: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._closed = False

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Generic, Protocol, TypeVar
 
-from cometmq.remoting.connection import Connection
+
+class Checked(Protocol):
+    """The methods of a connection that `ConnectionTable` calls."""
+
+    def check(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
-class ConnectionTable:
+C = TypeVar("C", bound=Checked)
+
+
+class ConnectionTable(Generic[C]):
     """The open connections of a server or client. One timer closes all that are idle or stalled."""
 
     __slots__ = ("_empty", "_loop", "_period_s", "_timer", "connections")
@@ -18,15 +30,15 @@ class ConnectionTable:
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
-        self.connections: set[Connection] = set()
+        self.connections: set[C] = set()
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: C) -> None:
         self.connections.add(connection)
         self._empty.clear()
         if self._timer is None:
             self._timer = self._loop.call_later(self._period_s, self._scan)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: C) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -38,12 +50,18 @@ class ConnectionTable:
         """Close every connection. After `grace_s` seconds, abort those that still have unsent responses."""
         for connection in list(self.connections):
             connection.close()
-        try:
-            await asyncio.wait_for(self._empty.wait(), grace_s)
-        except TimeoutError:
+        if not await self.wait_empty(grace_s):
             for connection in list(self.connections):
                 connection.abort()
             await self._empty.wait()
+
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until all connections are closed, and return whether they are."""
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     def _scan(self) -> None:
         self._timer = self._loop.call_later(self._period_s, self._scan)

@@ -1,7 +1,8 @@
 """A new connection to a server with TLS, until its first byte shows whether the client uses TLS.
 
-A connection without TLS is then passed to its `Connection`, with the bytes received so far. From then on the
-transport calls the `Connection` directly. A TLS connection is passed on after its handshake.
+A connection without TLS is then passed to the server's protocol, for instance a `Connection`, with the bytes
+received so far. From then on the transport calls that protocol directly. A TLS connection is passed on after
+its handshake.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol, cast
 
 from cometmq import logs
 from cometmq.periodic import Tasks
-from cometmq.remoting.connection import Connection, describe_peer
+from cometmq.remoting.connection import describe_peer
 from cometmq.remoting.limits import Limits
 
 log = logs.logger(__name__)
@@ -35,7 +36,7 @@ class Tls(Protocol):
 class Openings:
     """The new connections of a server. Their number and duration are limited."""
 
-    def __init__(self, tls: Tls, limits: Limits, make: Callable[[], Connection]) -> None:
+    def __init__(self, tls: Tls, limits: Limits, make: Callable[[], asyncio.BufferedProtocol]) -> None:
         self.tls = tls
         self.limits = limits
         self.make = make
@@ -65,7 +66,8 @@ class Openings:
 
 
 class Opening(asyncio.BufferedProtocol):
-    """A new connection. `_early` holds the bytes that arrive before a `Connection` takes it over."""
+    """A new connection. `_early` holds the bytes that arrive before the server's protocol takes
+    it over."""
 
     __slots__ = ("_buffer", "_early", "_openings", "_peer", "_secure", "_timer", "_transport")
 
@@ -123,7 +125,7 @@ class Opening(asyncio.BufferedProtocol):
             self._timer.cancel()
 
     def _hand_over(self, transport: asyncio.Transport | None) -> None:
-        """Replace this protocol by a `Connection`, which gets the transport and the bytes received so far."""
+        """Replace this protocol by the server's, which gets the transport and the bytes received so far."""
         self._done()
         if transport is None or transport.is_closing():
             return

@@ -60,7 +60,7 @@ class RemotingServer:
         self._openings: Openings | None = None
         if tls is not None:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
-        self._table = ConnectionTable(self._loop, scan_s)
+        self._table: ConnectionTable[Connection] = ConnectionTable(self._loop, scan_s)
         self._listeners: list[Callable[[], None]] = []  # Functions that stop listening, one for each address
         self._stopped = False
 

@@ -8,12 +8,14 @@ Python client, which registers the same names in protobuf's default pool. They a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cometmq.grpc.rpc import enums
+from cometmq.grpc.rpc.calls import Handler, Kind, Message, Method
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
@@ -130,6 +132,38 @@ _OPTIONAL, _REPEATED = 1, 3
 _WELL_KNOWN = ("Duration", "Timestamp")
 _PARAGRAPH = re.compile(r"^(\w+):((?:.|\n )*)$", re.MULTILINE)
 _TOKEN = re.compile(r"(?P<oneof>\w+)\(|(?P<end>\))|(?P<type>\w+) (?P<name>\w+)(?P<mark>[?*]?)")
+
+
+_STREAMS = {
+    "ReceiveMessage": Kind.SERVER_STREAM,
+    "PullMessage": Kind.SERVER_STREAM,
+    "Telemetry": Kind.BIDI,
+}
+"""The methods that are not unary."""
+
+
+def service_methods(handlers: Mapping[str, Handler]) -> dict[bytes, Method]:
+    """Return the methods of the service that have handlers, by path.
+
+    Args:
+        handlers: The handlers by method name, for instance "SendMessage".
+    """
+    return {f"/{SERVICE}/{name}".encode(): _method(name, handler) for name, handler in handlers.items()}
+
+
+def _method(name: str, handler: Handler) -> Method:
+    m = messages()
+    request_name, response_name = f"{name}Request", f"{name}Response"
+    if name == "Telemetry":
+        request_name = response_name = "TelemetryCommand"
+    response = getattr(m, response_name)
+
+    def status_response(code: int, text: str) -> Message:
+        found: Message = response(status=m.Status(code=code, message=text))
+        return found
+
+    kind = _STREAMS.get(name, Kind.UNARY)
+    return Method(name, kind, getattr(m, request_name).FromString, status_response, handler)
 
 
 @cache

@@ -1,0 +1,361 @@
+"""The calls of one HTTP/2 connection, without I/O: from its events to requests, from responses to frames.
+
+A call ends exactly once: by `Call.finish`, or because it is cancelled (its client resets the stream or the
+connection ends), or because its deadline expires. Afterwards, `send` and `finish` do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from enum import Enum
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from cometmq.grpc.http2.connection import Http2Connection
+from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, HeadersReceived
+from cometmq.grpc.rpc.framing import MessageReader, frame_message
+from cometmq.grpc.rpc.status import GrpcStatus, Headers, RpcError, timeout_s, trailers
+
+CONTENT_TYPE = b"application/grpc"
+RESPONSE_HEADERS: Headers = (
+    (b":status", b"200"),
+    (b"content-type", CONTENT_TYPE),
+    (b"grpc-accept-encoding", b"identity"),
+)
+NOT_GRPC = (
+    "This port serves the gRPC API of RocketMQ (apache.rocketmq.v2.MessagingService) for 5.x clients.\n"
+)
+
+
+class Message(Protocol):
+    """A protobuf message."""
+
+    def SerializeToString(self) -> bytes: ...  # noqa: N802 (protobuf's name)
+
+
+Handler: TypeAlias = "Callable[..., Message | Awaitable[Message | None] | None]"
+
+
+class Kind(Enum):
+    """Which side of a call sends a stream of messages instead of one message."""
+
+    UNARY = "unary"
+    SERVER_STREAM = "server stream"
+    BIDI = "bidi"
+
+
+class Method(msgspec.Struct, frozen=True):
+    """A method that clients may call.
+
+    Attributes:
+        kind: The kind of its calls.
+        parse: Returns the request for its bytes. Its exceptions are errors of the client.
+        status_response: Returns a response that contains only a status with this code and text.
+        handler: Handles a call: see `GrpcServer`.
+    """
+
+    name: str
+    kind: Kind
+    parse: Callable[[bytes], Any]
+    status_response: Callable[[int, str], Message]
+    handler: Handler
+
+
+class Call:
+    """One call of a client.
+
+    Attributes:
+        method: The called method.
+        metadata: The headers of the request. Names are in lower case.
+        deadline: The time, on the clock of the event loop, until which the client waits. None: no limit.
+        connection: The connection of the call.
+        on_message: Of a bidi call: receives each parsed request.
+        on_half_close: Of a bidi call: is called after the client's last message.
+        on_cancel: Is called when the call ends other than by `finish`.
+        ended: Whether the call has ended.
+    """
+
+    __slots__ = (
+        *("_calls", "_headers_sent", "begun", "buffered", "connection", "deadline", "ended", "metadata"),
+        *("method", "on_cancel", "on_half_close", "on_message", "reader", "request", "size", "stream_id"),
+    )
+
+    def __init__(self, calls: Calls, stream_id: int, method: Method, metadata: dict[bytes, bytes]) -> None:
+        self._calls = calls
+        self.stream_id = stream_id
+        self.method = method
+        self.metadata = metadata
+        timeout = metadata.get(b"grpc-timeout")
+        self.deadline = None if timeout is None else calls.now + timeout_s(timeout)
+        self.connection = calls.connection
+        self.on_message: Callable[[Any], None] | None = None
+        self.on_half_close: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], object] | None = None
+        self.ended = False
+        # The state of the request, for `Calls`. The reader is None after the client's last message.
+        self.reader: MessageReader | None = MessageReader(calls.max_message)
+        self.request: bytes | None = None
+        self.begun = calls.now  # Time at which the incomplete request, or the call, has begun
+        self.buffered = 0  # Bytes of an incomplete request
+        self.size = 0  # Bytes of the request that is handled
+        self._headers_sent = False
+
+    def text(self, name: bytes) -> str:
+        """Return the value of a request header, "" if it is missing."""
+        return self.metadata.get(name, b"").decode("utf-8", "replace")
+
+    @property
+    def unsent(self) -> int:
+        """The number of bytes of responses that wait for the client to receive earlier ones."""
+        return self._calls.http.unsent(self.stream_id)
+
+    def send(self, message: bytes) -> None:
+        """Send an encoded message. A message after the end of the call is dropped."""
+        if self.ended:
+            return
+        calls = self._calls
+        if not self._headers_sent:
+            self._headers_sent = True
+            calls.http.send_headers(self.stream_id, RESPONSE_HEADERS)
+        calls.http.send_data(self.stream_id, frame_message(message))
+        calls.connection.mark_dirty()
+
+    def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
+        """End the call, after the messages sent so far."""
+        if self.ended:
+            return
+        headers = trailers(status, text)
+        calls = self._calls
+        if not self._headers_sent:
+            headers = RESPONSE_HEADERS + headers
+        calls.http.send_headers(self.stream_id, headers, end_stream=True)
+        calls.end(self)
+        calls.connection.mark_dirty()
+
+    def respond(self, message: Message) -> None:
+        """Send a response and end the call."""
+        self.send(message.SerializeToString())
+        self.finish()
+
+
+class Dispatch(Protocol):
+    """The parts of `dispatch.Dispatcher` that this module uses."""
+
+    def begin(self, call: Call, request: bytes | None) -> None: ...
+
+    def deliver(self, call: Call, message: bytes) -> None: ...
+
+    def notify(self, call: Call, callback: Callable[[], object] | None) -> None: ...
+
+    def fail(self, call: Call, error: Exception) -> None: ...
+
+
+class Owner(Protocol):
+    """The parts of a connection that this module uses."""
+
+    peer: str
+    state: Any
+
+    def mark_dirty(self) -> None:
+        """Send the output of the HTTP/2 connection at the end of this iteration of the event loop."""
+
+    def release(self) -> None:
+        """Read again, if reading was paused because of the size of the requests that are handled."""
+
+
+class Calls:
+    """The calls of one connection.
+
+    Args:
+        http: The HTTP/2 connection.
+        methods: The methods by path.
+        dispatch: Receives requests.
+        connection: The connection, for its output and for handlers.
+        max_message: The maximum size of a request in bytes.
+        max_buffered: The maximum size in bytes of all incomplete requests of this connection.
+        now: The time of the event loop.
+    """
+
+    def __init__(
+        self,
+        http: Http2Connection,
+        methods: Mapping[bytes, Method],
+        dispatch: Dispatch,
+        connection: Owner,
+        max_message: int,
+        max_buffered: int,
+        now: float,
+    ) -> None:
+        self.http = http
+        self.connection = connection
+        self.max_message = max_message
+        self.now = now
+        self.buffered = 0  # Bytes of incomplete requests
+        self.completed = 0  # Number of messages received so far
+        self.handled = 0  # Bytes of the requests that are handled
+        self._methods = methods
+        self._dispatch = dispatch
+        self._max_buffered = max_buffered
+        self._open: dict[int, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def receive(self, events: Iterable[Event], now: float) -> ConnectionEnded | None:
+        """Handle events of the HTTP/2 connection, and return its end if that is one of them."""
+        self.now = now
+        for event in events:
+            kind = type(event)
+            if kind is DataReceived:
+                self._on_data(event)  # type: ignore[arg-type]
+            elif kind is HeadersReceived:
+                self._on_headers(event)  # type: ignore[arg-type]
+            elif isinstance(event, ConnectionEnded):
+                self.cancel_all()
+                return event
+            else:
+                call = self._open.get(event.stream_id)
+                if call is not None:
+                    self._cancel(call)
+        return None
+
+    def expire(self, now: float, grace_s: float, rate: int) -> None:
+        """End the calls whose deadlines have passed, and those whose clients send too slowly.
+
+        A request may take `grace_s` seconds. If it takes longer, `rate` bytes of it must have arrived for
+        each further second.
+        """
+        for call in list(self._open.values()):
+            if call.deadline is not None and call.deadline <= now:
+                self._abort(call, GrpcStatus.DEADLINE_EXCEEDED, "the server has not responded in time")
+                continue
+            is_incomplete = call.buffered or (call.reader is not None and call.method.kind is not Kind.BIDI)
+            if is_incomplete and call.buffered < (now - call.begun - grace_s) * rate:
+                problem = f"{call.buffered} bytes of a request in {now - call.begun:.0f} s"
+                self._abort(call, GrpcStatus.DEADLINE_EXCEEDED, problem)
+
+    def end_all(self, kinds: Container[Kind], status: GrpcStatus, text: str) -> None:
+        """End the calls of some kinds, and cancel the work for them."""
+        for call in list(self._open.values()):
+            if call.method.kind in kinds:
+                self._abort(call, status, text)
+
+    def cancel_all(self) -> None:
+        """Cancel all calls, because the connection has ended."""
+        for call in list(self._open.values()):
+            self._cancel(call)
+
+    def end(self, call: Call) -> None:
+        """Forget a call that ends."""
+        call.ended = True
+        self._open.pop(call.stream_id, None)
+        call.reader = None
+        self._count_buffered(call, 0)
+        if call.size:
+            self.handled -= call.size
+            self.connection.release()
+
+    def _abort(self, call: Call, status: GrpcStatus, text: str) -> None:
+        call.finish(status, text)
+        self._cancel(call)
+
+    def _cancel(self, call: Call) -> None:
+        if not call.ended:
+            self.end(call)
+        self._dispatch.notify(call, call.on_cancel)
+
+    def _count_buffered(self, call: Call, size: int) -> None:
+        """Record that `size` bytes of incomplete requests of a call are kept."""
+        self.buffered += size - call.buffered
+        call.buffered = size
+
+    # -- events
+
+    def _on_headers(self, event: HeadersReceived) -> None:
+        metadata = dict(event.headers)
+        if not metadata.get(b"content-type", b"").startswith(CONTENT_TYPE):
+            self._refuse_http(event.stream_id, metadata[b":method"])
+            return
+        path = metadata[b":path"]
+        method = self._methods.get(path)
+        if method is None:
+            name = path.decode("utf-8", "replace")
+            self._refuse(event.stream_id, RpcError(GrpcStatus.UNIMPLEMENTED, f"there is no method {name}"))
+            return
+        try:
+            call = Call(self, event.stream_id, method, metadata)
+        except RpcError as error:
+            self._refuse(event.stream_id, error)
+            return
+        self._open[event.stream_id] = call
+        if method.kind is Kind.BIDI:
+            self._dispatch.begin(call, None)
+        if event.end_stream:
+            self._half_close(call)
+
+    def _on_data(self, event: DataReceived) -> None:
+        data = event.data
+        self.http.consumed(event.stream_id, len(data))
+        call = self._open.get(event.stream_id)
+        if call is None or call.reader is None:  # the call has ended, and its client may not have noticed yet
+            return
+        try:
+            for message in call.reader.read(data) if data else ():
+                self._on_message(call, message)
+        except RpcError as error:
+            self._abort(call, error.status, error.problem)
+        if call.ended:
+            return
+        if event.end_stream:
+            self._half_close(call)
+            return
+        size = call.reader.buffered + (len(call.request) if call.request is not None else 0)
+        if size and not call.buffered:
+            call.begun = self.now
+        self._count_buffered(call, size)
+        if self.buffered > self._max_buffered:
+            problem = f"the incomplete requests of a connection are larger than {self._max_buffered} bytes"
+            self._abort(call, GrpcStatus.RESOURCE_EXHAUSTED, problem)
+
+    def _on_message(self, call: Call, message: bytes) -> None:
+        self.completed += 1
+        if call.method.kind is Kind.BIDI:
+            self._count_buffered(call, 0)
+            self._dispatch.deliver(call, message)
+        elif call.request is not None:
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the call has more than one request")
+        else:
+            call.request = message
+
+    def _half_close(self, call: Call) -> None:
+        """Handle the end of a call's requests."""
+        incomplete = call.reader.buffered if call.reader is not None else 0
+        call.reader = None
+        self._count_buffered(call, 0)
+        if incomplete:
+            problem = f"the call ends {incomplete} bytes into a message"
+            self._abort(call, GrpcStatus.INVALID_ARGUMENT, problem)
+        elif call.method.kind is Kind.BIDI:
+            self._dispatch.notify(call, call.on_half_close)
+        elif call.request is None:
+            self._abort(call, GrpcStatus.INVALID_ARGUMENT, "the call has no request")
+        else:
+            request, call.request = call.request, None
+            call.size = len(request)
+            self.handled += call.size
+            self._dispatch.begin(call, request)
+
+    # -- refused requests
+
+    def _refuse(self, stream_id: int, error: RpcError) -> None:
+        headers = RESPONSE_HEADERS + trailers(error.status, error.problem)
+        self.http.send_headers(stream_id, headers, end_stream=True)
+        self.connection.mark_dirty()
+
+    def _refuse_http(self, stream_id: int, method: bytes) -> None:
+        """Answer a request that is not gRPC, for instance of a browser."""
+        status = b"415" if method == b"POST" else b"404"
+        self.http.send_headers(stream_id, ((b":status", status), (b"content-type", b"text/plain")))
+        self.http.send_data(stream_id, NOT_GRPC.encode(), end_stream=True)
+        self.connection.mark_dirty()

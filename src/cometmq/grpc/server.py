@@ -1,0 +1,126 @@
+"""The listener of the gRPC endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from cometmq import logs
+from cometmq.grpc.connection import GOAWAY_S, GrpcConnection
+from cometmq.grpc.dispatch import Dispatcher
+from cometmq.grpc.rpc.calls import Handler, Kind
+from cometmq.grpc.rpc.messages import service_methods
+from cometmq.grpc.rpc.status import GrpcStatus
+from cometmq.remoting import BACKLOG, ConnectionTable, Limits, Openings, ServerTls, Tick, stop_accepting
+
+
+class GrpcServer:
+    """Serves the methods of RocketMQ's gRPC API. It must be created inside the running loop.
+
+    The handler of a unary method is called as `handler(call, request)`. It returns the response message, or
+    None if it responds later (`call.respond`). The handler of a server stream is called in the same way; it
+    sends messages (`call.send`) and ends the call (`call.finish`), now or later. The handler of a bidi method
+    is called as `handler(call)` and sets the call's callbacks.
+
+    A handler may also be an async function: it runs as a task that is cancelled with its call, and its end is
+    the end of a stream. A ServiceError becomes a response with that status, an RpcError becomes the status of
+    the call. For any other exception the call ends with INTERNAL, and the exception is logged.
+
+    Deadlines are checked every `scan_s` seconds, as clients give up by themselves.
+
+    Args:
+        handlers: The handlers by method name, for instance "SendMessage". Other methods are UNIMPLEMENTED.
+        limits: Limits of connections; `max_frame` is the maximum size of a request.
+        tick: The tick of the broker's servers.
+        tls: The TLS of the connections, optional or required.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        on_close: Callable[[GrpcConnection], None] | None = None,
+        limits: Limits | None = None,
+        tick: Tick | None = None,
+        tls: ServerTls | None = None,
+        scan_s: float = 1.0,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tick = tick if tick is not None else Tick(self._loop)
+        self._methods = service_methods(handlers)
+        self._dispatcher = Dispatcher()
+        self._user_on_close = on_close
+        self._limits = limits if limits is not None else Limits()
+        self._log_limit = logs.LogLimiter()
+        self._make: Callable[[], asyncio.BufferedProtocol] = self._make_connection
+        self._openings: Openings | None = None
+        if tls is not None:
+            self._make = self._openings = Openings(tls, self._limits, self._make_connection)
+        self._table: ConnectionTable[GrpcConnection] = ConnectionTable(self._loop, scan_s)
+        self._listeners: list[asyncio.Server] = []
+        self._stopped = False
+
+    @property
+    def connections(self) -> set[GrpcConnection]:
+        """The open connections."""
+        return self._table.connections
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen on an address and return the port; port 0 selects a free one.
+
+        A server can listen on several addresses.
+        """
+        listener = await self._loop.create_server(self._make, host, port, backlog=BACKLOG, reuse_address=True)
+        self._listeners.append(listener)
+        return int(listener.sockets[0].getsockname()[1])
+
+    async def stop(self, drain_s: float = 3.0) -> None:
+        """Stop listening, end streams, wait up to `drain_s` seconds for unary calls, close all connections.
+
+        Clients are asked to open no more calls before further calls are refused, so that none is lost.
+        """
+        for listener in self._listeners:
+            stop_accepting(listener)
+        self._listeners.clear()
+        self._stopped = True
+        if self._openings is not None:
+            await self._openings.close_all()
+        self._goaway()
+        if not await self._table.wait_empty(GOAWAY_S):
+            self._goaway()
+            self._end_calls((Kind.SERVER_STREAM, Kind.BIDI))
+            if not await self._table.wait_empty(drain_s):
+                self._end_calls(tuple(Kind))
+        self._tick.run_now()
+        await self._table.close_all(drain_s)
+        await asyncio.gather(*self._dispatcher.tasks, return_exceptions=True)
+
+    def _goaway(self) -> None:
+        for connection in list(self._table.connections):
+            connection.goaway()
+
+    def _end_calls(self, kinds: tuple[Kind, ...]) -> None:
+        for connection in list(self._table.connections):
+            connection.calls.end_all(kinds, GrpcStatus.UNAVAILABLE, "the server is stopping")
+
+    def _make_connection(self) -> GrpcConnection:
+        return GrpcConnection(
+            self._methods,
+            self._dispatcher,
+            self._tick,
+            self._limits,
+            self._log_limit,
+            self._on_open,
+            self._on_close,
+        )
+
+    def _on_open(self, connection: GrpcConnection) -> None:
+        if self._stopped:  # Connections accepted during a stop are aborted, as nothing closes them later
+            connection.abort()
+            return
+        self._table.add(connection)
+
+    def _on_close(self, connection: GrpcConnection) -> None:
+        self._table.discard(connection)
+        if self._user_on_close is not None:
+            self._user_on_close(connection)
