@@ -35,7 +35,7 @@ COMET_EXITS = Exits()
 # `mqadmin` returns 1 for failures, so that scripts can detect them. Apache's `mqadmin` returns 0 even for
 # failed and unknown commands.
 ADMIN_EXITS = Exits(usage=1)
-# The codes of Apache's servers: -1 for invalid options and exceptions, -3 if the store cannot be opened.
+# The exit codes of Apache's servers: -1 for invalid options and exceptions, -3 if the store cannot be opened.
 SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 
 
@@ -77,7 +77,7 @@ def leave(code: int) -> NoReturn:
         # The closed output was already reported. Redirect it, so that the interpreter does not fail to write
         # the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    # Otherwise the interpreter would look for garbage among all objects, before it ends and frees them.
+    # Without freeze(), the interpreter would search all objects for garbage at exit before it frees them.
     gc.freeze()
     sys.exit(code)
 

@@ -43,7 +43,7 @@ def raft() -> None:
 @broker_option
 @click.option("--json", "as_json", is_flag=True, help="Print each member's report as a line of JSON.")
 def status(namesrv: str, broker: str | None, as_json: bool) -> None:
-    """Show the group as each member reports it."""
+    """Show the state of the raft group that each of its members reports."""
     import msgspec
 
     for addr, found in with_admin(namesrv, lambda admin: admin.raft_group(broker)).items():

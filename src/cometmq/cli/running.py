@@ -20,7 +20,7 @@ log = logs.logger(__name__)
 
 
 def run_directory() -> str:
-    """Return the directory of the run files, which is not created here."""
+    """Return the directory of the run files, without creating it."""
     if given := os.environ.get("COMETMQ_RUN_DIR"):
         return given
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -65,7 +65,7 @@ class RunFile:
 
 
 def running(kind: str) -> Iterator[int]:
-    """Yield the process ids of a kind's running servers. Remove the pid files of servers that have ended."""
+    """Yield the process ids of the running servers of a kind. Remove the pid files of ended servers."""
     directory = run_directory()
     try:
         names = sorted(os.listdir(directory))

@@ -156,7 +156,7 @@ def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int,
 @store_options
 @click.option("--queues", "by_queue", is_flag=True, help="Print a line per queue instead of per topic.")
 def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -> None:
-    """Show messages and bytes by topic and queue of the store in DIR, its files and its retention."""
+    """Show statistics of the store in DIR: messages and bytes by topic and queue, files, and retention."""
     from cometmq.store.inspect import store_stats
 
     with progress_bar("counting") as progress:

@@ -40,9 +40,13 @@ MAX_CLOCK_SKEW_MS = 60_000  # maximum number of ms by which a broker's clock may
 
 
 def start_time(text: str) -> int | None:
-    """Parse the value of `--from`: a time as ms since 1970, 0 for `first`, None for `now`.
+    """Parse the value of `--from`.
 
-    Raises click.BadParameter for any other text.
+    Returns:
+        The time in ms since 1970. 0 for `first`, None for `now`.
+
+    Raises:
+        click.BadParameter: The text is not `first`, not `now` and not a valid time.
     """
     if text in ("now", "first"):
         return None if text == "now" else 0
@@ -207,7 +211,7 @@ class Watch:
                 if offset is None:
                     offset = await self._start_offset(queue, begin_ms)
                 request = pull_request(
-                    # This group exists at every broker. No offset is committed for it.
+                    # Every broker has this group. The command commits no offsets for the group.
                     TOOLS_CONSUMER_GROUP,
                     queue,
                     offset,

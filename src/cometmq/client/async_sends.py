@@ -118,7 +118,7 @@ class AsyncSends:
         self._calling.here = True
         try:
             callback(future)
-        # Log SystemExit, too, because sys.exit() in a callback would only end its thread.
+        # Log SystemExit, too: otherwise sys.exit() in a callback would have no visible effect.
         except BaseException as error:
             log.error("the callback of an asynchronous send failed", exc_info=error)
         finally:

@@ -133,9 +133,9 @@ class BlockingClient(Generic[C]):
         if self._twin.state == "new":
             return
         if self._thread is not None:
-            # Refuse a call on the event loop: it would block the loop, so sends in progress would never end.
+            # Refuse a call on the event loop: stop() would block the loop, and no send could end.
             self._thread.check_caller()
-        # Take the thread in one step, because another stop may run concurrently.
+        # Read and clear the attribute in one step, because another thread may call stop() at the same time.
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -157,7 +157,7 @@ class BlockingClient(Generic[C]):
                 self._stop_ended.set()
 
     def _finish_calls(self) -> None:
-        """Wait until asynchronous work that earlier calls of this client have started is done."""
+        """Wait for the end of the asynchronous sends that callers of this client have started."""
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn about a client that was dropped without `stop()`, and stop it.
@@ -224,7 +224,7 @@ class BlockingClient(Generic[C]):
     def _running_thread(self) -> LoopThread:
         """Return the background thread of the event loop.
 
-        Raises ClientStateError unless the client is running.
+        Raises ClientStateError if the client is not running.
         """
         thread = self._thread
         if thread is None:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SECOND, _STRETCH = 1_000, 300_000
-# A five-minute bucket with this many messages is divided into buckets of one second, which blocks the event
-# loop for some ms.
+# A five-minute bucket is divided into buckets of one second when it has this many messages. Dividing so many
+# messages blocks the event loop for some ms.
 _MANY = 1 << 14
 NEVER = sys.maxsize
 
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
 
 class Bucket:
-    """The messages of one period, in the order in which they were added, which is that of the log."""
+    """The waiting messages of one period. They are added, and kept, in the order of their log positions."""
 
     __slots__ = (
         "_dues",
@@ -53,7 +53,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
-        self._head = 0  # number of removed messages at the beginning of the columns
+        self._head = 0  # number of removed messages that are still at the start of the three arrays
         self.first_position = NEVER
         # The latest delivery time, the earliest delivery time, and the lowest TIMER_OUT_MS of all messages
         # that the bucket has ever contained, including removed ones.
@@ -73,7 +73,7 @@ class Bucket:
         self.first_out = min(self.first_out, out_ms)
 
     def _views(self) -> list[Ints]:
-        """Return views of the remaining messages' columns: delivery times, log positions, TIMER_OUT_MS.
+        """Return array views: the remaining messages' delivery times, log positions and TIMER_OUT_MS.
 
         No message can be added while a view exists.
         """
@@ -81,7 +81,7 @@ class Bucket:
         return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
     def columns(self) -> Ints:
-        """Return a copy of the remaining messages' columns: delivery times, log positions, TIMER_OUT_MS."""
+        """Return a copy of the remaining messages' delivery times, log positions and TIMER_OUT_MS."""
         return np.stack(self._views())
 
     @classmethod

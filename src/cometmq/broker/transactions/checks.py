@@ -59,7 +59,7 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # pause, in seconds, between two parts of a round, in which other tasks run
+PAUSE_S = 0.01  # pause, in seconds, after each piece of a round, so that other tasks can run
 MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 

@@ -147,8 +147,8 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 def half_of(record: Buffer, at: int = 0) -> Half:
     """Decode a record as a half message. Raises RecordError if the record is damaged.
 
-    Most half messages of a producer differ only in their unique keys. Their properties are parsed once: the
-    function takes 2.5 µs.
+    The properties of a producer's half messages often differ only in the unique key. A cache keeps the parsed
+    values of the other properties, so decoding a record takes only 2.5 µs.
     """
     head, body_at, body_end, topic_at, topic_end = record_parts(record, at)
     (

@@ -1,9 +1,10 @@
 """Determines which transactions of earlier runs are open, even if another broker has used the store.
 
-An op message contains the offsets of closed half messages. But a crash may have destroyed an op message and
-not the record written with it, or the reverse, and Apache's 5.x broker keeps op messages in memory for
-seconds. So before a half message that an earlier run has stored is used, the store is searched by its key for
-a committed message or a later copy.
+An op message contains the offsets of closed half messages. But a missing op message does not prove that a
+half message is open: a crash may have destroyed the op message but not the committed message or copy that was
+written with it, and Apache's 5.x broker keeps op messages in memory for seconds. So before a half message of
+an earlier run is used, this module searches the store for a committed message or later copy with the same
+unique key. If a crash has destroyed only the committed message or copy, its op message is ignored.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Inherited:
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
-        """Set the state of an empty ledger from the stored offset of its head and from the op messages.
+        """Fill an empty ledger from the stored offset of its head and from the op messages in the store.
 
-        This must run in a thread, because it may wait for the disk, and before any new message is stored.
+        Call this method before any new message is stored, and in a thread, because it may wait for the disk.
         """
         ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
         begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)

@@ -1,12 +1,14 @@
 """Stores the records of transactions: committed messages, copies of half messages, and op messages.
 
 An op message closes the half message whose queue offset it contains. Its twin is the record because of which
-the half message is closed: the committed message, the copy, or the record of the given-up message. Both are
-in one write, the twin first. If a crash leaves only the twin, the half message seems open, but its twin is
-found (see inherited.py). The op message contains the log position of its twin, so an op message whose twin
-was lost closes nothing. Therefore, and because Apache's 4.9 broker cannot read any other op message, an op
-message closes only one half message. Of the transactions that end in one tick, all twins are stored before
-the first op message.
+the half message is closed: the committed message, the newer copy of the half message, or its copy in the
+topic of given-up messages. The twin and the op message are stored in one write, the twin first. If a crash
+leaves only the twin, the half message seems open until inherited.py finds the twin. The op message contains
+the log position of its twin, so an op message whose twin was lost closes nothing.
+
+An op message closes only one half message, because it has only one twin, and because Apache's 4.9 broker
+cannot read other op messages. If several transactions end in one tick, all twins are stored before the first
+op message.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Running:
 
     spark: SparkSession
     stop: threading.Event  # set by SIGINT and SIGTERM; the job then ends after its current batch
-    show: Callable[[int, int | None], None]  # shows the number of processed items and the total, if known
+    show: Callable[[int, int | None], None]  # receives the number of processed items, and the total or None
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @options_of(RebuildOptions)
 @job_options
 def rebuild(config_file: str | None, **settings: Any) -> None:
-    """Rebuild the consume queues and the index of the store in DIR, in another directory.
+    """Rebuild the consume queues and the index of the store in DIR, and write them to another directory.
 
     The broker must be stopped. Nothing in DIR changes.
     """
