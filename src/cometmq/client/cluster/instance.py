@@ -162,7 +162,7 @@ class ClientInstance(LifeCycle):
         """The number of producers registered so far, and the number announced by heartbeats."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """The reply topics whose routes are known. Each cluster with a topic of requests has one."""
+        """The reply topics whose routes are known. Each cluster that gets requests has its own reply topic."""
         self._clusters_known = False
         self.traces: Traces | None = None
         if self.options.trace is not None:

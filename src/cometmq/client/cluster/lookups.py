@@ -24,7 +24,7 @@ from cometmq.protocol.properties.values import UNIQ_KEY
 ALWAYS = (0, 2**63 - 1)  # a range, in ms, that contains all store times
 TOPICS_AT_ONCE = 16  # maximum number of concurrent requests in a search of all topics
 MAX_CONCURRENT_BROKERS = 8  # maximum number of brokers searched for a key at the same time
-MAX_UNIQUE_HITS = 32  # maximum number of copies of one message, as in Apache's tools
+MAX_UNIQUE_HITS = 32  # messages per search for a unique key, as in Apache's tools
 
 
 def broker_addrs(route: TopicRouteData) -> dict[str, str]:

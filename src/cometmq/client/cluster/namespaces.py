@@ -35,7 +35,7 @@ from cometmq.protocol.frame import Frame
 _FIELDS = ("topic", "originTopic", "group", "groupName", "consumerGroup", "producerGroup", "compareGroup")
 """Header fields that contain names of topics or groups in any request."""
 _LETTERS = ("a", "b")
-"""The header fields of sends that contain the group ("a") and the topic ("b")."""
+"""Two header fields of requests that send messages: field "a" contains the group, field "b" the topic."""
 _SENDS = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )

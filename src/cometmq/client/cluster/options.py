@@ -32,7 +32,10 @@ Range = tuple[float, float]
 
 
 def check_range(key: str, value: object, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError unless the value is a number from `low` to `high` and whole if `low` is an int."""
+    """Raise ConfigError if the value is not a number from `low` to `high`.
+
+    If `low` is an int, the value must be an int, too.
+    """
     kind = int if isinstance(low, int) else int | float
     if not isinstance(value, kind) or not low <= value <= high:
         bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"

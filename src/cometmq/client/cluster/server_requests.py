@@ -100,7 +100,10 @@ def pushed_reply(frame: Frame) -> MessageExt:
 
 
 class ConsumerPeer(Protocol):
-    """The methods of a consumer that its client instance calls, by itself or for a broker's request."""
+    """The methods of a consumer that its client instance calls.
+
+    The client instance calls some of them to handle a request of a broker, such as `reset_offsets`.
+    """
 
     def topics(self) -> Collection[str]: ...
 
@@ -280,7 +283,7 @@ def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
         frame = None if kind is None else getattr(waiting, f"{kind}_frame")
         if frame is None:
-            return  # no nested call: `waiting` is a future, or has just ended
+            return  # `waiting` is a future or a coroutine that has ended: it has no nested call
         yield frame.f_code, frame.f_lineno
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 

@@ -149,11 +149,13 @@ def _as_failure(error: BaseException) -> RuntimeError:
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
-    """Cancel tasks that run user functions, and wait for their end for a limited time.
+    """Cancel tasks that run user functions, and wait at most one second until they have ended.
+
+    A user function may ignore the cancellation. Tasks that are still running are logged as an error.
 
     Args:
-        tasks: The tasks. A user function may ignore the cancellation.
-        what: What the log calls the tasks.
+        tasks: The tasks.
+        what: The description of the tasks in the log message.
     """
     for task in tasks:
         task.cancel()

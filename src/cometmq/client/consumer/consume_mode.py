@@ -86,7 +86,10 @@ class ConsumeMode(Protocol[C, S]):
         """Complete a rebalance. `held` contains the queues that are assigned to this member now."""
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return when the queue's lock was last confirmed (clock: boottime), None without a lock."""
+        """Return the time (on the clock `boottime`) at which the broker last confirmed the queue's lock.
+
+        Return None if this member does not hold the lock.
+        """
 
     def holds(self, queue: MessageQueue) -> bool:
         """Return whether the queue is locked for this member."""

@@ -25,7 +25,8 @@ log = logs.logger("cometmq.client.consumer.handoff")
 _GRACE_S = 1.0
 """Additional seconds for which a member waits for a queue lock, after `PushOptions.handover_timeout_s`.
 
-The only member of a group waits for these seconds only, so that a disconnected member can rejoin the group.
+If a member is the only one of its group, it waits just this additional time. In this time a disconnected
+member can rejoin the group.
 """
 
 

@@ -200,7 +200,7 @@ def _takes_context(listener: Listener | OrderlyListener) -> bool:
 
 @dataclass(slots=True)
 class _Statuses(Generic[S]):
-    """Converts the results of one listener to statuses."""
+    """A function that converts the results of one listener to statuses."""
 
     _listener: str
     _statuses: type[S]

@@ -20,9 +20,9 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""If a broker corrects the offset of a queue twice within this many seconds, the queue pauses.
+"""If a broker corrects the offset of a queue twice within this many seconds, this member drops the queue.
 
-The queue is then assigned again after the same number of seconds.
+The member assigns the queue again after a pause of the same length.
 """
 
 

@@ -114,7 +114,7 @@ class OrderlyQueue(ProcessQueue):
         return hopeless
 
     def remove_messages(self, messages: Collection[MessageExt]) -> bool:
-        """Remove messages that were sent to the dead-letter queue from the batch in progress.
+        """Remove `messages` from the batch in progress, because they are now in the dead-letter queue.
 
         Return whether the batch still has other messages.
         """
