@@ -315,10 +315,12 @@ class BrokerApi(Calls):
     async def reset_offset(
         self, addr: str, header: ResetOffsetRequestHeader, *, in_cpp_form: bool, timeout_s: float
     ) -> dict[MessageQueue, int]:
-        """Reset the offsets of a group through its members and return the new offsets.
+        """Request a broker to reset a group's offsets, and return the new offsets.
+
+        The broker has the members of the group apply the reset.
 
         Raises:
-            BrokerError: CONSUMER_NOT_ONLINE if the group has no members.
+            BrokerError: The request was refused. The code is CONSUMER_NOT_ONLINE if no member is connected.
         """
         request = Frame.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         if in_cpp_form:

@@ -26,7 +26,7 @@ _COMPRESSED = int(SysFlag.COMPRESSED)
 MAX_BODY = 32 << 20
 """Maximum size of one decompressed body in bytes: eight times the default maximum of producers."""
 PLAIN_BUDGET = 64 << 20
-"""Maximum size of all decompressed bodies of an answer in bytes: four frames of the maximum length."""
+"""Maximum size of all decompressed bodies of one answer in bytes: four times the maximum frame length."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -162,7 +162,7 @@ class ClientInstance(LifeCycle):
         """The number of producers registered so far, and the number announced by heartbeats."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """The reply topics whose routes are known. Each cluster that gets requests has its own reply topic."""
+        """The reply topics whose routes are known. Each cluster that gets requests has a reply topic."""
         self._clusters_known = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
@@ -362,7 +362,8 @@ class ClientInstance(LifeCycle):
     def _forget_routes(self) -> set[str]:
         """Drop unused routes, at most once per `_USED_WITHIN_S` seconds. Return the topics of dropped routes.
 
-        With a transaction producer all routes are kept, because their brokers may send transaction checks.
+        If a transaction producer is registered, all routes are kept: any broker in them may send transaction
+        checks.
         """
         if self.loop.time() < self._forget_at:
             return set()
@@ -394,9 +395,9 @@ class ClientInstance(LifeCycle):
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
-        """Return the address of a queue's master or, without a master, of a replica.
+        """Return the address of a queue's master or, if there is none, of a replica.
 
-        May request the route.
+        Requests the topic's route if neither is known. Raises NoRouteError if the route has no such address.
         """
         return await self._find(queue, lambda: self.routes.any(queue.broker_name), "any replica")
 
@@ -405,7 +406,10 @@ class ClientInstance(LifeCycle):
         return await self._find(queue, lambda: self.routes.master(queue.broker_name), "a master")
 
     async def read_targets(self, queue: MessageQueue, broker_id: int) -> list[ReadTarget]:
-        """Return the brokers that may serve a read of a queue, at least one (RouteTable.read_targets)."""
+        """Return the brokers from which a queue may be read, in the order of `RouteTable.read_targets`.
+
+        Raises NoRouteError if there is none.
+        """
         return await self._find(
             queue, lambda: self.routes.read_targets(queue.broker_name, broker_id) or None, "any replica"
         )

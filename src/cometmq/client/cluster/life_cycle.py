@@ -79,8 +79,8 @@ class LifeCycle(Running):
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        # Use a new context, because a signal handler may call this method during a listener call: with the
-        # context variables of that call, the stop would count as a call by the listener.
+        # Run the stop in a new context. A signal handler may call this method while a listener runs, and with
+        # the context variables of that listener call, the stop would be mistaken for one by the listener.
         return Context().run(asyncio.run_coroutine_threadsafe, self.stop(), self._loop)
 
     def _has_stopped(self) -> None:

@@ -231,7 +231,7 @@ class RouteTable:
         }
 
     def filter_servers(self, topic: str, broker_addr: str) -> list[str]:
-        """Return the filter servers of a broker in the topic's route."""
+        """Return the addresses of a broker's filter servers, as the route of `topic` lists them."""
         route = self._routes.get(topic)
         return route.data.filter_server_table.get(broker_addr, []) if route is not None else []
 

@@ -86,7 +86,8 @@ class Telemetry:
         Args:
             group: The producer group.
             what: A message, or the messages of a batch.
-            send: Called with copies of the messages that contain the trace context, and sends them.
+            send: The function that sends the messages. It is called with copies of the messages, which also
+                contain the trace context.
         """
         many = list(what) if isinstance(what, Iterable) else None
         messages: list[Any] = [what] if many is None else many

@@ -23,9 +23,9 @@ from cometmq.periodic import Tasks
 log = logs.logger("cometmq.client.consumer")
 
 _LOCAL_RETRY_DELAY_S = 5.0
-"""Delay, in seconds, before this process consumes a message again that it could not send back.
+"""Delay, in seconds, before this process consumes a failed message again that could not be sent back.
 
-Neither the message's broker nor the group's retry topic has accepted the message.
+Such a message was accepted neither by its broker nor by the group's retry topic.
 """
 _OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16

@@ -57,12 +57,13 @@ class Handoff:
     async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
         """Lock queues, and return those that may be pulled now.
 
-        These are the locked queues, and queues for whose lock this member has waited for the maximum time.
+        These are the queues that were locked, and those whose lock this member has awaited for the maximum
+        time.
 
         Args:
-            alone: Whether the group has no other member, so that the owner of any lock has been killed or
-                disconnected. A member that is alone and has had no queues yet does not wait, for example
-                after the restart of a group's only member.
+            alone: Whether the group has no other member. Then any member that still owns a lock must have
+                been killed or disconnected. If this member is alone and has never held a queue, for example
+                after a restart, it does not wait for locks.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
         refused = set(wanted) - await self.locks.acquire(wanted)

@@ -20,9 +20,10 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""If a broker corrects the offset of a queue twice within this many seconds, this member drops the queue.
+"""If a broker corrects the offset of a queue twice within this many seconds, the queue pauses.
 
-The member assigns the queue again after a pause of the same length.
+The member drops a queue after each correction and normally assigns it again at once. After the second
+correction it does so only after this many seconds.
 """
 
 

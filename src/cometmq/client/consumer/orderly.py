@@ -106,7 +106,7 @@ class Orderly:
         self._user.lost(queues)
 
     async def close(self) -> None:
-        """Release the locks, except those of queues with a running listener call, which expire later."""
+        """Release the locks of all queues without a running listener call. The other locks expire later."""
         await self._pauses.finish(cancel=True)
         await self.locks.close()
         await self._tasks.finish()
@@ -152,8 +152,8 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            # Submit the batch again later: if the lock is renewed, nothing else would submit the batch. If
-            # the lock was lost, the renewal drops the queue.
+            # Submit the batch again later, because a successful renewal of the lock does not submit it. If
+            # the renewal fails, this member drops the queue and the batch with it.
             self._pauses.start(self._enqueue_batch_later(queue, RETRY_INTERVAL_S))
             return None
         self._called.add(queue.message_queue)
