@@ -17,6 +17,7 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
+: broker/pop/checks broker/pop/expiry broker/pop/polls broker/pop/pops broker/pop/records broker/pop/service
 admin/test_access.py: admin/acl
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
     admin/servers admin/stats admin/topic_admin admin/values
@@ -72,8 +73,8 @@ client/test_simple.py: client/simple/leases client/simple/options client/simple/
 console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
     console/messages/timers console/messages/transactions console/pages/access_changes console/widgets/actions
     console/widgets/forms console/widgets/listing console/widgets/page console/widgets/services
-console/test_brokers.py: console/pages/name_servers console/pages/overview
-    console/widgets/charts console/widgets/settings
+console/test_brokers.py: console/pages/name_servers console/pages/overview console/widgets/charts
+    console/widgets/settings
 console/test_clusters.py: console/base/errors
 console/test_gate.py: console/auth/attempts console/auth/http console/auth/login
 console/test_groups.py: console/pages/group

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import MASTER_ID, BrokerConfig
+from cometmq.broker.pop.service import PopService
 from cometmq.broker.register import Registrar
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.schedule import ScheduleService
@@ -45,6 +46,7 @@ class LeaderServices:
     schedule: ScheduleService
     timers: TimerService
     transactions: TransactionService
+    pops: PopService
     follower_id: int
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class LeaderServices:
         self.schedule.restart()
         self.timers.restart()
         self.transactions.restart()
+        self.pops.restart()
         await asyncio.to_thread(self.transactions.load)
 
     def lead(self) -> None:
@@ -80,6 +83,7 @@ class LeaderServices:
         self.schedule.start()
         self.timers.start()
         self.transactions.start()
+        self.pops.start()
         # Increase the data version of the topics. As a follower, this broker may already have registered with
         # the current version. Name servers ignore a follower's topics. If the version stayed the same, they
         # would also ignore the topics that this broker now registers as the leader.
@@ -118,7 +122,7 @@ class LeaderServices:
         return now - self._asked[1] >= GRACE_S
 
     async def _rest(self) -> None:
-        for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
+        for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop, self.pops.stop):
             try:
                 await stop()
             except Exception:  # Go on: all services must be stopped before this member leads again

@@ -32,6 +32,8 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.pop.requests import PopProcessor
+from cometmq.broker.pop.service import PopService
 from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
@@ -144,6 +146,7 @@ class BrokerParts:
         tick.at_end(self.writer.end_tick)
         tick.at_end(self.replication.end_tick)
         tick.at_end(self.pulls.end_tick)
+        tick.at_end(self.pops.pops.end_tick)
 
     def _replication_context(self) -> ReplicationContext:
         return ReplicationContext(
@@ -180,6 +183,7 @@ class BrokerParts:
             schedule=self.schedule,
             timers=self.timers,
             transactions=self.transactions,
+            pops=self.pops,
             follower_id=broker_id_of(config.store.d_leger_self_id),
         )
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
@@ -203,6 +207,17 @@ class BrokerParts:
                 clock=self._clock, store=store, topics=tables.topics, writer=writer, address=self._address
             ),
             slow_readers=self.slow_readers,
+        )
+        self.pops = PopService(
+            config=config,
+            clock=self._clock,
+            store=store,
+            tables=tables,
+            stats=self.stats,
+            tick=self.tick,
+            writer=writer,
+            filters=filters,
+            arrivals=self.pulls.long_poll,
         )
         self.timed = TimedSends(config=config, clock=self._clock, store=store, tables=tables)
         self.sends = SendProcessor(
@@ -303,6 +318,7 @@ class BrokerParts:
                 check_read=self._security.check_read,
             ),
             self.pulls,
+            PopProcessor(config=config, service=self.pops),
             self.clients,
             self.schedule,
             TimerProcessor(
@@ -409,6 +425,7 @@ class BrokerParts:
             self.timers.start()
             self.store.retention.before_delete = self.timers.move_on
             self.transactions.start()
+            self.pops.start()
         for timer in self._periodic:
             timer.start()
         self._security.start()
@@ -447,6 +464,7 @@ class BrokerParts:
         await self.schedule.stop()
         await self.timers.stop()
         await self.transactions.stop()
+        await self.pops.stop()
         await self.pulls.stop()
         await self.writer.drain(drain_s)
         await self.replication.stop()
@@ -462,12 +480,14 @@ class BrokerParts:
 
     def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
+        self.pops.pops.arrived(arrivals)
         if not self.store.slave:
             self.schedule.arrived(arrivals)
             self.timers.arrived(arrivals)
 
     def _closed(self, connection: Connection) -> None:
         self.pulls.long_poll.drop(connection)
+        self.pops.pops.polls.drop(connection)
         self.clients.closed(connection)
         self.filter_servers.closed(connection)
         self._security.closed(connection)

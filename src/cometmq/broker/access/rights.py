@@ -12,7 +12,12 @@ from typing import NamedTuple
 
 from cometmq.broker.access.accounts import Perm
 from cometmq.errors import BodyError
-from cometmq.protocol.bodies import CheckClientRequestBody, HeartbeatData, LockBatchBody
+from cometmq.protocol.bodies import (
+    BatchAckMessageRequestBody,
+    CheckClientRequestBody,
+    HeartbeatData,
+    LockBatchBody,
+)
 from cometmq.protocol.codes import (
     CID_RMQ_SYS_PREFIX,
     HANDOFF_PREFIX,
@@ -24,6 +29,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
+from cometmq.protocol.pop import TopicKind
 
 EITHER = Perm.PUB | Perm.SUB
 MAX_RESOURCES = 10_000
@@ -106,6 +112,27 @@ def _pull(frame: Frame) -> Rights:
     return [topic_right(Perm.SUB, header.topic), group_right(header.consumer_group)]
 
 
+def _pop(frame: Frame) -> Rights:
+    """Return the rights to pop as a group, or to ack: those to the group and to the topic.
+
+    In an ack, the topic may be the group's retry topic for the topic.
+    """
+    ext = frame.ext or {}
+    group, topic = ext.get("consumerGroup", ""), ext.get("topic", "")
+    for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2):
+        topic = topic.removeprefix(kind.topic("", group))
+    return [topic_right(Perm.SUB, topic), group_right(group)]
+
+
+def _batch_ack(frame: Frame) -> Rights:
+    rights: dict[Right, None] = {}
+    for ack in BatchAckMessageRequestBody.decode(frame.body).acks:
+        rights[group_right(ack.consumer_group)] = rights[topic_right(Perm.SUB, ack.topic)] = None
+        if len(rights) > MAX_RESOURCES:
+            raise BodyError("BatchAckMessageRequestBody", f"more than {MAX_RESOURCES} topics and groups")
+    return list(rights)
+
+
 def _fields(
     perm: Perm, topic: str = "", group: str = "", *, optional: tuple[str, ...] = ()
 ) -> Callable[[Frame], Rights]:
@@ -168,6 +195,13 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
+    RequestCode.POP_MESSAGE: _pop,
+    RequestCode.PEEK_MESSAGE: _pop,
+    RequestCode.NOTIFICATION: _pop,
+    RequestCode.POLLING_INFO: _pop,
+    RequestCode.ACK_MESSAGE: _pop,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop,
+    RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
     RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group", optional=("originTopic",)),
     RequestCode.QUERY_MESSAGE: _fields(Perm.SUB, "topic"),
     RequestCode.HEART_BEAT: _heartbeat,

@@ -94,6 +94,14 @@ class LongPoll:
         self._watched.add((topic, queue_id))
         self.queues.setdefault((topic, queue_id), OnQueue())
 
+    def unwatch(self, topic: str, queue_id: int) -> None:
+        """End the effect of `watch`."""
+        key = topic, queue_id
+        self._watched.discard(key)
+        here = self.queues.get(key)
+        if here is not None and not here.count:
+            del self.queues[key]
+
     def has_room(self, topic: str, queue_id: int, pull: ParkedPull, max_of_owner: int, max_here: int) -> bool:
         """Return whether `pull` can be parked on a queue without exceeding a limit."""
         owner = self._owners.get(pull.owner)

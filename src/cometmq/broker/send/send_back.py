@@ -78,7 +78,7 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
         message = decode_record(record, 0)
         if self.check_read is not None:
             self.check_read(connection, frame, message.topic)
-        properties = _kept(message, record)
+        properties = properties_of_retry(message, record)
         maximum = self.rules.maximum(settings, header.max_reconsume_times, frame.version, connection)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
@@ -112,7 +112,7 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
         return known
 
 
-def _kept(message: MessageExt, record: bytes) -> bytes:
+def properties_of_retry(message: MessageExt, record: bytes) -> bytes:
     """Return the properties of a sent-back message, together with the properties that a retry adds.
 
     The stored bytes are edited directly, because not all stored properties can be decoded and encoded again.

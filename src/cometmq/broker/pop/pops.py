@@ -1,0 +1,514 @@
+"""Pops with long polling: messages are read, leased and delivered to one of a group's consumers.
+
+A pop reads from the queues of its topic, beginning with a random one, and from the group's retry topic, which
+comes first in a share of the pops and last in the others. It uses the same reads and filters as a pull. If a
+pop finds nothing, it is parked until messages arrive, leases of an ordered pop end, or its time is over. An
+SQL92 filter, or a tag that few messages have, is evaluated in turns, so that a scan never blocks the event
+loop for longer than a pull's.
+
+Messages are leased in the moment in which they are delivered. A pop whose connection has been closed leases
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from cometmq import logs
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.filters.sql_filters import FilterScan
+from cometmq.broker.groups.offset_requests import is_on_disk
+from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
+from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
+from cometmq.broker.pop.records import offsets_of, split
+from cometmq.broker.pull.backlog import Backlog
+from cometmq.broker.pull.checks import Wanted
+from cometmq.broker.pull.long_poll import LongPoll
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.errors import CommandError
+from cometmq.periodic import Tasks
+from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
+from cometmq.protocol.pop import TopicKind
+from cometmq.protocol.sql import SqlFilter
+from cometmq.remoting import Tick
+from cometmq.store import (
+    CACHED,
+    Arrivals,
+    Buffer,
+    Clock,
+    GetStatus,
+    MessageStore,
+    NotInMemory,
+    ReadResult,
+    Reads,
+)
+
+log = logs.logger(__name__)
+
+FOUND = int(ResponseCode.SUCCESS)
+POLLING_FULL = int(ResponseCode.POLLING_FULL)
+POLLING_TIMEOUT = int(ResponseCode.POLLING_TIMEOUT)
+RETRY_FIRST = 0.2
+"""The share of pops that read from the retry topic first, as in Apache's broker."""
+SCAN_S = 0.001
+"""The maximum duration of the filter scan of one pop, in seconds, as it blocks the event loop."""
+SCAN_SHARE = 0.5
+MAX_SCANS_PER_TICK = 4
+WOKEN_PER_TICK = 64
+_MAX_READS = 4  # Number of reads from one queue in a turn: more follow if filters or acks leave nothing
+
+
+class Owner(Protocol):
+    """The connection of a pop."""
+
+    closed: bool
+
+    def hold(self) -> None:
+        """Read no further request of this connection until `release`."""
+
+    def release(self) -> None:
+        """End the effect of one `hold`."""
+
+
+class PoppedQueue(NamedTuple):
+    """The messages that a pop has received from one queue.
+
+    Attributes:
+        kind: Whether the queue is one of the topic itself or of a retry topic.
+        queue_id: The id of the queue.
+        start: The offset at which the pop began to read. Receipt handles contain it.
+        offsets: The queue offset of each message.
+        buffers: The records, joined in any number of buffers.
+        deliveries: For ordered pops, how often each message was delivered before.
+    """
+
+    kind: TopicKind
+    queue_id: int
+    start: int
+    offsets: Sequence[int]
+    buffers: list[Buffer]
+    deliveries: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class PopRequest:
+    """A checked pop, with everything that is needed to serve it now or later.
+
+    Attributes:
+        owner: The connection.
+        queue_id: The queue, or -1 for all queues of the topic.
+        from_end: Whether a new group starts at the end of the queues.
+        answer: Is called once, with the request, a response code and the messages.
+        leases: Whether the messages are leased. If they are not, the group's next pop receives them, too.
+    """
+
+    owner: Owner
+    group: str
+    topic: str
+    queue_id: int
+    count: int
+    invisible_ms: int
+    poll_ms: int
+    wanted: Wanted
+    answer: Callable[[PopRequest, int], None]
+    ordered: bool = False
+    attempt_id: str = ""
+    from_end: bool = True
+    leases: bool = True
+    until_ms: int = -1  # The deadline of the wait; -1 before the pop is parked
+    # What has been read so far:
+    pop_ms: int = 0
+    rest: int = 0
+    taken: int = 0
+    unfinished: bool = False  # Whether messages are left that no filter has examined yet
+    queues: deque[tuple[TopicKind, str, int]] = field(default_factory=deque)
+    found: list[PoppedQueue] = field(default_factory=list)
+    scan: FilterScan | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Pops:
+    """Serves the pops of a broker. Its `end_tick` must run after that of the pulls."""
+
+    clock: Clock
+    store: MessageStore
+    tick: Tick
+    tables: DurableTables
+    stats: Stats
+    leases: Leases
+    arrivals: LongPoll
+    on_leased: Callable[[], None]
+    """Called after messages have been leased."""
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.polls = Polls(self._watch)
+        self._watched: dict[str, int] = {}  # The number of queues of each topic whose arrivals are reported
+        self._ready: deque[PopRequest] = deque()
+        self._scans = Backlog[PopRequest](
+            self.serve,
+            lambda: self.store.log.end,
+            self._loop.time,
+            part=SCAN_SHARE,
+            at_once=MAX_SCANS_PER_TICK,
+        )
+        self._scans_due = False
+        self._tasks = Tasks()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._stopping = False
+
+    # -- serving
+
+    def serve(self, request: PopRequest) -> None:
+        """Read messages for a pop, and answer or park it."""
+        if request.owner.closed:
+            self._wake_next(request)
+            return
+        request.rest = request.taken = 0
+        request.unfinished = False
+        request.found = []
+        request.pop_ms = self.clock.time_ms()
+        request.queues = self._plan(request)
+        wanted = request.wanted
+        request.scan = FilterScan(wanted, SCAN_S) if isinstance(wanted, SqlFilter) else None
+        self._go_on(request)
+
+    def _plan(self, request: PopRequest) -> deque[tuple[TopicKind, str, int]]:
+        """Return the queues of a pop, in the order in which it reads them."""
+        topics, group, topic = self.tables.topics.table, request.group, request.topic
+        queues: deque[tuple[TopicKind, str, int]] = deque()
+        if request.queue_id >= 0:
+            queues.append((TopicKind.NORMAL, topic, request.queue_id))
+        elif (known := topics.get(topic)) is not None and known.read_queue_nums > 0:
+            count = known.read_queue_nums
+            first = random.randrange(count)
+            queues.extend((TopicKind.NORMAL, topic, (first + each) % count) for each in range(count))
+        if request.ordered:
+            return queues
+        retries = [
+            (kind, name, known.read_queue_nums)
+            for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2)
+            if (known := topics.get(name := kind.topic(topic, group))) is not None
+        ]
+        if retries:
+            kind, name, count = retries[0] if len(retries) == 1 else random.choice(retries)
+            several = [(kind, name, queue_id) for queue_id in range(count)]
+            if random.random() < RETRY_FIRST:
+                queues.extendleft(several)
+            else:
+                queues.extend(several)
+        return queues
+
+    def _go_on(self, request: PopRequest) -> None:
+        queues = request.queues
+        try:
+            while queues:
+                place = queues.popleft()
+                if request.taken >= request.count:
+                    request.rest += self._behind(request.group, place)
+                    if request.rest:
+                        break
+                    continue
+                try:
+                    self._read_queue(request, place)
+                except NotInMemory as miss:
+                    if not request.found:
+                        self._read_uncached(request, place, miss)
+                        return
+                    request.rest += self._behind(request.group, place)
+        except Exception as error:
+            self._failed(request, error)
+        else:
+            self._finish(request)
+
+    def _behind(self, group: str, place: tuple[TopicKind, str, int]) -> int:
+        """Return the number of messages of a queue that a group has not popped yet."""
+        _, topic, queue_id = place
+        queue = self.leases.find((group, topic, queue_id))
+        head = self.tables.offsets.query(group, topic, queue_id) if queue is None else queue.head
+        return max(0, self.store.max_offset(topic, queue_id) - max(head, 0))
+
+    def _read_queue(self, request: PopRequest, place: tuple[TopicKind, str, int]) -> None:
+        """Read from one queue, and lease what is found. Raises NotInMemory."""
+        _, topic, queue_id = place
+        key: QueueKey = (request.group, topic, queue_id)
+        leases = self.leases
+        queue = leases.find(key)
+        end = self.store.max_offset(topic, queue_id)
+        head = self._stored(request, topic, queue_id) if queue is None else queue.head
+        if queue is None:
+            if head == end:
+                return
+            if head > end:
+                # A crash has removed messages. Without this, the group would skip the next ones.
+                self.tables.offsets.commit(*key, end)
+                return
+            queue = leases.enter(key, head)
+        if not leases.may_pop(queue, request.ordered, request.attempt_id):
+            leases.settle(queue)
+            if not request.ordered:
+                request.rest += max(0, end - queue.head)
+            return
+        try:
+            for _ in range(_MAX_READS):
+                if not self._take(request, place, queue, self._read(request, place, queue)):
+                    break
+        finally:
+            leases.settle(queue)
+
+    def _stored(self, request: PopRequest, topic: str, queue_id: int) -> int:
+        """Return the stored offset of a group in a queue. If there is none, store the first one."""
+        stored = self.tables.offsets.query(request.group, topic, queue_id)
+        if stored >= 0:
+            return stored
+        offset = self._first_offset(topic, queue_id, request.from_end)
+        if request.leases and not self.tables.offsets.commit(request.group, topic, queue_id, offset):
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the offset of {request.group} in {topic} queue {queue_id} is not stored, because the limit "
+                f"of {len(self.tables.offsets)} offsets is reached",
+            )
+        return offset
+
+    def _first_offset(self, topic: str, queue_id: int, from_end: bool) -> int:
+        """Return where a new group begins in a queue.
+
+        A group that begins at the end receives the messages of a young queue, and otherwise the last one.
+        """
+        store = self.store
+        low = store.min_offset(topic, queue_id)
+        if not from_end or topic.startswith(RETRY_PREFIX):
+            return low
+        if low <= 0:
+            try:
+                if not is_on_disk(store, topic, queue_id, 0, CACHED):
+                    return 0
+            except NotInMemory:
+                pass
+        return max(store.max_offset(topic, queue_id) - 1, 0)
+
+    def _read(
+        self,
+        request: PopRequest,
+        place: tuple[TopicKind, str, int],
+        queue: LeasedQueue,
+        reads: Reads = CACHED,
+    ) -> ReadResult:
+        _, topic, queue_id = place
+        wanted = request.wanted
+        return self.store.get_messages(
+            topic,
+            queue_id,
+            queue.head,
+            request.count - request.taken,
+            filter=wanted if isinstance(wanted, frozenset) else None,
+            record_filter=None if request.scan is None else request.scan.find_match,
+            reads=reads,
+        )
+
+    def _take(
+        self, request: PopRequest, place: tuple[TopicKind, str, int], queue: LeasedQueue, got: ReadResult
+    ) -> bool:
+        """Lease the messages of a read. Return whether to read once more."""
+        kind, _, queue_id = place
+        start, following = queue.head, got.next_begin_offset
+        if got.status is GetStatus.FOUND:
+            buffers = got.buffers
+            offsets: Sequence[int] = range(start, following)
+            if got.count != following - start or queue.acked:
+                records = [each for each in split(buffers) if offsets_of([each])[0] not in queue.acked]
+                buffers, offsets = records, offsets_of(records)
+            if offsets and not request.leases:
+                request.found.append(PoppedQueue(kind, queue_id, start, offsets, buffers, []))
+                request.taken += len(offsets)
+                return False
+            if self._lease(request, queue, offsets, following, start) and offsets:
+                counts = [queue.deliveries.get(each, 1) - 1 for each in offsets] if request.ordered else []
+                request.found.append(PoppedQueue(kind, queue_id, start, offsets, buffers, counts))
+                request.taken += len(offsets)
+        elif following > start or got.status is GetStatus.OFFSET_TOO_SMALL:
+            self._lease(request, queue, (), following, start)
+        left = got.max_offset - following
+        if left <= 0 or following <= start:
+            return False
+        if request.taken:
+            request.rest += left
+            return False
+        request.unfinished = True
+        return request.scan is None
+
+    def _lease(
+        self, request: PopRequest, queue: LeasedQueue, offsets: Sequence[int], following: int, start: int
+    ) -> bool:
+        if request.ordered and offsets and not request.found:
+            request.pop_ms = max(request.pop_ms, queue.pop_ms + 1)
+        pop = Pop(request.pop_ms, start, request.invisible_ms, request.ordered, request.attempt_id)
+        return self.leases.lease(queue, offsets, following, pop, mono_ms(self.clock))
+
+    def _read_uncached(
+        self, request: PopRequest, place: tuple[TopicKind, str, int], miss: NotInMemory
+    ) -> None:
+        """Read from a queue in a thread, and then go on with the pop. Other pops skip the queue meanwhile."""
+        _, topic, queue_id = place
+        queue = self.leases.enter((request.group, topic, queue_id), self._stored(request, topic, queue_id))
+        queue.busy = True
+        request.owner.hold()
+
+        async def read() -> None:
+            try:
+                got = await self.store.executor.query(partial(self._read, request, place, queue), miss)
+                queue.busy = False
+                if request.owner.closed:
+                    self._wake_next(request)
+                else:
+                    self._take(request, place, queue, got)
+                    self._go_on(request)
+            except Exception as error:
+                self._failed(request, error)
+            finally:
+                queue.busy = False
+                queue.skip_acked()
+                self.leases.settle(queue)
+                request.owner.release()
+
+        self._tasks.start(read())
+
+    def _failed(self, request: PopRequest, error: Exception) -> None:
+        """Answer a pop after an error, with the messages that are already leased for it."""
+        if not isinstance(error, CommandError):
+            where = request.topic, request.group
+            log.error("pop from topic %s for group %s failed", *where, exc_info=error)
+        request.answer(request, FOUND if request.found else int(ResponseCode.SYSTEM_ERROR))
+
+    def _finish(self, request: PopRequest) -> None:
+        stats = self.stats
+        if request.taken:
+            if request.leases:
+                stats.found += request.taken
+                stats.transferred += request.taken
+                key = (request.group, request.topic)
+                stats.group_get[key] = stats.group_get.get(key, 0) + request.taken
+                self.on_leased()
+            request.answer(request, FOUND)
+            if request.rest or request.unfinished:
+                self._wake_next(request)
+        elif request.unfinished and not self._stopping and self._scans.wait(request):
+            self._schedule_scans()
+        else:
+            self._park(request)
+
+    def _wake_next(self, request: PopRequest) -> None:
+        """Wake another pop of the group, for the messages that a pop has not taken."""
+        self.wake(self.polls.wake_group(request.group, request.topic, request.queue_id))
+
+    # -- waiting
+
+    def _park(self, request: PopRequest) -> None:
+        now_ms = int(self._loop.time() * 1000)
+        first = request.until_ms < 0
+        if first:
+            request.until_ms = now_ms + request.poll_ms
+        if request.poll_ms <= 0 or request.until_ms <= now_ms or self._stopping:
+            request.answer(request, POLLING_TIMEOUT)
+            return
+        key = PollKey(request.group, request.topic, request.queue_id)
+        if not self.polls.has_room(key):
+            request.answer(request, POLLING_FULL)
+            return
+        topics: tuple[str, ...] = (request.topic,)
+        if not request.ordered:
+            topics += (
+                TopicKind.RETRY_V1.topic(request.topic, request.group),
+                TopicKind.RETRY_V2.topic(request.topic, request.group),
+            )
+        parked = ParkedPop(request.owner, key, topics, request.wanted, request)
+        self._arm(self.polls.park(parked, now_ms, request.until_ms - now_ms), now_ms)
+
+    def _watch(self, topic: str) -> None:
+        """Let the arrivals in all queues of a topic be reported."""
+        known = self.tables.topics.table.get(topic)
+        count = 1 if known is None else known.read_queue_nums
+        for queue_id in range(self._watched.get(topic, 0), count):
+            self.arrivals.watch(topic, queue_id)
+            self._watched[topic] = queue_id + 1
+
+    def sweep(self) -> None:
+        """End the reports of arrivals in topics for which no pop is parked any more."""
+        for topic in [each for each in self._watched if not self.polls.waits_for(each)]:
+            for queue_id in range(self._watched.pop(topic)):
+                self.arrivals.unwatch(topic, queue_id)
+
+    def _arm(self, at_ms: int, now_ms: int) -> None:
+        if self._timer is not None:
+            if self._timer_at <= at_ms:
+                return
+            self._timer.cancel()
+        self._timer_at = at_ms
+        self._timer = self._loop.call_later(max(at_ms - now_ms, 0) / 1000, self._expire_polls)
+
+    def _expire_polls(self) -> None:
+        self._timer = None
+        now_ms = int(self._loop.time() * 1000)
+        self.wake(self.polls.expire(now_ms))
+        following = self.polls.next_deadline()
+        if following is not None:
+            self._arm(following, now_ms)
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Wake the pops that wait for messages that have become visible."""
+        if len(self.polls):
+            self.wake(self.polls.arrived(arrivals))
+
+    def freed(self, key: QueueKey) -> None:
+        """Wake a pop that waits for a queue that was blocked by leases of an ordered pop."""
+        self.wake(self.polls.wake_group(*key))
+
+    def wake(self, pops: Sequence[ParkedPop]) -> None:
+        """Serve parked pops at the end of this event-loop tick, or of later ones."""
+        if pops:
+            self._ready.extend(pop.request for pop in pops)
+            self.tick.schedule()
+
+    def restart(self) -> None:
+        """Accept pops again after `stop`."""
+        self._stopping = False
+
+    async def stop(self) -> None:
+        """Answer all waiting pops, because the broker is stopping."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.wake(self.polls.wake_all())
+        while self._ready:
+            self.serve(self._ready.popleft())
+        self._scans.serve_all()
+        await self._tasks.finish()
+
+    def end_tick(self) -> None:
+        """Serve woken pops, up to a limit per event-loop tick."""
+        ready = self._ready
+        if not ready:
+            return
+        for _ in range(min(len(ready), WOKEN_PER_TICK)):
+            self.serve(ready.popleft())
+        if ready:
+            # Schedule the next tick via the event loop, because a running tick cannot schedule itself.
+            self._loop.call_soon(self.tick.schedule)
+
+    def _schedule_scans(self) -> None:
+        if not self._scans_due:
+            self._scans_due = True
+            self._loop.call_soon(self._serve_scans)
+
+    def _serve_scans(self) -> None:
+        self._scans_due = False
+        if self._scans.serve_some():
+            self._schedule_scans()

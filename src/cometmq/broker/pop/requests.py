@@ -1,0 +1,323 @@
+"""The remoting requests of pop consumers: pops, acks, changes of leases, and waits for messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.replies import frame_of
+from cometmq.broker.filters.sql_filters import NotCompiled
+from cometmq.broker.pop.checks import PopChecks
+from cometmq.broker.pop.polls import PollKey
+from cometmq.broker.pop.pops import FOUND, POLLING_FULL, PoppedQueue, PopRequest
+from cometmq.broker.pop.records import renamed, split
+from cometmq.broker.pop.service import PopService
+from cometmq.broker.pull.checks import Wanted
+from cometmq.errors import CommandError, RecordError
+from cometmq.protocol.bodies import BatchAckMessageRequestBody
+from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, handles
+from cometmq.protocol.frame import Frame, encode_frame
+from cometmq.protocol.headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    NotificationRequestHeader,
+    NotificationResponseHeader,
+    PeekMessageRequestHeader,
+    PollingInfoRequestHeader,
+    PollingInfoResponseHeader,
+    PopMessageRequestHeader,
+)
+from cometmq.protocol.pop import (
+    ORDERED_REVIVE_QUEUE,
+    CountKey,
+    PopFormatError,
+    ReceiptHandle,
+    TopicKind,
+    encode_message_offsets,
+    encode_order_counts,
+    encode_start_offsets,
+)
+from cometmq.remoting import Connection
+from cometmq.store import Buffer
+
+REVIVE_QUEUE = 0
+"""The revive queue id in receipt handles: the queue of the revive topic that a clean stop writes to."""
+MAX_ACKS = 16_384
+"""The maximum number of messages that one request can ack."""
+LEASE_ENDED = "the message is not leased under this handle: it was acked before, or its lease has expired"
+
+
+@dataclass(eq=False, kw_only=True)
+class PopProcessor:
+    """Handles the requests of pop consumers."""
+
+    config: BrokerConfig
+    service: PopService
+
+    def __post_init__(self) -> None:
+        self._checks: PopChecks = self.service.checks
+
+    # -- pops
+
+    @handles(RequestCode.POP_MESSAGE)
+    def pop_message(self, connection: Connection, frame: Frame) -> object:
+        """Lease messages to the sender, or hold the request until there are some."""
+        header = frame.header(PopMessageRequestHeader)
+        self._checks.check_numbers(header.max_msg_nums, header.invisible_time)
+        self._checks.check(header.consumer_group, header.topic, header.queue_id)
+        ordered, broker_name = bool(header.order), self.config.broker_name
+        opaque = frame.opaque
+
+        def answer(request: PopRequest, code: int) -> None:
+            for data in pop_response(request, code, opaque, broker_name):
+                connection.write(data)
+
+        def begin(wanted: Wanted) -> None:
+            self.service.pops.serve(
+                PopRequest(
+                    owner=connection,
+                    group=header.consumer_group,
+                    topic=header.topic,
+                    queue_id=max(header.queue_id, -1),
+                    count=header.max_msg_nums,
+                    invisible_ms=header.invisible_time,
+                    poll_ms=header.poll_time or 0,
+                    wanted=wanted,
+                    answer=answer,
+                    ordered=ordered,
+                    attempt_id=header.attempt_id or "",
+                    from_end=header.init_mode != 0,
+                )
+            )
+
+        return self._with_filter(connection, header.exp, header.exp_type, begin)
+
+    @handles(RequestCode.NOTIFICATION)
+    def notification(self, connection: Connection, frame: Frame) -> object:
+        """Wait until the group can pop a message, without leasing it."""
+        header, opaque = frame.header(NotificationRequestHeader), frame.opaque
+        self._checks.check(header.consumer_group, header.topic, header.queue_id)
+
+        def answer(request: PopRequest, code: int) -> None:
+            found = NotificationResponseHeader(has_msg=request.taken > 0, polling_full=code == POLLING_FULL)
+            connection.write(encode_frame(Frame(code=0, opaque=opaque).response(header=found)))
+
+        def begin(wanted: Wanted) -> None:
+            self.service.pops.serve(
+                PopRequest(
+                    owner=connection,
+                    group=header.consumer_group,
+                    topic=header.topic,
+                    queue_id=max(header.queue_id, -1),
+                    count=1,
+                    invisible_ms=0,
+                    poll_ms=header.poll_time,
+                    wanted=wanted,
+                    answer=answer,
+                    ordered=bool(header.order),
+                    attempt_id=header.attempt_id or "",
+                    leases=False,
+                )
+            )
+
+        return self._with_filter(connection, header.exp, header.exp_type, begin)
+
+    def _with_filter(
+        self,
+        connection: Connection,
+        expression: str | None,
+        expression_type: str | None,
+        begin: Callable[[Wanted], None],
+    ) -> object:
+        """Call `begin` with the filter of a request, once it is compiled."""
+        try:
+            begin(self._checks.wanted(expression, expression_type))
+            return None
+        except NotCompiled as missing:
+            return self._compile_first(connection, missing, expression, expression_type, begin)
+
+    async def _compile_first(
+        self,
+        connection: Connection,
+        missing: NotCompiled,
+        expression: str | None,
+        expression_type: str | None,
+        begin: Callable[[Wanted], None],
+    ) -> None:
+        await self._checks.filters.compile(missing.key, connection)
+        begin(self._checks.wanted(expression, expression_type))
+
+    @handles(RequestCode.PEEK_MESSAGE)
+    def peek_message(self, connection: Connection, frame: Frame) -> None:
+        """Return the next messages of a group without leasing them."""
+        header, opaque = frame.header(PeekMessageRequestHeader), frame.opaque
+        self._checks.check_numbers(header.max_msg_nums, 0)
+        self._checks.check(header.consumer_group, header.topic, header.queue_id)
+
+        def answer(request: PopRequest, code: int) -> None:
+            code = FOUND if code == FOUND else int(ResponseCode.PULL_NOT_FOUND)
+            for data in pop_response(request, code, opaque, self.config.broker_name):
+                connection.write(data)
+
+        self.service.pops.serve(
+            PopRequest(
+                owner=connection,
+                group=header.consumer_group,
+                topic=header.topic,
+                queue_id=max(header.queue_id, -1),
+                count=header.max_msg_nums,
+                invisible_ms=0,
+                poll_ms=0,
+                wanted=None,
+                answer=answer,
+                leases=False,
+            )
+        )
+
+    @handles(RequestCode.POLLING_INFO)
+    def polling_info(self, _connection: Connection, frame: Frame) -> Frame:
+        """Return how many pops wait for a queue, or for all queues (-1), of a topic."""
+        header = frame.header(PollingInfoRequestHeader)
+        self._checks.check(header.consumer_group, header.topic, header.queue_id)
+        key = PollKey(header.consumer_group, header.topic, header.queue_id)
+        number = self.service.pops.polls.count(key)
+        return frame.response(header=PollingInfoResponseHeader(polling_num=number))
+
+    # -- acks and changes of leases
+
+    @handles(RequestCode.ACK_MESSAGE)
+    def ack_message(self, _connection: Connection, frame: Frame) -> Frame:
+        """Mark a leased message as consumed."""
+        header = frame.header(AckMessageRequestHeader)
+        self._checks.check_message(header.topic, header.queue_id, header.offset)
+        handle = _decoded(header.extra_info)
+        key = header.consumer_group, header.topic, header.queue_id
+        if not self.service.ack(key, header.offset, handle.pop_time_ms):
+            raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
+        return frame.response()
+
+    @handles(RequestCode.BATCH_ACK_MESSAGE)
+    def batch_ack_message(self, _connection: Connection, frame: Frame) -> Frame:
+        """Mark several messages as consumed. Messages that are no longer leased are ignored."""
+        left = MAX_ACKS
+        acks = BatchAckMessageRequestBody.decode(frame.body).acks
+        if not acks:
+            raise CommandError(ResponseCode.NO_MESSAGE, "the body has no acks")
+        for ack in acks:
+            if ack.retry not in ("0", "1", "2"):
+                raise CommandError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the kind of topic r is {ack.retry[:20]!r}, not 0, 1 or 2"
+                )
+            topic = TopicKind(int(ack.retry)).topic(ack.topic, ack.consumer_group)
+            offsets = ack.offsets()
+            left -= len(offsets)
+            if left < 0:
+                raise CommandError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"a request can ack at most {MAX_ACKS} messages"
+                )
+            end = self.service.store.max_offset(topic, ack.queue_id)
+            for offset in offsets:
+                if offset < end:
+                    self.service.ack((ack.consumer_group, topic, ack.queue_id), offset, ack.pop_time)
+        return frame.response()
+
+    @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
+    def change_message_invisible_time(self, _connection: Connection, frame: Frame) -> Frame:
+        """Change when a lease expires. The message's handle, and any older one, stays valid."""
+        header = frame.header(ChangeInvisibleTimeRequestHeader)
+        self._checks.check_numbers(1, header.invisible_time)
+        self._checks.check_message(header.topic, header.queue_id, header.offset)
+        handle = _decoded(header.extra_info)
+        key = header.consumer_group, header.topic, header.queue_id
+        if not self.service.renew(
+            key, header.offset, handle.pop_time_ms, header.invisible_time, counts=not header.suspend
+        ):
+            raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
+        until_ms = self.service.clock.time_ms() + header.invisible_time
+        return frame.response(
+            header=ChangeInvisibleTimeResponseHeader(
+                pop_time=handle.pop_time_ms,
+                invisible_time=max(until_ms - handle.pop_time_ms, 0),
+                revive_qid=handle.revive_queue_id,
+            )
+        )
+
+    @handles(RequestCode.POP_ROLLBACK)
+    def pop_rollback(self, _connection: Connection, frame: Frame) -> Frame:
+        """Do nothing: there are no pop records in RocksDB that could be moved to files."""
+        return frame.response()
+
+
+def _decoded(text: str) -> ReceiptHandle:
+    try:
+        return ReceiptHandle.decode(text)
+    except PopFormatError as error:
+        raise CommandError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+
+
+# -- the response to a pop
+
+_TAIL = b'},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b","serializeTypeCurrentRPC":"JSON",' + (
+    b'"version":%d}' % VERSION_4_9_7
+)
+
+
+def pop_response(request: PopRequest, code: int, opaque: int, broker_name: str) -> list[Buffer]:
+    """Return the response to a pop: a frame up to its body, followed by the buffers of the body."""
+    found = request.found if code == FOUND else []
+    revive_queue = ORDERED_REVIVE_QUEUE if request.ordered else REVIVE_QUEUE
+    ext = {
+        "popTime": str(request.pop_ms),
+        "invisibleTime": str(request.invisible_ms),
+        "reviveQid": str(revive_queue),
+        "restNum": str(request.rest),
+        "startOffsetInfo": encode_start_offsets({(each.kind, each.queue_id): each.start for each in found}),
+        "msgOffsetInfo": encode_message_offsets({(each.kind, each.queue_id): each.offsets for each in found}),
+    }
+    if request.ordered:
+        ext["orderCountInfo"] = encode_order_counts(_order_counts(found))
+    buffers: list[Buffer] = []
+    for each in found:
+        if each.kind is TopicKind.NORMAL:
+            buffers += each.buffers
+        else:
+            buffers += _renamed(request, each, revive_queue, broker_name)
+    size = sum(map(len, buffers))
+    remark = b"FOUND" if found else b"NO_MESSAGE_IN_QUEUE"
+    header = b'{"code":%d,"extFields":%b' % (code, json.dumps(ext).encode()[:-1])
+    return [frame_of(header + _TAIL % (opaque, remark), size), *buffers]
+
+
+def _renamed(
+    request: PopRequest, popped: PoppedQueue, revive_queue: int, broker_name: str
+) -> Iterable[Buffer]:
+    """Return the records of a retry topic under the name of the topic that the consumer has subscribed to."""
+    for record, offset in zip(split(popped.buffers), popped.offsets, strict=True):
+        handle = ReceiptHandle(
+            popped.start,
+            request.pop_ms,
+            request.invisible_ms,
+            revive_queue,
+            popped.kind,
+            broker_name,
+            popped.queue_id,
+            offset,
+        )
+        try:
+            yield renamed(record, request.topic, handle.encode().encode())
+        except RecordError:
+            yield record  # The client sees the damage
+
+
+def _order_counts(found: Iterable[PoppedQueue]) -> Mapping[CountKey, int]:
+    """Return how often each message was delivered before, and for older clients the minimum of each queue."""
+    counts: dict[CountKey, int] = {}
+    for each in found:
+        for offset, count in zip(each.offsets, each.deliveries, strict=True):
+            if count:
+                counts[each.kind, each.queue_id, offset] = count
+        counts[each.kind, each.queue_id, None] = min(each.deliveries, default=0)
+    return counts
