@@ -208,17 +208,7 @@ class BrokerParts:
             ),
             slow_readers=self.slow_readers,
         )
-        self.pops = PopService(
-            config=config,
-            clock=self._clock,
-            store=store,
-            tables=tables,
-            stats=self.stats,
-            tick=self.tick,
-            writer=writer,
-            filters=filters,
-            arrivals=self.pulls.long_poll,
-        )
+        self.pops = self._pop_service(filters)
         self.timed = TimedSends(config=config, clock=self._clock, store=store, tables=tables)
         self.sends = SendProcessor(
             config=config,
@@ -267,6 +257,19 @@ class BrokerParts:
             locks=self.locks,
             notices=GroupNotices(config, tables.groups, self.consumers),
             filters=filters,
+        )
+
+    def _pop_service(self, filters: SqlFilters) -> PopService:
+        return PopService(
+            config=self._config,
+            clock=self._clock,
+            store=self.store,
+            tables=self.tables,
+            stats=self.stats,
+            tick=self.tick,
+            writer=self.writer,
+            filters=filters,
+            arrivals=self.pulls.long_poll,
         )
 
     def _runtime(self) -> RuntimeAdmin:
@@ -397,6 +400,7 @@ class BrokerParts:
         self.tables.load()
         if not self.store.slave:
             self.transactions.load()
+            self.pops.load()
 
     def resume(self) -> None:
         """Repair the topic table and the half messages after a crash.
@@ -473,6 +477,7 @@ class BrokerParts:
         for server in servers:
             await server.stop(drain_s)
         await self.client.close()
+        await self.pops.save()
         await self.tables.stop()
         await self.store.stop()
 
@@ -480,7 +485,7 @@ class BrokerParts:
 
     def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
-        self.pops.pops.arrived(arrivals)
+        self.pops.arrived(arrivals)
         if not self.store.slave:
             self.schedule.arrived(arrivals)
             self.timers.arrived(arrivals)

@@ -326,12 +326,13 @@ class TestAnEarlierRun:
         assert offsets.query(*KEY) == 0
 
     def test_its_leases_are_restored(self, leases, offsets):
-        pops = [(4, Pop(5, 4, 1_000), 700), (6, Pop(5, 4, 1_000), 900)]
-        leases.restore(KEY, 9, pops)
-        assert offsets.query(*KEY) == 4
-        assert leases.enter(KEY, 4).head == 9
-        assert [lease.offset for lease in leases.expired(700, 10).leases] == [4]
-        assert leases.ack(KEY, 6, 5)
+        offsets.commit(*KEY, 4)
+        pops = [(4, Pop(5, 4, 1_000, True), 700), (6, Pop(5, 4, 1_000, True), 900)]
+        leases.restore(KEY, 7, pops, {5}, {4: 2, 6: 1})
+        queue = leases.enter(KEY, 4)
+        assert (queue.head, leases.may_pop(queue, True)) == (7, False)
+        assert leases.expired(900, 10) == ([], [KEY])
+        assert (queue.head, queue.acked, queue.deliveries) == (4, {5}, {4: 2, 6: 1})
 
     def test_a_clear_forgets_leases_but_no_offset(self, leases, offsets):
         pop(leases, [0, 1, 2])

@@ -21,7 +21,7 @@ time of a lease is wall-clock time; it is part of the receipt handle and identif
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -279,24 +279,35 @@ class Leases:
         self.settle(queue)
         return True
 
-    def restore(self, key: QueueKey, head: int, pops: Iterable[tuple[int, Pop, int]]) -> None:
-        """Create the state of a queue that an earlier run of the broker has saved.
+    def restore(
+        self,
+        key: QueueKey,
+        head: int,
+        pops: Iterable[tuple[int, Pop, int]],
+        acked: Iterable[int],
+        deliveries: Mapping[int, int],
+    ) -> None:
+        """Create the state of a queue with ordered leases that an earlier run of the broker has saved.
 
         Args:
-            key: The queue. Its stored offset must not be greater than the first leased offset or the head.
-            head: The offset at which pops continue.
+            key: The queue. Its stored offset is the first leased one.
+            head: The offset at which pops continue once all leases have ended.
             pops: The leases in ascending order of their offsets: offset, pop, deadline.
+            acked: The messages between the first lease and the head that are acked.
+            deliveries: How often each leased message was delivered.
         """
         queue = LeasedQueue(key, self._offsets.query(*key))
         queue.head = queue.rewound = head
+        queue.acked = {offset for offset in acked if offset > queue.floor}
+        queue.deliveries.update(deliveries)
         self._queues[key] = queue
         for offset, pop, deadline_ms in pops:
             lease = Lease(queue, offset, pop, deadline_ms)
             queue.add(lease)
+            queue.pop_ms = pop.pop_ms
+            queue.open += 1
             self._count += 1
-            queue.open += pop.ordered
             self._schedule(lease)
-        self.settle(queue)
 
     # -- requests of consumers
 

@@ -172,6 +172,9 @@ class Pops:
         if request.owner.closed:
             self._wake_next(request)
             return
+        if self._stopping:
+            request.answer(request, POLLING_TIMEOUT)
+            return
         request.rest = request.taken = 0
         request.unfinished = False
         request.found = []

@@ -13,6 +13,7 @@ from cometmq.broker.pop.checks import PopChecks
 from cometmq.broker.pop.polls import PollKey
 from cometmq.broker.pop.pops import FOUND, POLLING_FULL, PoppedQueue, PopRequest
 from cometmq.broker.pop.records import renamed, split
+from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService
 from cometmq.broker.pull.checks import Wanted
 from cometmq.errors import CommandError, RecordError
@@ -43,8 +44,6 @@ from cometmq.protocol.pop import (
 from cometmq.remoting import Connection
 from cometmq.store import Buffer
 
-REVIVE_QUEUE = 0
-"""The revive queue id in receipt handles: the queue of the revive topic that a clean stop writes to."""
 MAX_ACKS = 16_384
 """The maximum number of messages that one request can ack."""
 LEASE_ENDED = "the message is not leased under this handle: it was acked before, or its lease has expired"
@@ -195,7 +194,7 @@ class PopProcessor:
         self._checks.check_message(header.topic, header.queue_id, header.offset)
         handle = _decoded(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
-        if not self.service.ack(key, header.offset, handle.pop_time_ms):
+        if not self.service.ack(key, header.offset, handle.start_offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         return frame.response()
 
@@ -221,7 +220,8 @@ class PopProcessor:
             end = self.service.store.max_offset(topic, ack.queue_id)
             for offset in offsets:
                 if offset < end:
-                    self.service.ack((ack.consumer_group, topic, ack.queue_id), offset, ack.pop_time)
+                    key = ack.consumer_group, topic, ack.queue_id
+                    self.service.ack(key, offset, ack.start_offset, ack.pop_time)
         return frame.response()
 
     @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
@@ -233,7 +233,12 @@ class PopProcessor:
         handle = _decoded(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
         if not self.service.renew(
-            key, header.offset, handle.pop_time_ms, header.invisible_time, counts=not header.suspend
+            key,
+            header.offset,
+            handle.start_offset,
+            handle.pop_time_ms,
+            header.invisible_time,
+            counts=not header.suspend,
         ):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         until_ms = self.service.clock.time_ms() + header.invisible_time

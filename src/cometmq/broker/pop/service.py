@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
+from typing import Any
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.stats import Stats
@@ -13,14 +15,19 @@ from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.pop.checks import PopChecks
 from cometmq.broker.pop.expiry import LeaseExpiry
 from cometmq.broker.pop.leases import Leases, QueueKey
+from cometmq.broker.pop.order_info import restore, to_table
 from cometmq.broker.pop.pops import Pops
+from cometmq.broker.pop.retries import Retries
+from cometmq.broker.pop.revive import CheckpointKey, ReviveLog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.table_file import TableFile
 from cometmq.periodic import Periodic
 from cometmq.remoting import Tick
-from cometmq.store import Clock, MessageStore
+from cometmq.store import Arrivals, Clock, MessageStore
 
 SWEEP_S = 10.0
+ORDER_INFO = "consumerOrderInfo.json"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,10 +49,22 @@ class PopService:
         self.checks = PopChecks(
             config=self.config, store=self.store, tables=self.tables, filters=self.filters
         )
+        self.retries = Retries(store=self.store, tables=self.tables, writer=self.writer)
         self.expiry = LeaseExpiry(
-            clock=self.clock, store=self.store, tables=self.tables, writer=self.writer, leases=self.leases,
-            freed=self._freed,
+            clock=self.clock, leases=self.leases, retries=self.retries, freed=self._freed
+        )
+        self.revive = ReviveLog(
+            config=self.config, clock=self.clock, store=self.store, tables=self.tables, writer=self.writer,
+            leases=self.leases, retries=self.retries, arrivals=self.arrivals,
         )  # fmt: skip
+        self._order_file_used = False
+        path = os.path.join(self.config.store.root, "config", ORDER_INFO)
+        self._order_file = TableFile(
+            self.store.disk,
+            path,
+            self._order_table,
+            self.tables.log_flushed,
+        )
         self.pops = Pops(
             clock=self.clock, store=self.store, tick=self.tick, tables=self.tables, stats=self.stats,
             leases=self.leases, arrivals=self.arrivals, on_leased=self.expiry.arm,
@@ -54,15 +73,19 @@ class PopService:
             asyncio.get_running_loop(), SWEEP_S, self.pops.sweep, name="sweep of the topics with parked pops"
         )
 
+    def _order_table(self) -> dict[str, Any]:
+        return to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
+
     def _freed(self, key: QueueKey) -> None:
         self.pops.freed(key)
 
-    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+    def ack(self, key: QueueKey, offset: int, start: int, pop_ms: int) -> bool:
         """Mark a message as consumed.
 
         Args:
             key: The group, the topic in which the message was found, and the queue id.
             offset: The message's queue offset.
+            start: The start offset in its receipt handle.
             pop_ms: The pop time in its receipt handle.
 
         Returns:
@@ -73,10 +96,10 @@ class PopService:
         done = self.leases.ack(key, offset, pop_ms)
         if done and ordered and queue is not None and not queue.leases:
             self.pops.freed(key)
-        return done
+        return done or (len(self.revive) > 0 and self.revive.ack(CheckpointKey(*key, start, pop_ms), offset))
 
     def renew(
-        self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
+        self, key: QueueKey, offset: int, start: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
     ) -> bool:
         """Let a lease expire `invisible_ms` from now. The arguments and the result are those of `ack`.
 
@@ -85,20 +108,42 @@ class PopService:
         renewed = self.leases.renew(key, offset, pop_ms, mono_ms(self.clock), invisible_ms, counts)
         if renewed:
             self.expiry.arm()
-        return renewed
+            return True
+        checkpoint = CheckpointKey(*key, start, pop_ms)
+        return len(self.revive) > 0 and self.revive.renew(checkpoint, offset, invisible_ms, counts)
+
+    def load(self) -> None:
+        """Restore the leases of ordered pops. Must run in a thread, before requests are served."""
+        table = self._order_file.load_or_empty()
+        self._order_file_used = bool(table.get("table"))
+        restore(table, self.leases, self.tables.offsets, mono_ms(self.clock), self.clock.time_ms())
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Handle messages that have become visible."""
+        self.pops.arrived(arrivals)
+        self.revive.arrived(arrivals)
 
     def restart(self) -> None:
         """Forget all leases: this broker becomes the leader, and other leaders have moved the offsets."""
         self.leases.clear()
         self.pops.restart()
+        self.revive.restart()
 
     def start(self) -> None:
-        """Begin to handle expired leases."""
+        """Begin to handle expired leases, and to read the revive log."""
         self._sweeps.start()
         self.expiry.start()
+        self.revive.start()
 
     async def stop(self) -> None:
-        """Answer waiting pops and handle no further leases."""
+        """Answer waiting pops, handle no further leases, and save the leases if this broker is a master."""
         self._sweeps.cancel()
         await self.pops.stop()
-        await self.expiry.stop()
+        self.expiry.stop()
+        await self.retries.stop()
+        await self.revive.stop(write=not self.store.slave)
+
+    async def save(self) -> None:
+        """Write the leases of ordered pops to their file, because the broker stops."""
+        if self._order_file_used or self._order_table()["table"]:
+            await self._order_file.finish()

@@ -1,0 +1,422 @@
+"""The revive log: leases of another run of the broker, or of Apache's broker.
+
+Apache's broker stores a checkpoint for each pop in the topic `rmq_sys_REVIVE_LOG_<cluster>`, and a record for
+each ack. Its stored offsets are ahead of the popped messages; a checkpoint that was not acked in time leads
+to copies in the retry topic. CometMQ keeps leases in memory. When it stops, it writes a checkpoint for each
+pop with leases and stores the head as the group's offset, exactly as Apache's broker would have it.
+
+This module reads what is in the revive log and not yet done: at the start, and while the timers deliver the
+records that Apache's broker has left there. Acks and renewals of the messages of a checkpoint are kept in
+memory, and written at the stop. The offset of the internal group that reads the log moves behind a checkpoint
+only when all its messages are acked or copied. So after a crash, messages may be delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.writer import Writer
+from cometmq.broker.pop.leases import Lease, LeasedQueue, Leases
+from cometmq.broker.pop.retries import Overdue, Retries
+from cometmq.broker.pull.long_poll import LongPoll
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.errors import BodyError, CommandError, RecordError, StoreError
+from cometmq.message import MessageExt
+from cometmq.periodic import Periodic, Tasks
+from cometmq.protocol.bodies import (
+    ACK_TAG,
+    BATCH_ACK_TAG,
+    CHECKPOINT_TAG,
+    AckMsg,
+    BatchAckMsg,
+    PopCheckPoint,
+)
+from cometmq.protocol.codes import REVIVE_GROUP, REVIVE_TOPIC_PREFIX
+from cometmq.protocol.properties.values import encode_properties, stored_tags_code
+from cometmq.protocol.record.one import decode_record, record_starts
+from cometmq.store import Arrivals, Clock, MessageStore, ReadResult, Reads
+
+log = logs.logger(__name__)
+
+REVIVE_QUEUE = 0
+"""The queue of the revive log to which a clean stop writes. Receipt handles contain it."""
+REVIVE_QUEUES = 8
+ACK_GRACE_MS = 3_000
+"""The time, in ms, after the end of a checkpoint's leases in which acks from the log are still awaited."""
+CHECK_S = 0.5
+PER_TURN = 64
+RECORDS_AT_ONCE = 32
+MAX_PENDING = 200_000
+"""The maximum number of checkpoints in memory. Further ones are read when earlier ones are done."""
+EARLIER_MS = 1_000
+RETRY_MS = 2_000
+
+
+class CheckpointKey(NamedTuple):
+    """What identifies a checkpoint in acks."""
+
+    group: str
+    topic: str
+    queue_id: int
+    start: int
+    pop_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A checkpoint of the revive log whose messages are not all done.
+
+    Attributes:
+        key: What identifies the checkpoint.
+        place: Its queue and offset in the revive log.
+        all: The offsets of all its messages.
+        open: The offsets of messages that are neither acked nor copied, and whether each is being copied.
+        due_ms: When the messages are copied, by the monotonic clock.
+        counts: Whether the delivery counts as one of the group's retries.
+        changed: Whether the revive log does not contain the present state.
+    """
+
+    key: CheckpointKey
+    place: tuple[int, int]
+    all: list[int]
+    open: dict[int, bool]
+    due_ms: int
+    counts: bool = True
+    changed: bool = False
+    heap_ms: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class ReviveLog:
+    """Reads and writes the revive log of a broker."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    writer: Writer
+    leases: Leases
+    retries: Retries
+    arrivals: LongPoll
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.topic = REVIVE_TOPIC_PREFIX + self.config.broker_cluster_name
+        self._checks = Periodic(self._loop, CHECK_S, self._check, name="check of the revive log")
+        self._numbers = count()
+        self._log_limit = logs.LogLimiter()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything, before `start` reads the log once more."""
+        self._pending: dict[CheckpointKey, Checkpoint] = {}
+        # The checkpoints of each queue of the log, by offset; those that are done remain until all earlier
+        # ones are done.
+        self._by_queue: dict[int, dict[int, Checkpoint]] = {}
+        self._next: dict[int, int] = {}  # The next offset to read from each queue of the log
+        self._heap: list[tuple[int, int, Checkpoint]] = []
+        self._tasks = Tasks()
+        self._reading = False
+        self._stopped = False
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    # -- reading
+
+    def start(self) -> None:
+        """Read what the log contains, and then what is added to it."""
+        self._stopped = False
+        known = self.tables.topics.get(self.topic)
+        for queue_id in range(REVIVE_QUEUES if known is None else known.read_queue_nums):
+            self.arrivals.watch(self.topic, queue_id)
+            self._next[queue_id] = self.tables.offsets.query(REVIVE_GROUP, self.topic, queue_id) + 1
+        self._read_soon()
+        self._checks.start()
+
+    def arrived(self, arrivals: Arrivals) -> None:
+        """Read new records of the log."""
+        if any(arrival[0] == self.topic for arrival in arrivals):
+            self._read_soon()
+
+    def _read_soon(self) -> None:
+        if not self._reading and not self._stopped and self._has_more():
+            self._reading = True
+            self._tasks.start(self._read())
+
+    def _has_more(self) -> bool:
+        return len(self._pending) < MAX_PENDING and any(
+            offset < self.store.max_offset(self.topic, queue_id) for queue_id, offset in self._next.items()
+        )
+
+    async def _read(self) -> None:
+        try:
+            while not self._stopped and self._has_more():
+                for queue_id in self._next:
+                    await self._read_queue(queue_id)
+        except Exception as error:
+            if self._log_limit.allows():
+                log.error("the revive log could not be read, trying again: %s", error)
+        finally:
+            self._reading = False
+
+    async def _read_queue(self, queue_id: int) -> None:
+        begin = max(self._next[queue_id], self.store.min_offset(self.topic, queue_id))
+        got = await self.store.executor.query(partial(self._records, queue_id, begin))
+        data = b"".join(got.buffers)
+        for start in record_starts(data)[0]:
+            try:
+                self._take(queue_id, decode_record(data, start))
+            except (RecordError, BodyError) as error:
+                log.error("a record of the revive log, queue %d, is ignored: %s", queue_id, error)
+        if got.next_begin_offset > begin:
+            self._next[queue_id] = got.next_begin_offset
+        elif begin > self._next[queue_id]:
+            self._next[queue_id] = begin
+        self._commit(queue_id)
+
+    def _records(self, queue_id: int, begin: int, reads: Reads) -> ReadResult:
+        return self.store.get_messages(self.topic, queue_id, begin, RECORDS_AT_ONCE, reads=reads)
+
+    def _take(self, queue_id: int, message: MessageExt) -> None:
+        if message.tags == CHECKPOINT_TAG:
+            self._add(PopCheckPoint.decode(message.body), (queue_id, message.queue_offset))
+            return
+        if message.tags == ACK_TAG:
+            ack = AckMsg.decode(message.body)
+            offsets: Iterable[int] = (ack.ack_offset,)
+        elif message.tags == BATCH_ACK_TAG:
+            ack = batch = BatchAckMsg.decode(message.body)
+            offsets = batch.ack_offset_list
+        else:
+            return
+        checkpoint = self._pending.get(
+            CheckpointKey(ack.group, ack.topic, ack.queue_id, ack.start_offset, ack.pop_time)
+        )
+        if checkpoint is not None:
+            for offset in offsets:
+                self._done(checkpoint, offset)
+
+    def _add(self, read: PopCheckPoint, place: tuple[int, int]) -> None:
+        own = self.config.broker_name
+        if not read.topic or not read.group or (read.broker_name or own) != own:
+            return
+        key = CheckpointKey(read.group, read.topic, read.queue_id, read.start_offset, read.pop_time)
+        acked = read.bit_map
+        offsets = read.offsets()
+        left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1}
+        remaining_ms = read.pop_time + read.invisible_time - self.clock.time_ms()
+        due_ms = mono_ms(self.clock) + max(remaining_ms, 0) + ACK_GRACE_MS
+        former = self._pending.pop(key, None)
+        if former is not None:  # A later checkpoint with the same key replaces the former one
+            former.open.clear()
+        checkpoint = Checkpoint(key, place, offsets, left, due_ms, not read.suspend)
+        self._by_queue.setdefault(place[0], {})[place[1]] = checkpoint
+        if left:
+            self._pending[key] = checkpoint
+            self._schedule(checkpoint)
+
+    # -- acks and renewals by consumers
+
+    def open_messages(self, key: CheckpointKey) -> list[int]:
+        """Return the offsets of the messages of a checkpoint that are not done."""
+        checkpoint = self._pending.get(key)
+        return [] if checkpoint is None else list(checkpoint.open)
+
+    def _find(self, key: CheckpointKey, offset: int) -> Checkpoint | None:
+        checkpoint = self._pending.get(key)
+        if checkpoint is None or checkpoint.open.get(offset, True):
+            return None
+        return checkpoint
+
+    def ack(self, key: CheckpointKey, offset: int) -> bool:
+        """Mark a message of a checkpoint as consumed. Return False if it is not open."""
+        checkpoint = self._find(key, offset)
+        if checkpoint is None:
+            return False
+        checkpoint.changed = True
+        self._done(checkpoint, offset)
+        return True
+
+    def renew(self, key: CheckpointKey, offset: int, invisible_ms: int, counts: bool) -> bool:
+        """Let the lease of a message, and of the other messages of its pop, last at least `invisible_ms`.
+
+        If the message is the only open one, its lease then ends; otherwise it may last longer. Return False
+        if the message is not open.
+        """
+        checkpoint = self._find(key, offset)
+        if checkpoint is None:
+            return False
+        due_ms = mono_ms(self.clock) + invisible_ms
+        checkpoint.due_ms = due_ms if len(checkpoint.open) == 1 else max(due_ms, checkpoint.due_ms)
+        checkpoint.counts = counts
+        checkpoint.changed = True
+        self._schedule(checkpoint)
+        return True
+
+    def _done(self, checkpoint: Checkpoint, offset: int) -> None:
+        """Record that a message is acked or copied."""
+        checkpoint.open.pop(offset, None)
+        if not checkpoint.open and self._pending.get(checkpoint.key) is checkpoint:
+            del self._pending[checkpoint.key]
+            self._commit(checkpoint.place[0])
+
+    def _commit(self, queue_id: int) -> None:
+        """Move the offset in the log behind the records that are done."""
+        waiting = self._by_queue.get(queue_id, {})
+        behind = self._next[queue_id]
+        for offset, checkpoint in list(waiting.items()):
+            if checkpoint.open:
+                behind = offset
+                break
+            del waiting[offset]
+        if behind and self.tables.offsets.query(REVIVE_GROUP, self.topic, queue_id) < behind - 1:
+            self.tables.offsets.commit(REVIVE_GROUP, self.topic, queue_id, behind - 1)
+
+    # -- copies
+
+    def _schedule(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.heap_ms and checkpoint.heap_ms <= checkpoint.due_ms + EARLIER_MS:
+            return
+        checkpoint.heap_ms = checkpoint.due_ms
+        heappush(self._heap, (checkpoint.due_ms, next(self._numbers), checkpoint))
+
+    def _check(self) -> None:
+        """Copy messages whose time is over."""
+        self._read_soon()
+        now_ms, left = mono_ms(self.clock), PER_TURN
+        while self._heap and self._heap[0][0] <= now_ms and left > 0:
+            at_ms, _, checkpoint = heappop(self._heap)
+            if at_ms != checkpoint.heap_ms or not checkpoint.open:
+                continue
+            checkpoint.heap_ms = 0
+            if checkpoint.due_ms > now_ms:
+                self._schedule(checkpoint)
+                continue
+            for offset in [each for each, copying in checkpoint.open.items() if not copying]:
+                left -= 1
+                self._copy(checkpoint, offset)
+
+    def _copy(self, checkpoint: Checkpoint, offset: int) -> None:
+        checkpoint.open[offset] = True
+        checkpoint.changed = True
+        key = checkpoint.key
+
+        def done(ok: bool) -> None:
+            if ok:
+                self._done(checkpoint, offset)
+            elif offset in checkpoint.open:
+                checkpoint.open[offset] = False
+                checkpoint.due_ms = mono_ms(self.clock) + RETRY_MS
+                self._schedule(checkpoint)
+
+        overdue = Overdue(key.group, key.topic, key.queue_id, offset, key.pop_ms, checkpoint.counts)
+        self.retries.copy(overdue, done)
+
+    # -- the stop
+
+    async def stop(self, *, write: bool) -> None:
+        """Read and copy nothing more. With `write`, write the state of all leases to the log."""
+        self._stopped = True
+        self._checks.cancel()
+        await self._tasks.finish()
+        if write:
+            try:
+                self._write_changes()
+                self._write_leases()
+            except (StoreError, CommandError) as error:
+                log.error("leases could not be written, their messages will be delivered again: %s", error)
+
+    def _write_changes(self) -> None:
+        """Write a record for each checkpoint of the log whose messages were acked, renewed or copied."""
+        for waiting in self._by_queue.values():
+            for checkpoint in waiting.values():
+                if not checkpoint.changed:
+                    continue
+                if checkpoint.open:
+                    self._write_checkpoint(
+                        checkpoint.key, list(checkpoint.open), checkpoint.due_ms, checkpoint.counts,
+                        checkpoint.place[0],
+                    )  # fmt: skip
+                else:
+                    self._write_acks(checkpoint)
+
+    def _write_leases(self) -> None:
+        """Write a checkpoint for each pop with leases, and store the heads as the offsets of the groups."""
+        for queue in self.leases:
+            if queue.leases and not queue.ordered:
+                for leases in _by_pop(queue):
+                    first = leases[0]
+                    key = CheckpointKey(*queue.key, first.pop.start, first.pop.pop_ms)
+                    due_ms = max(lease.deadline_ms for lease in leases)
+                    counts = all(lease.counts for lease in leases)
+                    self._write_checkpoint(key, [lease.offset for lease in leases], due_ms, counts)
+                self.writer.appended(partial(self._move_to_head, queue, queue.head))
+
+    def _move_to_head(self, queue: LeasedQueue, head: int, _code: int, remark: str | None) -> None:
+        if remark is None and self.leases.find(queue.key) is queue:
+            self.tables.offsets.commit(*queue.key, head)
+
+    def _write_checkpoint(
+        self, key: CheckpointKey, offsets: list[int], due_ms: int, counts: bool, queue_id: int = REVIVE_QUEUE
+    ) -> None:
+        until_ms = self.clock.time_ms() + max(due_ms - mono_ms(self.clock), 0)
+        checkpoint = PopCheckPoint(
+            start_offset=key.start,
+            pop_time=key.pop_ms,
+            invisible_time=max(until_ms - key.pop_ms, 0),
+            num=len(offsets),
+            queue_id=key.queue_id,
+            topic=key.topic,
+            group=key.group,
+            revive_time=max(until_ms, key.pop_ms),
+            queue_offset_diff=[offset - key.start for offset in offsets],
+            broker_name=self.config.broker_name,
+            suspend=not counts,
+        )
+        self._append(queue_id, CHECKPOINT_TAG, checkpoint.unique_key, checkpoint.encode())
+
+    def _write_acks(self, checkpoint: Checkpoint) -> None:
+        key = checkpoint.key
+        ack = BatchAckMsg(
+            ack_offset=-1,
+            start_offset=key.start,
+            group=key.group,
+            topic=key.topic,
+            queue_id=key.queue_id,
+            pop_time=key.pop_ms,
+            broker_name=self.config.broker_name,
+            ack_offset_list=checkpoint.all,
+        )
+        self._append(checkpoint.place[0], BATCH_ACK_TAG, ack.unique_key, ack.encode())
+
+    def _append(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> None:
+        self.tables.topics.ensure(self.topic, REVIVE_QUEUES)
+        now_ms = self.clock.time_ms()
+        # Apache's broker reads the delivery time: the log's clock has reached the largest one.
+        properties = encode_properties(
+            {"UNIQ_KEY": unique_key, "TAGS": tag, "TIMER_DELIVER_MS": str(now_ms), "WAIT": "false"}
+        )
+        self.store.appender.append(
+            self.topic, queue_id, body, properties,
+            born_timestamp_ms=now_ms, born_host=self.store.appender.store_host,
+            tags_code=stored_tags_code(properties), stored_before=True,
+        )  # fmt: skip
+        self.writer.appended()
+
+
+def _by_pop(queue: LeasedQueue) -> list[list[Lease]]:
+    """Return the leases of a queue, those of one pop together, as acks refer to the checkpoint of a pop."""
+    groups: dict[tuple[int, int], list[Lease]] = {}
+    for lease in queue.leases.values():
+        groups.setdefault((lease.pop.pop_ms, lease.pop.start), []).append(lease)
+    return list(groups.values())

@@ -1,0 +1,165 @@
+"""Leases across restarts: the revive log, and the file of ordered pops."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.broker.pop.conftest import RETRY_TOPIC, PopClient, offset_in
+from tests.interop.stores import loads
+from tests.kit.brokers import running, store_raw
+from tests.kit.waiting import until
+
+from cometmq.broker.pop import revive
+from cometmq.protocol.bodies import AckMsg, BatchAckMsg, PopCheckPoint
+from cometmq.protocol.codes import REVIVE_GROUP
+from cometmq.protocol.properties.values import encode_properties
+
+LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(revive, "ACK_GRACE_MS", 0)
+    monkeypatch.setattr(revive, "CHECK_S", 0.05)
+
+
+async def restarted(cluster) -> PopClient:
+    await cluster.restart()
+    return PopClient(cluster.peer())
+
+
+async def log_is_done(cluster) -> None:
+    log = cluster.broker.parts.pops.revive
+    end = cluster.broker.parts.store.max_offset(LOG, 0)
+    await until(lambda: not len(log) and offset_in(cluster, 0, LOG, REVIVE_GROUP) == end - 1)
+
+
+async def test_leases_outlive_a_clean_stop(cluster, peer, consumer):
+    await peer.send_numbers(6)
+    found = await consumer.pop(4)
+    assert await consumer.ack(found.handles[1]) == 0
+    consumer = await restarted(cluster)
+    assert offset_in(cluster) == 4
+    await until(lambda: len(cluster.broker.parts.pops.revive))
+    assert (await consumer.pop()).bodies == ["4", "5"]
+    for number in (0, 2):
+        assert await consumer.ack(found.handles[number]) == 0
+    assert await consumer.ack(found.handles[0]) == 208
+    assert (await consumer.renew(found.handles[3], 0)).code == 0
+    again = await consumer.pop_until(5)
+    assert (again.bodies, again.messages[0].reconsume_times) == (["3"], 1)
+    await log_is_done(cluster)
+
+
+async def test_acks_and_renewals_outlive_a_second_stop(cluster, peer, consumer):
+    await peer.send_numbers(4)
+    first = await consumer.pop(2)
+    second = await consumer.pop(2)
+    consumer = await restarted(cluster)
+    await until(lambda: len(cluster.broker.parts.pops.revive) == 2)
+    assert await consumer.ack(first.handles[0]) == 0
+    for handle in second.handles:
+        assert await consumer.ack(handle) == 0
+    consumer = await restarted(cluster)
+    await until(lambda: len(cluster.broker.parts.pops.revive) == 1)
+    assert (await consumer.renew(first.handles[1], 0)).code == 0
+    assert (await consumer.pop_until(5)).bodies == ["1"]
+    await log_is_done(cluster)
+    assert (await consumer.pop()).code == 210
+
+
+async def test_a_message_of_the_retry_topic_is_handed_over_too(cluster, peer, consumer):
+    await peer.send(body=b"1")
+    (handle,) = (await consumer.pop()).handles
+    await consumer.renew(handle, 0)
+    (handle,) = (await consumer.pop_until(5)).handles
+    consumer = await restarted(cluster)
+    await until(lambda: len(cluster.broker.parts.pops.revive))
+    assert await consumer.ack(handle) == 0
+    await log_is_done(cluster)
+    assert offset_in(cluster, topic=RETRY_TOPIC) == 1
+
+
+def record(cluster, tag, body):
+    properties = encode_properties({"TAGS": tag, "UNIQ_KEY": "k"})
+    cluster.broker.parts.tables.topics.ensure(LOG, 8)
+    from cometmq.protocol.properties.values import stored_tags_code
+
+    store_raw(cluster, LOG, properties, body, tags_code=stored_tags_code(properties))
+
+
+async def test_what_apache_has_left_in_the_log_is_paired(cluster, peer, consumer):
+    """The records arrive while the broker runs, as its timers deliver them."""
+    await peer.send_numbers(5)
+    await peer.set_group(b'{"groupName":"G"}')
+    fields = {"start_offset": 0, "pop_time": 1, "queue_id": 0, "topic": "Orders", "group": "G"}
+    fields["broker_name"] = "broker-a"
+    ack = {name: value for name, value in fields.items() if name != "invisible_time"}
+    record(
+        cluster,
+        "ck",
+        PopCheckPoint(**fields, num=4, invisible_time=1 << 42, queue_offset_diff=[0, 1, 2, 4]).encode(),
+    )
+    record(cluster, "ack", AckMsg(**ack, ack_offset=1).encode())
+    record(cluster, "bAck", BatchAckMsg(**ack, ack_offset=-1, ack_offset_list=[2, 4]).encode())
+    record(cluster, "ck", b"{no json")
+    log = cluster.broker.parts.pops.revive
+    key = revive.CheckpointKey("G", "Orders", 0, 0, 1)
+    await until(lambda: list(log.open_messages(key)) == [0])
+    assert log.renew(key, 0, 0, True)
+    cluster.broker.parts.tables.offsets.commit("G", "Orders", 0, 5)
+    assert (await consumer.pop_until(5)).bodies == ["0"]
+    await log_is_done(cluster)
+
+
+async def test_a_kill_after_the_start_repeats_what_was_not_done(tmp_path):
+    async with running(tmp_path / "store") as (broker, peer):
+        await peer.send_numbers(2)
+        found = await PopClient(peer).pop()
+    async with running(tmp_path / "store") as (broker, peer):
+        await until(lambda: len(broker.parts.pops.revive))
+        before = broker.parts.tables.offsets.query(REVIVE_GROUP, LOG, 0)
+        assert await PopClient(peer).ack(found.handles[0]) == 0
+        assert broker.parts.tables.offsets.query(REVIVE_GROUP, LOG, 0) == before == -1
+
+
+class TestOrdered:
+    async def test_leases_outlive_a_clean_stop(self, cluster, peer, consumer):
+        await peer.send_numbers(4)
+        found = await consumer.pop(3, order=True, attempt_id="one")
+        assert await consumer.ack(found.handles[1]) == 0
+        consumer = await restarted(cluster)
+        assert (await consumer.pop(order=True)).code == 210
+        again = await consumer.pop(3, order=True, attempt_id="one")
+        assert again.bodies == ["0", "2"]
+        for handle in again.handles:
+            assert await consumer.ack(handle) == 0
+        assert offset_in(cluster) == 3
+        assert (await consumer.pop(order=True)).bodies == ["3"]
+
+    async def test_the_file_has_apaches_format(self, tmp_path):
+        async with running(tmp_path / "store") as (_, peer):
+            await peer.send_numbers(3)
+            found = await PopClient(peer).pop(order=True, attempt_id="one")
+            await PopClient(peer).ack(found.handles[1])
+        entry = loads((tmp_path / "store/config/consumerOrderInfo.json").read_text())["table"]["Orders@G"][
+            "0"
+        ]
+        assert (entry["o"], entry["cm"], entry["a"], entry["i"]) == ([0, 1, 2], 2, "one", 60_000)
+        assert entry["popTime"] == found.handles[0].pop_time_ms
+        assert abs(entry["ot"]["2"] - entry["popTime"] - 60_000) < 10_000
+
+    async def test_an_entry_that_does_not_fit_the_offset_is_ignored(self, tmp_path):
+        root = tmp_path / "store"
+        async with running(root) as (_, peer):
+            await peer.send_numbers(3)
+            await PopClient(peer).pop(order=True)
+        path = root / "config" / "consumerOrderInfo.json"
+        table = loads(path.read_text())["table"]
+        entry = table["Orders@G"]["0"]
+        (root / "config" / "consumerOrderInfo.json.bak").unlink(missing_ok=True)
+        table = {"Orders@G": {"0": {**entry, "o": [1, 1]}, "1": {"o": "x"}}, "Orders@H": {"0": {}}}
+        path.write_text(json.dumps({"table": table}))
+        async with running(root) as (_, peer):
+            assert (await PopClient(peer).pop(order=True)).bodies == ["0", "1", "2"]
