@@ -17,7 +17,6 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-: broker/pop/checks broker/pop/expiry broker/pop/polls broker/pop/pops broker/pop/records broker/pop/service
 admin/test_access.py: admin/acl
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
     admin/servers admin/stats admin/topic_admin admin/values
@@ -31,6 +30,8 @@ broker/test_ending.py: broker/transactions/records
 broker/test_ha_master.py: broker/replication/ha_frames
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
+broker/test_pops.py: broker/pop/checks broker/pop/expiry broker/pop/polls broker/pop/records
+    broker/pop/requests broker/pop/retries broker/pop/service
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
@@ -39,6 +40,7 @@ broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
 broker/test_replication.py: broker/replication/commit_waits broker/replication/context
     broker/replication/ha_client broker/replication/ha_server broker/replication/raft_wire
+broker/test_revive.py: broker/pop/order_info
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
