@@ -65,13 +65,13 @@ _DIRECT_RESULTS: dict[Enum, str] = {
 
 
 class PushSession(Member):
-    """The running consumer behind PushConsumer and MessageStream (a ConsumerPeer and ModeUser).
+    """The running consumer behind PushConsumer and MessageStream. Implements ConsumerPeer and ModeUser.
 
     Must be created in the event loop of a started client instance.
 
     Args:
-        delivers: Whether messages are delivered one by one (Delivery). Then only administrators' requests
-            call the listener.
+        delivers: True for MessageStream: the user receives the messages one by one from a Delivery, and the
+            listener is only called for administrators' requests. False: the listener receives the messages.
     """
 
     consume_type = "CONSUME_PASSIVELY"

@@ -63,7 +63,7 @@ class QueueLocks:
             self._renewals.soon()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Return whether this member holds the lock, so that no other member can own the queue.
+        """Return whether this member certainly holds the lock of the queue. Then no other member owns it.
 
         A broker whose connection was lost may have restarted without its locks, so a lock counts only after
         the broker has confirmed it on the present connection.

@@ -65,7 +65,7 @@ def unanswered(now: float, requested_at: float | None) -> str | None:
 
 @dataclass(slots=True)
 class FlowControl:
-    """The refusals of a queue's pulls by its broker because of flow control.
+    """Counts for how long a broker has refused all pulls of a queue because of its flow control.
 
     Occasional refusals are normal for a busy broker. If every pull is refused for long, the consumer reports
     a problem.
@@ -209,9 +209,9 @@ class QueuePuller:
         if subscription is None:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
-        # A pull of an orderly group carries no offset to store. If a broker handled such a pull late, it
-        # would replace the final offset of a released queue with an older offset, and messages would be
-        # consumed again after later messages.
+        # In an orderly group, a pull request carries no offset for the broker to store. Otherwise a broker
+        # that handled a pull late would replace the final offset of a released queue with an older offset.
+        # The next owner would then consume messages again after later messages.
         carries = group.stored_by_brokers and not options.orderly
 
         async def request(target: ReadTarget) -> Frame:

@@ -1,4 +1,4 @@
-"""Pulls from the broker of a queue or, with a filter class, from one of the broker's filter servers."""
+"""Pulls of messages from brokers, and with a filter class from the filter servers of brokers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pulls:
     _suggested: dict[MessageQueue, int] = field(default_factory=dict)
     """By queue: the id of the broker that the last pull's answer suggested for the next pull.
 
-    A queue for which the answer suggested the master is absent.
+    The table has no entry for a queue whose last answer suggested the master.
     """
 
     async def pull(
@@ -123,7 +123,10 @@ class Pulls:
                 self._uploaded[addr, topic] = wanted
 
     def _filter_server(self, broker_addr: str, queue: MessageQueue) -> str:
-        """Return a filter server of the queue's broker. After a failure all queues use the next server."""
+        """Return a filter server of the queue's broker.
+
+        After a pull that failed with a transport error, each queue uses the next filter server of its broker.
+        """
         known = self.instance.routes.filter_servers(queue.topic, broker_addr)
         if not known:
             self.instance.refresh_soon(queue.topic)

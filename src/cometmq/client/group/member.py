@@ -1,6 +1,6 @@
-"""What push and pull consumers have in common as members of a group.
+"""The common code of push and pull consumers as members of a group.
 
-This is the content of heartbeats, the comparison of subscriptions, and the report for administrators.
+It creates heartbeats, compares subscriptions with those of other members, and reports to administrators.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ class FileOffsets:
             except (OSError, LenientError, ValueError) as error:
                 problems.append(f"{path}: {error}")
         if problems:
-            # Starting without offsets would skip or repeat all messages, so the user must decide.
+            # A start without offsets would skip or repeat all messages, so the user must decide whether to
+            # remove the file.
             raise OffsetFileError(
                 self.path, "; ".join(problems) + "; remove the file to start without offsets"
             )

@@ -194,10 +194,10 @@ class PushOptions(MemberOptions):
             threads for a plain listener. set_concurrency() changes it at run time.
         consume_batch_max_size: The maximum number of messages per listener call, 1 to 1024.
         pull_interval_s: The delay between two pulls of a queue.
-        handover_timeout_s: When a queue moves from this member to another one, the maximum time for which
-            this member waits for its running listener calls before it releases the queue, so that no message
-            is consumed twice. The next member waits for the release up to a second longer, even if the
-            previous member was killed. 0: no member waits.
+        handover_timeout_s: The maximum time for which this member, before it releases a queue to another
+            member, waits for its running listener calls. Their messages are then not consumed twice. A
+            member that receives a queue waits for this time plus one second at most until the previous member
+            has released the queue, even if that member was killed. 0: no member waits.
         broker_suspend_s: The maximum time for which a broker suspends a pull without messages.
         none_means: The meaning of a listener's result None. success: the messages are consumed. retry: they
             are consumed again, as in Java. error: the call failed with a TypeError, which is logged, and they
@@ -210,8 +210,8 @@ class PushOptions(MemberOptions):
         topic_max_mib: The maximum size of pulled messages of all queues together in MiB, divided likewise.
         orderly: Call the listener with one batch of a queue after another, in the order of the queue, which
             is locked for this member. The listener must be an OrderlyListener.
-        suspend_current_queue_s: Orderly: the pause of a queue after a failure unless the context sets another
-            one.
+        suspend_current_queue_s: Orderly: the pause of a queue after a failed listener call. The call can set
+            another pause in its OrderlyContext.
         max_reconsume_times: The number of retries after which a message goes to the dead-letter queue. None:
             16, with orderly 2**31 - 1. The value of the member that fails to consume the message applies.
         consume_timeout_s: A message whose listener call takes longer is sent back, so that the offset of the

@@ -49,7 +49,7 @@ class Outgoing(msgspec.Struct):
     batch: bool = False
     reply: bool = False
     reconsume: tuple[int, int] | None = None
-    """The message's number of retries so far and its maximum, as the argument `reconsume` of send_request."""
+    """The number of retries of the message so far, and their maximum. None: the message is not a retry."""
     messages: Sequence[Message] = ()
     """The user's messages, for the trace records. Empty for a message that the client itself created."""
 

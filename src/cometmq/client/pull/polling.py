@@ -171,7 +171,9 @@ class Polling:
         run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]],
         later: Callable[[Callable[[], None]], None],
     ) -> Iterator[MessageExt]:
-        """Yield messages for the blocking class. The loop is used once per batch, not for each message.
+        """Yield messages in the caller's thread, for SyncPullConsumer.
+
+        The event loop's thread is used once per batch, not for each message.
 
         Args:
             poll: Creates the coroutine of a poll.

@@ -507,7 +507,7 @@ class PullConsumer(SinglePulls):
     def _iterate_in_thread(
         self, run: Callable[[Coroutine[Any, Any, list[MessageExt]]], list[MessageExt]]
     ) -> Iterator[MessageExt]:
-        """Return the iterator over messages for the blocking class, see Polling.each_in_thread."""
+        """Return the iterator over messages for SyncPullConsumer, see Polling.each_in_thread."""
 
         def later(function: Callable[[], None]) -> None:
             if self._state == "running" and self._loop is not None:
