@@ -46,9 +46,9 @@ _UNANNOUNCED = (
 """Codes with which a broker may refuse a pull that arrives before the first heartbeat of this client."""
 
 _LATE_S = 60.0
-"""Seconds without an answer after which a pull is reported as a problem.
+"""Seconds after which a pull without an answer is reported as a problem.
 
-This is longer than brokers hold a pull.
+Brokers hold a pull without messages for a shorter time.
 """
 
 
@@ -72,7 +72,7 @@ class FlowControl:
     """
 
     since: float | None = None
-    """The time of the first in an uninterrupted series of flow-control refusals, None without refusals."""
+    """The time of the first refusal since the last pull that was not refused. None: there is no refusal."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
         """Return the delay in seconds before the next pull, and the problem to report, None if there is none.

@@ -40,7 +40,10 @@ class Holder(Protocol):
         """The assigned queues."""
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Return whether an assigned queue must be revoked and assigned again because its pull was lost."""
+        """Return whether an assigned queue must be reassigned, because the answer to a pull was lost.
+
+        The rebalance then revokes the queue and assigns it again to the same member.
+        """
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Return those of `queues` that this member may consume now.

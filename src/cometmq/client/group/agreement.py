@@ -1,7 +1,7 @@
-"""The check whether the members of a group have equal subscriptions.
+"""A check that all members of a group have equal subscriptions.
 
-A broker stores one subscription for all members, so a member with a different subscription misses messages
-without an error (docs/reference/storage.md, Subscriptions of a group).
+A broker stores a single subscription per group and topic. A member whose subscription differs from it misses
+messages without an error (docs/reference/storage.md, Subscriptions of a group).
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ _MAX_COMPILED_EXPRESSIONS = 1_000
 
 
 def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
-    """Return the client options.
+    """Return the options for the client instance of a consumer. `given` are the user's client options.
 
-    With BROADCASTING the client id is stable, because the offset file's path has it.
+    With BROADCASTING, the client id must be the same after a restart, because the path of the local offsets
+    file contains it. The instance name in the client id is therefore DEFAULT, unless the user has set one.
     """
     given = given if given is not None else ClientOptions()
     if options.message_model is MessageModel.BROADCASTING and given.instance_name is None:
@@ -40,7 +41,7 @@ def instance_options(options: MemberOptions, given: ClientOptions | None) -> Cli
 
 @dataclass(slots=True)
 class Group:
-    """The shared data of one consumer."""
+    """The data that the parts of one consumer share."""
 
     name: str
     instance: ClientInstance

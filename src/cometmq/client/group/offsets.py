@@ -181,9 +181,9 @@ class RemoteOffsets:
     _client: ClientInstance
     _group: str
     _strictly: bool = False
-    """Whether reads distinguish a missing offset from the offset 0, except in retry topics.
+    """Whether `read` returns None for a queue without a stored offset, even if its broker answers 0 for it.
 
-    A retry topic needs no distinction: it belongs to a single group, which starts at 0 without an offset.
+    Queues of a retry topic are excepted: only one group reads the topic, and it starts at 0 in either case.
     """
 
     async def read(self, queue: MessageQueue) -> int | None:
@@ -192,8 +192,8 @@ class RemoteOffsets:
         try:
             return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
         except ConnectError:
-            # Refresh the route, which may still list a master that has stopped. While the name server lists
-            # that master, the offsets of its replica are not used, because they may be older.
+            # The known route may still list a master that has stopped, so refresh the route. If the name
+            # server also still lists that master, raise the error: the offsets on a replica may be older.
             await self._client.refresh_routes([queue.topic])
             other = await self._client.find_addr(queue)
             if other == addr:

@@ -2,7 +2,8 @@
 
 Pulled messages are divided into batches, the unit of a listener call. Batches finish in any order. The offset
 to commit is the first offset of the oldest unfinished batch, or one past the highest offset if no batch is
-unfinished. So a crash repeats messages and never skips a message. Work is per batch, never per message.
+unfinished. So a crash repeats messages and never skips a message. The code does its work once per batch, not
+once per message.
 """
 
 from __future__ import annotations
@@ -155,7 +156,10 @@ class ProcessQueue:
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """First offset, last offset and number of the messages taken but not committed (see OrderlyQueue)."""
+        """Three zeros: only an OrderlyQueue has messages that were taken from it and are not committed.
+
+        The values are the first offset, the last offset and the number of these messages.
+        """
         return 0, 0, 0
 
     def oldest_started_before(self, moment: float) -> Batch | None:

@@ -34,7 +34,7 @@ _PLACES: dict[str, Callable[[int, str], str]] = {
 }
 """By `paramstyle` of PEP 249: returns the placeholder of an SQL parameter with this number and name."""
 _PURGES = 100
-"""The number of times that expired keys are deleted during the lifetime of a key, at most once per minute."""
+"""Expired keys are deleted this many times per lifetime of a key, but at most once per minute."""
 
 
 class DatabaseMarks:

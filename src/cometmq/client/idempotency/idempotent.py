@@ -92,9 +92,10 @@ def idempotent(
     *,
     key: Callable[[MessageExt], str] = unique_key,
 ) -> Callable[[list[MessageExt]], None] | Callable[[list[MessageExt]], Awaitable[None]]:
-    """Return a listener, also for orderly consumers, that calls `handler` once for each message.
+    """Return a listener that calls `handler` once for each message, even if a message is delivered again.
 
-    If the handler raises an exception, no key is stored and the message is delivered again.
+    Orderly consumers can use the listener, too. If the handler raises an exception, no key is stored, and the
+    message is delivered and handled again.
 
     Args:
         scope: The scope of the effects, usually the consumer group: 1 to 255 printable characters. The same
