@@ -306,6 +306,9 @@ class TestSeveralBrokers:
         arrived.set()
         assert [message.body for message in await waiting] == [b"at last"]
         assert {lease.poll_time for lease in [*broker.leases, *other.leases]} == {0}
+        # The notification that is still held serves the next call, too.
+        assert await consumer.receive(wait_s=0.3) == []
+        assert broker.requests.count(RequestCode.NOTIFICATION) == 1
 
     async def test_a_broker_that_fails_does_not_stop_the_others(
         self, consumer: SimpleConsumer, namesrv: FakeNamesrv, broker: PopBroker, other: PopBroker

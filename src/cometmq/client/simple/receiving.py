@@ -2,7 +2,7 @@
 
 A request leases messages from all queues of a topic at one broker. With several topics or brokers, each is
 asked in turn without waiting. If none has messages, all are asked at the same time to notify this consumer of
-a message. A notification leases nothing, so it can be abandoned. Apache's clients instead wait at one broker
+a message. A notification leases nothing. Apache's clients instead wait at one broker
 while messages arrive at others.
 """
 
@@ -24,6 +24,8 @@ log = logs.logger("cometmq.client.consumer")
 
 _PAUSE_S = 0.2
 """The pause, in seconds, before the brokers are asked again during the wait of one call."""
+_NOTIFICATION_S = 5.0
+"""How long, in seconds, a broker holds a request for a notification."""
 _SHORT_S = 0.1
 """The remaining wait, in seconds, that is not worth another request."""
 
@@ -42,6 +44,7 @@ class Receiver:
         self._turns = itertools.count()
         self._lost_attempts: dict[tuple[str, str], str] = {}
         """The ids of attempts whose responses were lost, by topic and broker."""
+        self._notifications: dict[Target, asyncio.Task[bool]] = {}
         self._tasks = Tasks()
         self._closed = False
         self.problems: dict[tuple[str, str], str] = {}
@@ -68,6 +71,7 @@ class Receiver:
 
     async def _receive(self, count: int, invisible_s: float, wait_s: float) -> list[MessageExt]:
         end = self._loop.time() + wait_s
+        notified = False
         while True:
             targets = await self._targets()
             alone = len(targets) == 1
@@ -87,12 +91,12 @@ class Receiver:
                     return found
             if failure is not None and not reached:
                 raise failure
-            if not alone:
-                await self._notified(targets, end)
+            in_vain, notified = notified, not alone and await self._notified(targets, end)
             left_s = end - self._loop.time()
-            if left_s < _SHORT_S:
+            if left_s < _SHORT_S and not notified:
                 return []
-            await asyncio.sleep(min(_PAUSE_S, left_s))
+            if in_vain or not notified:  # another member was faster, or no broker held the request
+                await asyncio.sleep(min(_PAUSE_S, max(left_s, 0.0)))
 
     async def _targets(self) -> list[Target]:
         """Return the brokers of all topics, each call beginning at another one.
@@ -137,23 +141,36 @@ class Receiver:
         if not self._closed and not request.cancelled() and request.exception() is None:
             self._tasks.start(self._leases.give_back(request.result()))
 
-    async def _notified(self, targets: list[Target], end: float) -> None:
-        """Wait until any broker has a message, at the latest until `end` on the loop's clock."""
-        left_s = end - self._loop.time()
-        if left_s < _SHORT_S:
-            return
-        waits = {self._tasks.start(self._leases.wait(target, left_s)) for target in targets}
-        try:
-            while waits:
-                done, waits = await asyncio.wait(
-                    waits, timeout=max(0.0, end - self._loop.time()), return_when=asyncio.FIRST_COMPLETED
-                )
-                notified = [each for each in done if each.exception() is None and each.result()]
-                if notified or not done:
-                    return
-        finally:
-            for each in waits:
-                each.cancel()
+    async def _notified(self, targets: list[Target], end: float) -> bool:
+        """Wait until any broker has a message, at the latest until `end` on the loop's clock.
+
+        Return whether a broker has one.
+        """
+        waits = {self._notification(target) for target in targets}
+        while waits and (left_s := end - self._loop.time()) > _SHORT_S:
+            done, waits = await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(each.exception() is None and each.result() for each in done):
+                return True
+        return False
+
+    def _notification(self, target: Target) -> asyncio.Task[bool]:
+        """Return the request that waits for a message at a broker, and send it if there is none.
+
+        Calls share the request, and it remains when a call ends: a broker holds at most one for each target,
+        and notifies only one waiting client of a message.
+        """
+        request = self._notifications.get(target)
+        if request is None:
+            work = self._leases.wait(target, _NOTIFICATION_S)
+            request = self._tasks.start(work, name=f"cometmq-notification-{target.queue}")
+            self._notifications[target] = request
+            request.add_done_callback(lambda done: self._notification_ended(target, done))
+        return request
+
+    def _notification_ended(self, target: Target, request: asyncio.Task[bool]) -> None:
+        del self._notifications[target]
+        if not request.cancelled():
+            request.exception()  # retrieve the exception, because asyncio would log an unretrieved one
 
     def _stopped(self) -> ClientStateError:
         return ClientStateError(f"the simple consumer of group {self._group.name} was stopped")
