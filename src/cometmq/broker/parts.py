@@ -32,6 +32,7 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.pop.modes import ConsumeModes
 from cometmq.broker.pop.requests import PopProcessor
 from cometmq.broker.pop.service import PopService
 from cometmq.broker.pull.checks import PullChecks
@@ -209,6 +210,9 @@ class BrokerParts:
             slow_readers=self.slow_readers,
         )
         self.pops = self._pop_service(filters)
+        self.modes = ConsumeModes(
+            config=config, store=store, tables=tables, consumers=self.consumers, route=self.registrar.route
+        )
         self.timed = TimedSends(config=config, clock=self._clock, store=store, tables=tables)
         self.sends = SendProcessor(
             config=config,
@@ -322,6 +326,7 @@ class BrokerParts:
             ),
             self.pulls,
             PopProcessor(config=config, service=self.pops),
+            self.modes,
             self.clients,
             self.schedule,
             TimerProcessor(
@@ -398,6 +403,7 @@ class BrokerParts:
     def load(self) -> None:
         """Fill the tables from their files. Must run in a thread. Raises StoreCorrupt or OSError."""
         self.tables.load()
+        self.modes.load()
         if not self.store.slave:
             self.transactions.load()
             self.pops.load()

@@ -10,6 +10,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,10 +21,11 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.topics import READ_WRITE, TopicTable
 from cometmq.errors import CometError, ConnectError
 from cometmq.periodic import Periodic
-from cometmq.protocol.bodies import KVTable, RegisterBrokerBody
+from cometmq.protocol.bodies import KVTable, RegisterBrokerBody, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
+    GetRouteInfoRequestHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
     UnregisterBrokerRequestHeader,
@@ -130,6 +132,20 @@ class Registrar:
 
     def _period_s(self) -> float:
         return NO_MASTER_S if self.lacks_master() else self.config.register_period_ms / 1000
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """Return a topic's route from the first name server that answers, or None if there is none."""
+        frame_of = partial(
+            Frame.request, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic)
+        )
+        for addr in self.config.namesrv_addresses or self._found:
+            try:
+                answer = await self.client.call(addr, frame_of(), self.timeout_s)
+                if answer.code == ResponseCode.SUCCESS:
+                    return TopicRouteData.decode(answer.body)
+            except CometError as error:
+                log.info("name server %s: no route of topic %s: %s", addr, topic, error)
+        return None
 
     @property
     def timeout_s(self) -> float:

@@ -17,6 +17,7 @@ from cometmq.protocol.bodies import (
     CheckClientRequestBody,
     HeartbeatData,
     LockBatchBody,
+    QueryAssignmentRequestBody,
 )
 from cometmq.protocol.codes import (
     CID_RMQ_SYS_PREFIX,
@@ -170,6 +171,11 @@ def _locks(frame: Frame) -> Rights:
     return [group_right(body.consumer_group), *(topic_right(Perm.SUB, topic) for topic in sorted(topics))]
 
 
+def _assignment(frame: Frame) -> Rights:
+    body = QueryAssignmentRequestBody.decode(frame.body)
+    return [group_right(body.consumer_group), topic_right(Perm.SUB, body.topic)]
+
+
 def _check_client(frame: Frame) -> Rights:
     body = CheckClientRequestBody.decode(frame.body)
     rights = [group_right(body.group)]
@@ -202,6 +208,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.ACK_MESSAGE: _pop,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop,
     RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
+    RequestCode.QUERY_ASSIGNMENT: _assignment,
     RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group", optional=("originTopic",)),
     RequestCode.QUERY_MESSAGE: _fields(Perm.SUB, "topic"),
     RequestCode.HEART_BEAT: _heartbeat,

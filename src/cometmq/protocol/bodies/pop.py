@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from cometmq.errors import BodyError
+from cometmq.message import MessageQueue
 from cometmq.protocol.json_body import Body, always, empty
 from cometmq.protocol.pop import ReceiptHandle
 
@@ -186,3 +187,44 @@ class BatchAckMsg(AckMsg):
     """The acknowledgement of several messages (a record with BATCH_ACK_TAG). Its `ack_offset` is -1."""
 
     ack_offset_list: list[int] = empty(list, name="aol")
+
+
+# -- assignment of queues by the broker
+
+
+class SetMessageRequestModeRequestBody(Body):
+    """The body of request 401, and an entry of messageRequestMode.json: how a group consumes a topic.
+
+    Attributes:
+        mode: "PULL" or "POP".
+        pop_share_queue_num: How many further members share the queues of a member. 0, a negative number or a
+            large one: all members pop all queues.
+    """
+
+    topic: str = always("")
+    consumer_group: str = always("")
+    mode: str = always("PULL")
+    pop_share_queue_num: int = always(0)
+
+
+class QueryAssignmentRequestBody(Body):
+    """The body of request 400: a member asks which queues it consumes, and how."""
+
+    topic: str = always("")
+    consumer_group: str = always("")
+    client_id: str = always("")
+    strategy_name: str = always("")
+    message_model: str = always("CLUSTERING")
+
+
+class MessageQueueAssignment(Body):
+    """A queue that is assigned to a member; the queue id -1 means all queues of the broker."""
+
+    message_queue: MessageQueue
+    mode: str = always("PULL")
+
+
+class QueryAssignmentResponseBody(Body):
+    """The body of the response to request 400. No list means that the member keeps what it has."""
+
+    message_queue_assignments: list[MessageQueueAssignment] | None = None

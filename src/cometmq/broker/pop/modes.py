@@ -1,0 +1,189 @@
+"""How groups consume topics (PULL or POP), and the assignment of queues to members by the broker.
+
+A 5.x push consumer with `clientRebalance=false` asks a broker of its topic which queues it has, and whether
+it pulls or pops them (request 400). Administrators set the mode with `mqadmin setConsumeMode` (request 401).
+The modes are stored in messageRequestMode.json, in the format of Apache's broker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.names import check_group, check_topic
+from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.table_file import TableFile
+from cometmq.errors import BodyError, CommandError
+from cometmq.message import MessageQueue
+from cometmq.protocol.bodies import (
+    MessageQueueAssignment,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    SetMessageRequestModeRequestBody,
+    TopicRouteData,
+)
+from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, handles
+from cometmq.protocol.frame import Frame
+from cometmq.remoting import Connection
+from cometmq.store import MessageStore
+
+log = logs.logger(__name__)
+
+PULL, POP = "PULL", "POP"
+BROADCASTING = "BROADCASTING"
+ALL_QUEUES = -1
+MODES_FILE = "messageRequestMode.json"
+MAX_MODES = 50_000
+"""The maximum number of pairs of topic and group with a mode."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ConsumeModes:
+    """Handles the requests about consume modes and assignments.
+
+    `route` returns the route of a topic from a name server, or None.
+    """
+
+    config: BrokerConfig
+    store: MessageStore
+    tables: DurableTables
+    consumers: ConsumerTable
+    route: Callable[[str], Awaitable[TopicRouteData | None]]
+
+    def __post_init__(self) -> None:
+        self._modes: dict[tuple[str, str], SetMessageRequestModeRequestBody] = {}  # By topic and group
+        path = os.path.join(self.config.store.root, "config", MODES_FILE)
+        self._file = TableFile(self.store.disk, path, self._table)
+
+    def _table(self) -> dict[str, Any]:
+        table: dict[str, dict[str, Any]] = {}
+        for (topic, group), mode in self._modes.items():
+            table.setdefault(topic, {})[group] = msgspec.to_builtins(mode)
+        return {"messageRequestModeMap": table}
+
+    def load(self) -> None:
+        """Read the modes from their file. Must run in a thread."""
+        for topic, groups in (self._file.load().get("messageRequestModeMap") or {}).items():
+            for group, plain in groups.items():
+                try:
+                    mode = SetMessageRequestModeRequestBody.from_plain(plain)
+                except BodyError as error:
+                    log.warning("the mode of group %s for topic %s is ignored: %s", group, topic, error)
+                else:
+                    self._modes[topic, group] = mode
+
+    @handles(RequestCode.SET_MESSAGE_REQUEST_MODE)
+    async def set_message_request_mode(self, _connection: Connection, frame: Frame) -> Frame:
+        """Set how a group consumes a topic."""
+        body = SetMessageRequestModeRequestBody.decode(frame.body)
+        topic, group = check_topic(body.topic, frame.version), check_group(body.consumer_group, frame.version)
+        if topic.startswith(RETRY_PREFIX):
+            raise CommandError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        self.tables.topics.existing(topic)
+        if self.tables.groups.find(group) is None:
+            raise CommandError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group {group} does not exist"
+            )
+        if body.mode not in (PULL, POP):
+            raise CommandError(
+                ResponseCode.INVALID_PARAMETER, f"mode is {body.mode[:20]!r}, not {PULL} or {POP}"
+            )
+        if len(self._modes) >= MAX_MODES and (topic, group) not in self._modes:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the limit of {MAX_MODES} modes is reached")
+        self._modes[topic, group] = body
+        try:
+            await self._file.save_now()
+        except OSError as error:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the mode is set, but cannot be written: {error.strerror or error}",
+            ) from error
+        return frame.response()
+
+    @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    def get_all_message_request_mode(self, _connection: Connection, frame: Frame) -> Frame:
+        """Return all modes, for a slave of 5.x."""
+        return frame.response(body=msgspec.json.encode(self._table()))
+
+    @handles(RequestCode.QUERY_ASSIGNMENT)
+    async def query_assignment(self, _connection: Connection, frame: Frame) -> Frame:
+        """Return the queues of a member, and whether it pulls or pops them."""
+        body = QueryAssignmentRequestBody.decode(frame.body)
+        topic, group = check_topic(body.topic, frame.version), check_group(body.consumer_group, frame.version)
+        mode = self._modes.get((topic, group)) or SetMessageRequestModeRequestBody(topic, group)
+        queues = await self._queues(topic)
+        assigned: Sequence[MessageQueue] | None = queues
+        if queues is not None and body.message_model != BROADCASTING:
+            known = self.consumers.groups.get(group)
+            assigned = None if known is None else allocate(body, mode, queues, sorted(known.client_ids()))
+        found = QueryAssignmentResponseBody()
+        if assigned is not None:
+            found.message_queue_assignments = [
+                MessageQueueAssignment(queue, mode.mode) for queue in dict.fromkeys(assigned)
+            ]
+        return frame.response(body=found.encode())
+
+    async def _queues(self, topic: str) -> list[MessageQueue] | None:
+        """Return the readable queues of a topic on all brokers, or None for an unknown topic."""
+        route = await self.route(topic)
+        if route is not None:
+            masters = {broker.broker_name for broker in route.broker_datas}
+            return sorted(
+                MessageQueue(topic, queues.broker_name, queue_id)
+                for queues in route.queue_datas
+                if queues.perm & Perm.READ and queues.broker_name in masters
+                for queue_id in range(queues.read_queue_nums)
+            )
+        known = self.tables.topics.get(topic)
+        if known is None:
+            return None
+        return [MessageQueue(topic, self.config.broker_name, each) for each in range(known.read_queue_nums)]
+
+
+def allocate(
+    body: QueryAssignmentRequestBody,
+    mode: SetMessageRequestModeRequestBody,
+    queues: Sequence[MessageQueue],
+    members: Sequence[str],
+) -> list[MessageQueue] | None:
+    """Return the queues of a member, or None for an unknown strategy.
+
+    Args:
+        body: The request of the member.
+        mode: The mode of the group. A member that pops shares its queues with `pop_share_queue_num` others.
+        queues: All queues of the topic, sorted.
+        members: The client ids of all members, sorted.
+    """
+    if body.strategy_name not in ("AVG", "AVG_BY_CIRCLE"):
+        return None
+    share = mode.pop_share_queue_num
+    if mode.mode == POP and not 0 < share < len(members) - 1:
+        return [MessageQueue(queue.topic, queue.broker_name, ALL_QUEUES) for queue in queues]
+    if body.client_id not in members:
+        return []
+    place = members.index(body.client_id)
+    if mode.mode == PULL:
+        return _part(body.strategy_name, queues, place, len(members))
+    if len(members) > len(queues):
+        return [queues[place % len(queues)]] if queues else []
+    return [
+        queue
+        for step in range(share + 1)
+        for queue in _part(body.strategy_name, queues, (place + step) % len(members), len(members))
+    ]
+
+
+def _part(strategy: str, queues: Sequence[MessageQueue], place: int, members: int) -> list[MessageQueue]:
+    """Return the queues of the member with this index, as Apache's clients compute them."""
+    if strategy == "AVG_BY_CIRCLE":
+        return list(queues[place::members])
+    size, longer = divmod(len(queues), members)
+    start = place * size + min(place, longer)
+    return list(queues[start : start + size + (place < longer)])
