@@ -113,6 +113,18 @@ async def test_what_apache_has_left_in_the_log_is_paired(cluster, peer, consumer
     await log_is_done(cluster)
 
 
+async def test_an_ack_may_come_before_its_checkpoint(cluster, peer, consumer):
+    await peer.send_numbers(2)
+    handle = (await consumer.pop(1)).handles[0]._replace(pop_time_ms=1)
+    cluster.broker.parts.tables.offsets.commit("G", "Orders", 0, 2)
+    assert await consumer.ack(handle) == 0
+    assert await consumer.ack(handle._replace(pop_time_ms=1 << 60)) == 208
+    fields = {"start_offset": 0, "pop_time": 1, "queue_id": 0, "topic": "Orders", "group": "G"}
+    record(cluster, "ck", PopCheckPoint(**fields, num=1, invisible_time=1).encode())
+    await log_is_done(cluster)
+    assert (await consumer.pop()).code == 210
+
+
 async def test_a_kill_after_the_start_repeats_what_was_not_done(tmp_path):
     async with running(tmp_path / "store") as (broker, peer):
         await peer.send_numbers(2)

@@ -180,7 +180,7 @@ class Leases:
                 that a crash may have destroyed.
         """
         self._offsets = offsets
-        self._born_ms = born_ms
+        self.born_ms = born_ms
         self._queues: dict[QueueKey, LeasedQueue] = {}
         self._heap: list[tuple[int, Lease]] = []
         self._count = 0
@@ -342,7 +342,7 @@ class Leases:
         """
         stored = self._offsets.query(*key)
         head = stored if queue is None else queue.head
-        popped = pop_ms < self._born_ms or (queue is not None and offset < queue.rewound)
+        popped = pop_ms < self.born_ms or (queue is not None and offset < queue.rewound)
         if not popped or stored < 0 or offset < head:
             return False
         queue = self.enter(key, stored)

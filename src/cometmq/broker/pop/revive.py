@@ -57,6 +57,8 @@ PER_TURN = 64
 RECORDS_AT_ONCE = 32
 MAX_PENDING = 200_000
 """The maximum number of checkpoints in memory. Further ones are read when earlier ones are done."""
+MAX_EARLY_ACKS = 100_000
+"""The maximum number of acks in memory whose checkpoints are not known yet."""
 EARLIER_MS = 1_000
 RETRY_MS = 2_000
 
@@ -124,6 +126,9 @@ class ReviveLog:
         self._by_queue: dict[int, dict[int, Checkpoint]] = {}
         self._next: dict[int, int] = {}  # The next offset to read from each queue of the log
         self._heap: list[tuple[int, int, Checkpoint]] = []
+        # Acks of messages whose checkpoints are not in the log yet
+        self._early: dict[CheckpointKey, set[int]] = {}
+        self._early_count = 0
         self._tasks = Tasks()
         self._reading = False
         self._stopped = False
@@ -213,13 +218,15 @@ class ReviveLog:
         key = CheckpointKey(read.group, read.topic, read.queue_id, read.start_offset, read.pop_time)
         acked = read.bit_map
         offsets = read.offsets()
-        left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1}
+        early = self._early.pop(key, set[int]())
+        self._early_count -= len(early)
+        left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1 and each not in early}
         remaining_ms = read.pop_time + read.invisible_time - self.clock.time_ms()
         due_ms = mono_ms(self.clock) + max(remaining_ms, 0) + ACK_GRACE_MS
         former = self._pending.pop(key, None)
         if former is not None:  # A later checkpoint with the same key replaces the former one
             former.open.clear()
-        checkpoint = Checkpoint(key, place, offsets, left, due_ms, not read.suspend)
+        checkpoint = Checkpoint(key, place, offsets, left, due_ms, not read.suspend, bool(early))
         self._by_queue.setdefault(place[0], {})[place[1]] = checkpoint
         if left:
             self._pending[key] = checkpoint
@@ -239,12 +246,30 @@ class ReviveLog:
         return checkpoint
 
     def ack(self, key: CheckpointKey, offset: int) -> bool:
-        """Mark a message of a checkpoint as consumed. Return False if it is not open."""
+        """Mark a message of a checkpoint as consumed.
+
+        Return False if the message is not open. A message that an earlier run has popped counts as open if
+        its checkpoint is not known: Apache's broker delivers checkpoints by a timer, shortly before the
+        leases end.
+        """
+        if key not in self._pending:
+            return self._ack_early(key, offset)
         checkpoint = self._find(key, offset)
         if checkpoint is None:
             return False
         checkpoint.changed = True
         self._done(checkpoint, offset)
+        return True
+
+    def _ack_early(self, key: CheckpointKey, offset: int) -> bool:
+        """Keep an ack until its checkpoint is read. Return False if no earlier run has popped the message."""
+        if key.pop_ms >= self.leases.born_ms or self._early_count >= MAX_EARLY_ACKS:
+            return False
+        if offset >= self.tables.offsets.query(key.group, key.topic, key.queue_id):
+            return False
+        early = self._early.setdefault(key, set())
+        self._early_count += offset not in early
+        early.add(offset)
         return True
 
     def renew(self, key: CheckpointKey, offset: int, invisible_ms: int, counts: bool) -> bool:

@@ -96,7 +96,7 @@ class PopService:
         done = self.leases.ack(key, offset, pop_ms)
         if done and ordered and queue is not None and not queue.leases:
             self.pops.freed(key)
-        return done or (len(self.revive) > 0 and self.revive.ack(CheckpointKey(*key, start, pop_ms), offset))
+        return done or self.revive.ack(CheckpointKey(*key, start, pop_ms), offset)
 
     def renew(
         self, key: QueueKey, offset: int, start: int, pop_ms: int, invisible_ms: int, *, counts: bool = True

@@ -1,0 +1,62 @@
+"""A store with popped messages goes from our broker to Apache's 5.5.0, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.broker.pop.conftest import PopClient
+from tests.interop import store_input
+from tests.interop.apache import ApacheBroker
+from tests.interop.comet import CometBroker
+from tests.kit.brokers import Peer, create
+from tests.kit.waiting import until
+
+INVISIBLE_MS = 20_000
+Broker = ApacheBroker | CometBroker
+
+
+def start(kind: str, directory: Path, names: str) -> Broker:
+    if kind == "apache":
+        return ApacheBroker("5.5.0", directory, names, settings=store_input.TINY)
+    return CometBroker(directory, names, settings=store_input.TINY)
+
+
+@pytest.mark.slow("Apache's broker starts and stops, and leases must expire")
+@pytest.mark.parametrize(("first", "second"), [("ours", "apache"), ("apache", "ours")])
+async def test_leases_go_with_the_store(first: str, second: str, names: str, tmp_path: Path) -> None:
+    """Each message is delivered once more if its lease expires, and never if it was acked at any broker."""
+    brokers = [await asyncio.to_thread(start, first, tmp_path, names)]
+    try:
+        async with Peer(f"127.0.0.1:{brokers[0].port}") as peer:
+            consumer = PopClient(peer)
+            assert (
+                await create(peer, topic_filter_type="SINGLE_TAG", topic_sys_flag=0, order=False)
+            ).code == 0
+            await peer.send_numbers(10)
+            port = brokers[0].port
+            await until(lambda: store_input.max_offset(port, "Orders", 0) == 10)
+            found = await consumer.pop(6, invisible_ms=INVISIBLE_MS)
+            assert found.bodies == ["0", "1", "2", "3", "4", "5"]
+            for number in (1, 3):
+                assert await consumer.ack(found.handles[number]) == 0
+        await asyncio.to_thread(brokers[0].stop)
+        brokers.append(await asyncio.to_thread(start, second, tmp_path, names))
+        async with Peer(f"127.0.0.1:{brokers[1].port}") as peer:
+            consumer = PopClient(peer)
+            rest = await consumer.pop(invisible_ms=600_000)
+            assert rest.bodies == ["6", "7", "8", "9"]
+            assert await consumer.ack(found.handles[0]) == 0
+            again: list[str] = []
+            async with asyncio.timeout(300):
+                while len(again) < 3:
+                    more = await consumer.pop(invisible_ms=600_000, hold_ms=5_000)
+                    again += more.bodies
+                    assert all(message.reconsume_times == 1 for message in more.messages)
+            assert sorted(again) == ["2", "4", "5"]
+            assert (await consumer.pop(hold_ms=3_000)).bodies == []
+    finally:
+        for broker in brokers:
+            if broker.process.running:
+                await asyncio.to_thread(broker.kill)
