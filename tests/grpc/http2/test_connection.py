@@ -215,6 +215,14 @@ def test_the_connections_window_is_given_back_by_consumption_and_by_the_end_of_s
     assert pair.client.outbound_flow_control_window == 16 * 16_384
 
 
+def test_the_window_of_a_complete_request_is_not_opened() -> None:
+    peer = RawPeer(Http2Limits(stream_window=20_000))
+    peer.send(peer.headers(1), frames.frame(frames.DATA, frames.END_STREAM, 1, bytes(16_000)))
+    peer.server.consumed(1, 16_000)
+
+    assert peer.output() == []
+
+
 def test_data_of_streams_that_have_ended_is_ignored_and_given_back() -> None:
     peer = RawPeer(Http2Limits(connection_window=65_536))
     peer.send(peer.headers(1))
@@ -297,6 +305,21 @@ def test_a_reset_discards_what_is_queued() -> None:
     pair.client.reset_stream(3, ErrorCode.CANCEL)
     pair.exchange()
     assert pair.server.unsent_total == 0
+
+
+def test_streams_that_end_while_the_connections_window_is_closed_leave_nothing() -> None:
+    peer = RawPeer()
+    peer.send(peer.headers(1))
+    peer.server.send_data(1, bytes(frames.DEFAULT_WINDOW))
+    for stream_id in range(3, 1_000, 2):
+        peer.send(peer.headers(stream_id))
+        peer.server.send_data(stream_id, b"data")
+        peer.server.reset(stream_id, ErrorCode.CANCEL)
+
+    assert len(peer.server._sender._waiting) == 0  # noqa: SLF001
+    peer.output()
+    peer.send(frames.window_update(0, 1_000))
+    assert peer.output() == []
 
 
 def test_streams_above_the_limit_are_refused() -> None:

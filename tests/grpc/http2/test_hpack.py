@@ -166,6 +166,17 @@ def test_random_bytes_are_decoded_or_refused_as_by_another_decoder() -> None:
     assert min(outcomes.values()) > 500
 
 
+def test_headers_that_fill_the_table_exactly_stay_in_it() -> None:
+    decoder = Decoder()
+    decoder.decode(b"\x3f\x25" + b"\x40\x01a\x01a" + b"\x40\x01b\x01b")  # 68 bytes, 34 for each header
+    assert decoder.decode(b"\xbf\xbe") == [(b"a", b"a"), (b"b", b"b")]
+
+    decoder.decode(b"\x40\x01c\x01c")
+    assert decoder.decode(b"\xbf\xbe") == [(b"b", b"b"), (b"c", b"c")]
+    with pytest.raises(Http2Error):
+        decoder.decode(b"\xc0")
+
+
 def test_the_table_stays_within_its_size() -> None:
     decoder = Decoder()
     encoder = reference.Encoder()

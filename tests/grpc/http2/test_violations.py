@@ -171,6 +171,14 @@ def test_other_openings_are_refused_at_once(sent: bytes) -> None:
     assert server.closed
 
 
+def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
+    peer = RawPeer()
+
+    assert peer.send(frame(frames.HEADERS, END_HEADERS, 1 << 31 | 1, BLOCK)) == [
+        HeadersReceived(1, REQUEST, False)
+    ]
+
+
 @pytest.mark.parametrize(
     "sent",
     [
