@@ -23,8 +23,7 @@ FOR_USERS = (
     "testing/__init__.py",
 )
 # Not checked: the numbers of the protocol, which are complete, and the package for users' tests.
-# The connection of HTTP/2 is not used before the gRPC endpoint is.
-LEFT_OUT = ("protocol/codes.py", "testing/", "grpc/http2/connection.py")
+LEFT_OUT = ("protocol/codes.py", "testing/")
 # Used from outside: entry points, the name of a Spark format, functions for notebooks (docs/pipeline.md), and
 # a clock that tests control.
 FROM_OUTSIDE = {
