@@ -35,7 +35,7 @@ MAX_ACCOUNTS = 1000
 MAX_NAME_LENGTH = 64
 _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{MAX_NAME_LENGTH}}}")
 _SECRET_BYTES = 15
-_MAX_CONCURRENT_HASHES = 2  # low, because each hash takes 64 MiB of memory and 0.1 s
+_MAX_CONCURRENT_HASHES = 2  # The limit is low, because each hash takes 64 MiB of memory and 0.1 s.
 _MAX_WAITING_LOGINS = 32
 _LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # attempts to lock the file, and seconds between two attempts
 
@@ -156,14 +156,17 @@ class Accounts:
     # -- changing
 
     def make_first(self) -> str | None:
-        """Create the first account if there is none, and return its password. Raises AccountError."""
+        """Create an administrator's account if no account exists, and return the password of that account.
+
+        Return None if there are accounts. Raises AccountError if the file cannot be read or written.
+        """
         if self.names():
             return None
         password, account = self.prepare(FIRST_NAME, Role.ADMIN)
         try:
             self.replace(FIRST_NAME, None, account)
         except AccountChanged:
-            return None  # another console, starting at the same time, has created the account
+            return None  # Another console that started at the same time has created the account.
         return password
 
     def put(self, name: str, role: Role, password: str | None = None) -> str:

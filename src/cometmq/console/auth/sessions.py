@@ -79,7 +79,11 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
 
     def begin(self, name: str, account: Account, address: str) -> Session:
-        """Create a session. Beyond the limits, end the oldest sessions."""
+        """Create a session.
+
+        If the account has MAX_SESSIONS_PER_ACCOUNT sessions, or all accounts together have MAX_SESSIONS, the
+        oldest session of the account or of all accounts is ended first.
+        """
         self.end_expired()
         own = [each for each in self._by_id.values() if each.name == name]
         for each in own[: max(0, len(own) - MAX_SESSIONS_PER_ACCOUNT + 1)]:

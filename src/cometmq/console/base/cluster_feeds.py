@@ -218,7 +218,7 @@ def get_rate(broker: BrokerStatus) -> float | None:
 
 
 class ClusterFeeds:
-    """The feeds of a cluster that several pages show, and the history of their values."""
+    """Those feeds of a cluster that several pages share, and the history of some of their values."""
 
     def __init__(self, admin: Admin, feeds: Feeds) -> None:
         self.history = History()
@@ -348,7 +348,8 @@ class ClusterFeeds:
             topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
             missing=answers.problems,
         )
-        if not lags.missing:  # do not record a sum that lacks a broker
+        # Lags are recorded only if all brokers responded: a sum without one of them would be too small.
+        if not lags.missing:
             self.history.behind.add(now, lags.behind)
             behind = {name: lag.behind for name, lag in lags.groups.items() if not is_system_group(name)}
             self.history.groups.add(now, behind)

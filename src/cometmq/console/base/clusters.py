@@ -27,7 +27,7 @@ MAX_CLUSTERS = 32
 MAX_NAME_LENGTH, MAX_NAMESRV_LENGTH = 64, 1024
 MAX_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Pattern of a cluster's name, which is also the value of a cookie."""
+"""Pattern of the name of a cluster. The characters are limited because a cookie contains the name."""
 
 
 class ClusterError(ConsoleError):
@@ -181,7 +181,7 @@ class Clusters:
             await asyncio.gather(*(each.close() for each in self.connections.values()))
 
     def find(self, name: str) -> ClusterConnection | None:
-        """Return the cluster of a name, or None for an unknown name. "" stands for the default cluster."""
+        """Return the cluster with a name, or None for an unknown name. "" stands for the default cluster."""
         return self.connections.get(name or self.standard)
 
     async def put(

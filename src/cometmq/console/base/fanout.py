@@ -115,7 +115,8 @@ class Fanout(Generic[T]):
         def ended(task: asyncio.Future[T]) -> None:
             pending.ended_s = loop.time()
             if not task.cancelled():
-                task.exception()  # marks the error as retrieved, in case no caller reads it
+                # Otherwise asyncio would log an error that no caller has read.
+                task.exception()
             if pending.late:
                 self._on_late()
 

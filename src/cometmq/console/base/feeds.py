@@ -200,9 +200,13 @@ class Ring:
         self._values = array("d")
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a value. If the last two stored values are less than `step_s` apart, replace the last one."""
+        """Add a value.
+
+        If the latest stored value is less than `step_s` younger than the value before it, the new value
+        replaces the latest one.
+        """
         if self._times and at_s - self._times[-1] < 0:
-            return  # the clock was set back, so drop the value
+            return  # The clock was set back, so the value is dropped.
         if len(self._times) > 1 and self._times[-1] - self._times[-2] < self._step_s:
             del self._times[-1], self._values[-1]
         self._times.append(at_s)
@@ -211,7 +215,10 @@ class Ring:
             del self._times[0], self._values[0]
 
     def points(self, gap_s: float) -> list[tuple[float, float | None]]:
-        """Return all values with their times, with a None wherever two values are more than `gap_s` apart."""
+        """Return all values with their times.
+
+        Between two values that are more than `gap_s` apart, the result contains a None.
+        """
         points: list[tuple[float, float | None]] = []
         for at_s, value in zip(self._times, self._values, strict=True):
             if points and at_s - points[-1][0] > gap_s:

@@ -61,9 +61,10 @@ async def timers_page(view: View) -> None:
 
 
 def places_of(text: str) -> dict[str, Place]:
-    """Return the position by broker after which the list begins, from the text in the page's address.
+    """Return for each broker the position after which a page of the list begins.
 
-    The result is empty if the text is missing, too long or malformed.
+    `text` is the parameter in the page's address that contains these positions as JSON. The result is empty
+    if the text is empty, too long or malformed.
     """
     try:
         return msgspec.json.decode(text, type=dict[str, Place]) if 0 < len(text) <= MAX_AFTER_LENGTH else {}

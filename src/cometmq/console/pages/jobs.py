@@ -88,8 +88,8 @@ async def job_page(view: View, path: str) -> None:
 def pretty(data: bytes) -> str:
     """Return a summary with indentation. Data that is not JSON is returned unchanged.
 
-    The JSON is not decoded into Python objects, because those of a file of 8 MiB would take 300 MiB and block
-    the event loop for seconds.
+    The JSON is not decoded into Python objects. For a file of 8 MiB, these objects would take 300 MiB, and
+    the decoding would block the event loop for seconds.
     """
     with suppress(msgspec.DecodeError, RecursionError):
         data = msgspec.json.format(data, indent=2)

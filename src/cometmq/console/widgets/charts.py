@@ -45,7 +45,8 @@ class Lines:
             "useUTC": True,
             "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
             "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) != 1, "type": "scroll"},
-            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would not escape names
+            # The render mode "html" would not escape names.
+            "tooltip": {"trigger": "axis", "renderMode": "richText"},
             "xAxis": {
                 "type": "time", "minInterval": 60_000, "axisLabel": _TEXT, "splitLine": {"show": False},
             },
@@ -59,7 +60,7 @@ class Lines:
             self._chart = _chart(view, title, options).classes("chart")
 
     def show_named(self, rings: Mapping[str, Ring]) -> None:
-        """Draw one line for each name."""
+        """Draw one line for each history in `rings`, and name the line after the history's key."""
         self._chart.options["series"] = [_series(_shortened(name)) for name in rings]
         self.show(*rings.values())
 
