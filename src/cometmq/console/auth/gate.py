@@ -41,8 +41,8 @@ ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
 _MAX_ADDRESS_LENGTH = 64  # a limit is needed, because a proxy may pass on any text as the client's address
 _SESSION_ENDED, _BAD_FRAME = 4401, 4400  # codes with which a page's connection is closed
 _USER_EVENT = '42["event"'  # start of the frame that a page sends when its user clicks or types
-# The policy permits eval, because the framework compiles its templates and runs calls of the console in the
-# browser. It forbids scripts of other sites, and scripts in the page that lack the nonce.
+# The policy permits eval, because the framework in the browser compiles templates, and runs JavaScript that
+# the console's server sends. It forbids scripts of other sites, and scripts in the page without the nonce.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self' ws://{host} wss://{host}; "
@@ -180,8 +180,8 @@ class Gate:
     def _own_origin(self, scope: Scope, *, needed: bool) -> bool:
         """Return whether the Origin header shows that a page of this console sent the request.
 
-        If the header is missing, the result is True, or False with `needed`. Forms are checked without
-        `needed`, because old browsers omit the header when they send a form.
+        If the header is missing, the result is False if `needed` is true, and otherwise True. Forms are
+        checked without `needed`, because old browsers omit the header when they send a form.
         """
         origin = http.header(scope, "origin").lower()
         if not origin:
@@ -352,7 +352,7 @@ def _target(scope: Scope) -> str:
 
 
 def own_path(where: str) -> str:
-    """Return the given path if it is a path of this console, or "/" if it leads to another site."""
+    """Return a path in quoted form. Return "/" for a path that is invalid or leads to another site."""
     plain = where.startswith("/") and not where.startswith(("//", "/\\")) and where.isprintable()
     if not plain or "\\" in where or len(where) > 4096:
         return "/"

@@ -45,7 +45,7 @@ def cookie(scope: Scope, name: str) -> str:
 
 
 def query(scope: Scope, name: str) -> str:
-    """Return the value of a field in the query, or ""."""
+    """Return the value of a parameter in a request's query string, or "" if there is none."""
     try:
         found = parse_qs(str(scope.get("query_string", b""), "latin-1"), max_num_fields=100)
     except ValueError:

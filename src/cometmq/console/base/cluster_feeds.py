@@ -67,7 +67,7 @@ class TopicRow:
 
     @property
     def perm(self) -> int:
-        """The permission bits that are set on every broker."""
+        """The topic's permission bits that are set at all brokers that have the topic."""
         bits = -1
         for each in self.configs.values():
             bits &= each.perm

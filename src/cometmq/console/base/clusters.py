@@ -96,7 +96,8 @@ class Clusters:
         self._unusable_standard = ""
         self._reasons: dict[str, str] = {}
         self._unreadable = ""
-        self._content: bytes | None = None  # content of the file as last read or written; None: no file
+        # The content of the file when the console last read or wrote it. None if there was no file.
+        self._content: bytes | None = None
         self.standard = STARTED
         self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
 
@@ -155,7 +156,8 @@ class Clusters:
     def _load(self) -> bytes | None:
         """Return the content of the file, or None if it does not exist. Raises ClusterError, OSError."""
         if self._path.exists() and not self._path.is_file():
-            raise ClusterError("not a regular file")  # opening a pipe, for example, would block
+            # The check is needed because, for example, opening a named pipe would block.
+            raise ClusterError("not a regular file")
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)

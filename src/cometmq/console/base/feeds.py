@@ -107,8 +107,8 @@ class Feed(Generic[T]):
         except TimeoutError:
             pass
         finally:
-            # The caller's page begins to watch the feed shortly after this call. If this watch ended before,
-            # the feed would stop in between and request the value twice.
+            # The caller's page begins to watch the feed shortly after this call. The watch above continues
+            # until then, because a feed without a watch stops, and would request the value a second time.
             asyncio.get_running_loop().call_later(1.0, end)
         return self.latest
 

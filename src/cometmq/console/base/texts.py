@@ -51,7 +51,10 @@ def text(language: str, key: str, **values: object) -> str:
 
 
 def preferred_language(accepted: str) -> str:
-    """Return the first language in an Accept-Language header that the console has, or else the default."""
+    """Return the first language of an Accept-Language header in which the console has texts.
+
+    If there is none, return the default language.
+    """
     for part in accepted.lower().split(","):
         language = part.split(";")[0].strip().split("-")[0]
         if language in LANGUAGES:

@@ -44,7 +44,10 @@ CSV_COLUMNS = (
     "bornTimestamp", "storeTimestamp", "reconsumeTimes", "resendTimes", "properties", "body", "bodyEncoding",
 )  # fmt: skip
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""First characters of cells that a spreadsheet evaluates as a formula, which could send data elsewhere."""
+"""A spreadsheet evaluates a cell that begins with one of these strings as a formula.
+
+A formula in a message could send data from the spreadsheet to an attacker.
+"""
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,8 @@ async def resend(view: View, selection: Selection, count: str) -> None:
                 problem = result.problem or problem
                 progress.outcome |= {state.value: str(count) for state, count in states.items()}
                 progress.report(_summary(view, states), states.total() / total if total else None)
-                check_permission(view, "dead.resend", group)  # stop if the user has lost the permission
+                # The user may have lost the permission meanwhile. The error then stops the action.
+                check_permission(view, "dead.resend", group)
         if progress.stopped:
             raise PartlyDone(view.t("dead.stopped", summary=_summary(view, states)))
         if states[Resend.FAILED]:

@@ -87,7 +87,8 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         },
         accepted=accepted, refresh=[FEED],
     )  # fmt: skip
-    if accepted and generated:  # even if other brokers failed, because the secret cannot be shown later
+    # Show the secret even if some brokers failed: the others have stored it, and it cannot be shown later.
+    if accepted and generated:
         await show_secret(view, view.t("access.secret_of", name=key), generated)
 
 

@@ -29,7 +29,7 @@ MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 200, 10_000
 
 @dataclass(frozen=True)
 class BrokerState:
-    """The state of a broker. `ha` is None if the broker does not report it, for example a broker of 4.9."""
+    """The state of a broker. `ha` is None if the broker does not report it; RocketMQ 4.9 does not."""
 
     settings: dict[str, str]
     runtime: dict[str, str]

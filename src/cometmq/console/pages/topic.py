@@ -130,7 +130,10 @@ def _groups_of(lags: ClusterLags, topic: str) -> list[tuple[str, Lag]]:
 
 
 def retention_hours(config: TopicConfig) -> float | None:
-    """Return a topic's own retention in hours, or None if its attribute is missing or not a valid number."""
+    """Return the retention from a topic's attributes, in hours.
+
+    Return None if the topic has no such attribute, or if the attribute is not a valid number.
+    """
     value = (config.attributes or {}).get(RETENTION_MS, "")
     return int(value) / HOUR_MS if value.isascii() and value.isdigit() and len(value) < 20 else None
 

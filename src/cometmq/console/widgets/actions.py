@@ -178,12 +178,12 @@ class Action:
         """Return the action that runs an operation.
 
         Args:
-            operation: The operation, which has a name, a target and requests, and may be dangerous.
+            operation: The operation. Its name, its target and its default for `danger` become the action's.
             effects: As in Action.
             details: As in Action.
             again: Creates the operation once more after the confirmation, for the servers that exist then.
-                The action is refused if these servers differ from the servers of `operation`. Required unless
-                the page itself names the servers, because servers may join or leave while the dialog is open.
+                The action is refused if these servers differ from the servers of `operation`, because servers
+                may join or leave while the dialog is open. None only if the page itself names the servers.
             accepted: Receives the addresses of the servers that executed a request, even if others failed.
             result: Returns a text about the results of the requests, or None.
             how: Values for further fields of Action: `danger`, `refresh`, `then` and `of_console`.
