@@ -41,7 +41,8 @@ whenever it is planned again.
 """
 
 MARKS_KEY = "@last"
-"""Key under which a stream's position holds the mark of the record before each offset (marks.py, `Mark`)."""
+"""Key in a stream's position. Its value has one mark per queue: the log position and the store time of the
+record before the queue's offset (marks.py, `Mark`)."""
 
 
 def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
@@ -106,9 +107,10 @@ def parse_times(text: str, option: str) -> Offsets:
 
 
 def check_time(option: str, time_ms: int, *, end: bool) -> None:
-    """Raise ConfigError for a time that seems to be in seconds, or that is in the future.
+    """Raise ConfigError for a time that seems to be in seconds, or that is too far in the future.
 
-    The end of a range may be up to a day in the future, such as the end of today.
+    The end of a time range (`end`) may be up to a day in the future, such as the end of today. Any other
+    time may only be ahead of this machine's clock by a small difference between clocks.
     """
     if time_ms in _SECONDS:
         raise ConfigError(option, str(time_ms), f"ms since 1970; if these are seconds: {time_ms * 1000}")

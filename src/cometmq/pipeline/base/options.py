@@ -40,8 +40,8 @@ from cometmq.settings import BOOLEANS, INT_MAX, LONG_MAX
 class Position:
     """The start or the end of a read, for all queues together or for single queues.
 
-    For all queues: `word` or `timestamp_ms`. For single queues: an offset, a time, or the stored offset of
-    `group`; all other queues have the position `word`.
+    `timestamp_ms` or, if it is None, `word` (EARLIEST or LATEST) applies to all queues. A single queue may
+    instead have an offset in `offsets`, a time in `times`, or a stored offset of the consumer group `group`.
     """
 
     word: int = EARLIEST  # EARLIEST or LATEST
@@ -120,8 +120,8 @@ class PullOptions(_Requesting, _Decoding):
             5`. Brokers apply the filter; Apache's brokers need `enablePropertyFilter=true`. CONTAINS,
             STARTSWITH and ENDSWITH are refused, because a 4.9 broker ignores the rest of an expression from
             these words on.
-        consumer_group: The group that pulls name. A stream stores its progress as the offsets of this group,
-            and never resumes from them.
+        consumer_group: The consumer group named in pull requests. A stream stores its progress as the offsets
+            of this group, and never resumes from them.
         pull_batch_size: Maximum messages per pull. By default, Apache's brokers return at most 32 messages,
             and CometMQ's at most 1 MiB.
         pulls_in_flight: Maximum concurrent pulls of a task.
@@ -139,7 +139,8 @@ class PullOptions(_Requesting, _Decoding):
     _: KW_ONLY
     tags: str = option("*")
     sql: str | None = option(None)
-    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")  # each broker has this group
+    # By default, pulls name RocketMQ's group for tools, which every broker has.
+    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")
     pull_batch_size: int = option(1024, low=1, high=INT_MAX)
     pulls_in_flight: int = option(8, low=1, high=INT_MAX)
     batch_bytes: int = option(16 * 1024 * 1024, low=1, high=MOST_BYTES)

@@ -140,9 +140,9 @@ class Report:
     ) -> None:
         """Add a plot with a line of (x, y) points for each name.
 
-        The x values are seconds since some start, or with `times` since 1970 (shown in UTC). A plot has at
-        most `LINES_MAX` lines with at most `POINTS_MAX` points each; from longer lines, points are selected
-        evenly.
+        The x values are seconds since a start that the caller chooses. With `times`, they are seconds since
+        1970 and are shown as times in UTC. A plot has at most `LINES_MAX` lines with at most `POINTS_MAX`
+        points each; from longer lines, points are selected evenly.
         """
         shown = [(name, _thinned(points)) for name, points in islice(lines.items(), LINES_MAX) if points]
         note = f"only {LINES_MAX} of {len(lines):,}" if len(lines) > LINES_MAX else ""
@@ -193,7 +193,10 @@ class Report:
 
 
 def _timed(name: str, value: Value) -> Value:
-    """Return a field's value, as a date (UTC) if its name and size indicate a time in ms since 1970."""
+    """Return the value of a field, converted to a datetime if it seems to be a time in ms since 1970.
+
+    A value seems to be such a time if the field's name ends with `_ms` and the value is large enough.
+    """
     if name.endswith("_ms") and isinstance(value, int | float) and _TIMES_MS[0] < value < _TIMES_MS[1]:
         return datetime.fromtimestamp(value / 1000, UTC)
     return value

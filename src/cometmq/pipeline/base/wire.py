@@ -240,9 +240,10 @@ class IdleWires(dict[tuple[str, float], Wire]):
         self._access = access
 
     def connect(self, address: str, timeout_s: float) -> Wire:
-        """Remove and return the idle connection if it is still open, else return a new connection.
+        """Return a connection to the address, preferably an idle one with this timeout that is still open.
 
-        Raises ConnectError.
+        An idle connection that is returned is no longer in the pool. Raises ConnectError if a new connection
+        is necessary and fails.
         """
         wire = self.pop((address, timeout_s), None)
         if wire is not None:

@@ -58,7 +58,7 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # JSON bodies: columns are derived from at most this many queues, and messages per queue
+_SAMPLE = 100  # Maximum queues, and messages per queue, from whose JSON bodies the columns are derived
 
 log = logs.logger(__name__)
 
@@ -122,9 +122,10 @@ class ArchiveSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the table holds a message for every offset of the ranges, and every source could be read.
+        """Whether this run archived all messages that it was to archive.
 
-        False if a broker was missing, a queue was replaced, or a queue with messages was unreadable.
+        False if records were damaged, messages were lost, a broker was unreachable, a queue with messages was
+        unreadable, a queue was deleted and created again, or the run was stopped after an error.
         """
         missing = self.bad or self.lost or self.away or self.unreadable
         return not (missing or self.replaced or self.put_off)
@@ -289,7 +290,10 @@ class Job:
         return not before.issuperset(item.queue for item in self.summary.unreadable)
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
-        """Record the groups' offsets beside the table, each limited to the archived end of its queue."""
+        """Record the consumer groups' offsets in the archive's log of group offsets.
+
+        An offset greater than the end of the archived part of its queue is reduced to that end.
+        """
         named = [name for name in self.given.groups if name != "*"]
         stored = stored_groups(self.cluster, queues) if "*" in self.given.groups else ()
         names = list(dict.fromkeys([*named, *stored]))
@@ -351,10 +355,11 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """Return the mark (log position and store time) of the record before each offset.
+        """Return, for each queue, the mark of the record before the queue's offset in `offsets`.
 
-        The known mark is returned if the offset is the archive's next offset and the queue is not in `anew`
-        (deleted and created again). Brokers are queried for the other marks.
+        A mark is the log position and the store time of a record. The mark that the archive's log records is
+        returned if the offset is the archive's next offset, unless the queue is in `anew`, that is, was
+        deleted and created again. Brokers are queried for the other marks.
         """
         same = {
             queue: mark

@@ -180,8 +180,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    # A topic may have the name that Spark gives to the directory of null values, because tools of the table
-    # format do not escape the name. Spark would read such a topic as null, so Python workers read the files.
+    # Spark reads the directory name `topic=` + NULL as the topic null. But a topic may really have this name,
+    # because the table format's tools do not escape it. Then Python workers read the files instead of Spark.
     if elsewhere or any(file["path"].startswith(f"topic={NULL}/") for file in live):
         return by_workers(spark, lake.uri, live, _divided(columns))
     return reader.option("basePath", base).parquet(*paths)

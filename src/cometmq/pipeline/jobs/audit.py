@@ -38,7 +38,7 @@ _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
 _SAMPLES = 10  # maximum samples of each kind
 _MOST = 50  # maximum rows of a list in the summary
 GROUPS_MAX = 1000  # maximum examined groups per topic, because the result has a row per message and group
-_GAP_MAX = 1 << 40  # maximum value of a gap, so that sums fit into 64 bits despite damaged offsets
+_GAP_MAX = 1 << 40  # maximum offsets counted as missing before one message; sums must fit into 64 bits
 _JOB = "audit"
 
 
@@ -73,9 +73,10 @@ class Limits:
         return begin, None if self.end_ms is None else min(self.end_ms + self.close_delay_ms, MAX_MS)
 
     def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
-        """Return the time up to which windows are closed, or None if no window is closed.
+        """Return a time at or before which all closed windows end. Return None if no window is closed.
 
-        `newest_ms` is the time up to which all inputs have rows, or None if an input has no rows.
+        A window is closed if no more of its messages are expected. `newest_ms` is the time up to which every
+        input of the audit has rows, or None if an input has no rows.
         """
         if self.end_ms is not None and self.end_ms + self.close_delay_ms <= now_ms:
             return self.end_ms
@@ -143,7 +144,10 @@ class Finding(msgspec.Struct):
 
 
 class AuditSummary(msgspec.Struct):
-    """The result of an audit over closed windows: samples, and the topics and groups with most findings."""
+    """The result of an audit: the totals of all closed windows, and samples of the findings.
+
+    `topics` and `groups` list the topics and the groups with the most findings.
+    """
 
     source: str
     output: str | None = None
@@ -151,7 +155,7 @@ class AuditSummary(msgspec.Struct):
     bad_traces: int = 0
     """Trace records that could not be read. The trace job lists them."""
     left_out: int = 0
-    """Number of groups that were not examined because a topic has more than 1000 groups."""
+    """Number of groups that were not examined. At most 1000 groups are examined per topic."""
     windows: int = 0
     open_windows: int = 0
     closed_to_ms: int | None = None
@@ -171,7 +175,7 @@ class AuditSummary(msgspec.Struct):
     absent: list[str] = []
     """Requested topics without messages and without traces."""
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
+    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """

@@ -141,10 +141,11 @@ def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> 
 
 
 def _begun_anew(now: Log) -> dict[str, list[int]]:
-    """Return, for each topic, the batches at which one of its queues was deleted and created again.
+    """Return, for each topic, the archive batches in which a replaced queue of the topic was first read.
 
-    A file from before such a batch is not merged with a file from after it, because the batch of a file shows
-    to which life of a queue (the deleted queue or its replacement) the rows belong.
+    A queue is replaced if it is deleted and created again. Rows of the deleted queue and of its replacement
+    are distinguished only by the batch numbers of their files. Therefore a file of an earlier batch must not
+    be merged with a file of such a batch or of a later batch.
     """
     begun: dict[str, list[int]] = defaultdict(list)
     anew = now.ranges.filter(pc.is_valid(now.ranges["replaces"]))

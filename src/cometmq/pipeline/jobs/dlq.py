@@ -50,10 +50,10 @@ _JOB = "dlq"
 
 
 class DeadLetters(msgspec.Struct):
-    """Dead letters of a group with the same original topic and reason within an hour.
+    """Counts of the dead letters that have the same consumer group, original topic, reason and hour.
 
-    `topic` is the original topic. `most_resends` is the largest number of earlier resends among these dead
-    letters.
+    `topic` is the original topic. `most_resends` is the number of times that the most often resent of these
+    dead letters was resent before.
     """
 
     group: str
@@ -77,7 +77,7 @@ class DlqSummary(msgspec.Struct):
     """Number of combinations of group, topic, reason and hour."""
     counts: list[DeadLetters] = []
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
+    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """
@@ -114,7 +114,7 @@ class RedriveSummary(msgspec.Struct):
     """Number of dead letters that were not tried because an earlier one of their group was not sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
+    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """

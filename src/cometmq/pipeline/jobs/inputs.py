@@ -120,9 +120,10 @@ def _past(end_ms: int | None) -> int | None:
 def unreadable(
     source: str, topics: Sequence[str] = (), *, pattern: str | None = None
 ) -> list[UnreadableQueue]:
-    """Return the queues of live topics that hold messages and that `messages` skipped because of `lenient`.
+    """Return the queues of a live source that hold messages but cannot be read.
 
-    The list is empty for other sources. Network errors are raised.
+    With `lenient`, the function `messages` skips such queues. The list is empty for archives and store
+    directories. Network errors are raised.
     """
     if not source.startswith(LIVE):
         return []

@@ -214,7 +214,9 @@ def _queue_lag(
     stored: Mapping[tuple[MessageQueue, int], int],
     now_ms: int,
 ) -> QueueLag:
-    end = max(held.maximum, offset)  # the group may have consumed newer messages after `held` was requested
+    # The group's offset may exceed the maximum offset in `held`: the bounds may come from a replica that
+    # lacks messages which the group has consumed.
+    end = max(held.maximum, offset)
     first = max(offset, held.minimum)
     time_lag_ms = None if first < end else 0
     if (queue, first) in stored:
@@ -248,7 +250,7 @@ def _store_times(
                 found = cluster.marks(each).items()
                 stored |= {(queue, each[queue]): mark.stored_ms for queue, mark in found}
             return stored
-        except BrokerError as error:  # concerns one topic only, so the others are requested again
+        except BrokerError as error:  # The error concerns one topic, so only the other topics are retried.
             left = {place for place in wanted if place[0].topic != error.topic}
             problems.append(str(error))
             if len(left) == len(wanted):
@@ -297,7 +299,7 @@ async def _ask(namesrv: str, groups: Sequence[str]) -> tuple[list[GroupProgress]
 
 
 class SampleFiles:
-    """The files of the lag job's table of samples in the directory `output`, oldest first."""
+    """The files in which the lag job stores its samples. `output` is the output directory of the job."""
 
     def __init__(self, output: str) -> None:
         self._uri = joined(output, "samples")
@@ -380,7 +382,7 @@ class Samples:
         return self._files.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
 
     def _remove(self, before_ms: int) -> None:
-        """Remove the samples of intervals before `before_ms`, and temporary files of that age."""
+        """Remove the sample files, final or temporary, of intervals that began before `before_ms`."""
         for info in self._filesystem.get_file_info(fs.FileSelector(self._root)):
             taken = _FILE.fullmatch(info.base_name)
             if taken and int(taken[1]) < before_ms:
@@ -488,9 +490,9 @@ class _Sampling:
                 self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the samples within the longest window.
+        """Return the samples of the last hour, the longest window of the report.
 
-        If the table has samples of earlier runs, they are included.
+        Samples that earlier runs wrote to the table are included.
         """
         if self._table is not None and self.kept:
             return self._table.read(spark, self._since_ms())

@@ -59,7 +59,10 @@ class RebuildSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether every record is in a queue and `verify` found no error."""
+        """Whether each record of an existing topic is in a consume queue, and `verify` found no errors.
+
+        The second condition does not apply if `verify` was not run.
+        """
         return not (self.not_served or self.errors)
 
 

@@ -89,9 +89,10 @@ class ReplaySummary(msgspec.Struct):
     positions: int = 0
     """Number of consumer offsets that this run set in the target topics."""
     positions_before: int = 0
-    """Number of offsets that an earlier run set.
+    """Number of consumer offsets that an earlier run set in the target topics.
 
-    Offsets are set only once, because the groups move on when they consume.
+    In that case this run set none, because groups that have consumed messages since the earlier run would
+    receive these messages again.
     """
     absent: list[str] = []
     """Requested topics without messages in the requested time range."""
@@ -117,8 +118,8 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
 
     Raises:
         ConfigError: An argument is invalid.
-        ReplayError: The state is damaged or belongs to another replay, a queue of the source holds messages
-            of two queues, or another run has taken over.
+        ReplayError: The state is damaged or belongs to another replay, the source holds messages of both a
+            deleted queue and its replacement, or another run has taken over.
         JobStopped: The run was stopped while it counted.
         NoRouteError: A topic has no route. Errors of sending are raised as they are when a broker stays
             unreachable.
@@ -135,11 +136,14 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stop = given.stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
-    asked = msgspec.structs.replace(current.asked, source=given.source)  # the stored source lacks the secrets
+    # Read the source as given by the caller: the source stored in the state directory has no secrets.
+    asked = msgspec.structs.replace(current.asked, source=given.source)
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # take over first, so that no earlier run sends after its progress was read
+        # Take over the state directory before the progress of earlier runs is read. Afterwards, no earlier
+        # run can send messages that the progress read below lacks.
+        kept.take_over(run)
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
@@ -221,7 +225,7 @@ class Planned(msgspec.Struct):
 
 
 def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
-    """Return the queues of a source with the messages to send, found by one scan of all rows.
+    """Return the remaining messages of each source queue. The function scans all rows once.
 
     `after` holds, for each queue, the last message that earlier runs have finished.
 
@@ -378,7 +382,7 @@ class _Run:
         on_progress: Callable[[int, int | None], None] | None,
         stop: threading.Event,
     ) -> None:
-        self._unread = threading.Event()  # when set, the Spark job is cancelled before a task sends
+        self._unread = threading.Event()  # set to cancel the Spark job when no task has sent a message
         self._spark, self._state, self._replay, self._options = spark, state, replay, options
         self._run, self._on_progress, self._stop = run, on_progress, stop
         self._total: int | None = None
@@ -386,9 +390,9 @@ class _Run:
         self.stopped = False
 
     def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
-        """Determine the queues of the target topics and make this run the owner of the state.
+        """Determine the queues of the target topics and make this run the owner of the state directory.
 
-        Raises ReplayError if that fails.
+        Raises ReplayError if another run uses or has taken over the directory.
         """
         known = self._replay.queues
         known |= _target_queues(self._options, {queue.target for queue in queues} - set(known))
@@ -461,7 +465,9 @@ class _Run:
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # safe: a task only sends if its run owns the state
+                    # No task has sent a message, so cancel the Spark job. No task can begin to send now,
+                    # because tasks send only while their run owns the state directory.
+                    self._unread.set()
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

@@ -197,7 +197,10 @@ class ReplayState:
         self._write(f"progress/{run}-{task}.json", msgspec.json.encode(progress))
 
     def saved(self, run: str, task: int) -> Progress:
-        """Return the progress that an earlier attempt of this task saved in this run, if its worker died."""
+        """Return the progress of a task that Spark may be trying again in the same run.
+
+        The progress is empty if no earlier attempt of the task has saved any.
+        """
         return self._progress(f"progress/{run}-{task}.json")
 
     def all_saved(self, run: str = "") -> list[Progress]:
@@ -257,7 +260,9 @@ class ReplayState:
                 return create_local(path, content)
             if put is not None and put(path, content):
                 return True
-        except OSError as error:  # the file may exist nevertheless, so its content is compared
+        except OSError as error:
+            # A write that reports an error may have created the file. Therefore the content is read below and
+            # compared.
             problem = str(error)
         found = self._read(name)
         if found is None and put is None and problem is None:

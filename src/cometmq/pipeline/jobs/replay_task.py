@@ -96,7 +96,10 @@ class ReplayTask:
 
 
 def in_task(task: ReplayTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Send the rows of a task, sorted by offset. Yield a pickled Progress or CometError, for `mapInArrow`."""
+    """Send the messages of a task's rows in the order of the rows. The function runs in `mapInArrow`.
+
+    The only row that it yields holds the pickled outcome of the task, a Progress or a CometError.
+    """
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
@@ -142,8 +145,9 @@ class Sending:
         self._sent = {sent.queue: sent for sent in self.progress.queues}
         self._done_before = {sent.queue: sent.offset for sent in self.progress.queues}
         self._ids: dict[MessageQueue, Callable[[int], str]] = {}
-        # The file name contains the number of bad messages, so an attempt that begins at the same position
-        # overwrites the file, and an attempt that begins later keeps it.
+        # The name of the file of bad messages contains the number of bad messages that earlier attempts of
+        # this task recorded. An attempt that finds no more of them overwrites the previous attempt's file,
+        # and an attempt that finds more keeps that file.
         self._bad = BadRows(self._state.bad_path, f"{task.run}-{self.number}-{self.progress.bad}")
         self._pace = Pace(task.shares.get(self.number, Share()), self.clock())
         self._rows: Counter[MessageQueue] = Counter()
@@ -220,8 +224,8 @@ class Sending:
         self._rows[queue] += 1
         same = (offset, place) == (sent.offset, sent.physical_offset)
         if same or offset <= self._done_before.get(queue, -1):
-            # An earlier attempt of this task may have counted these rows already, so the larger count is
-            # kept.
+            # The row was handled by an earlier attempt of this task. The saved number of rows may include
+            # the row already, so the number is not increased but is at least the number read by this attempt.
             sent.rows = max(sent.rows, self._rows[queue])
             return None
         if offset == sent.offset or place <= sent.physical_offset:
@@ -235,7 +239,8 @@ class Sending:
     def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
         """Return the message for a row, or None if the row must not be sent."""
         if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
-            self.progress.own += 1  # not sent again: the replay itself sent this message to the source topic
+            # This replay itself sent the message, to a topic that is also a source. It is not sent again.
+            self.progress.own += 1
             return None
         offset = row["queue_offset"]
         make_id = self._ids.get(queue)

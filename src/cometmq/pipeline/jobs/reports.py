@@ -57,10 +57,10 @@ def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:
 
 
 def lag_report(spark: SparkSession, summary: LagSummary, output: str | None = None) -> Report:
-    """Return a report of the groups' current lag and of all samples.
+    """Return a report of the lag job: the current lag of groups, and the lag over time from stored samples.
 
-    `output` is the job's directory. It is required if its URI has keys or options, because the summary omits
-    these.
+    `output` is the output directory of the job. If it is None, the directory in the summary is used, whose
+    URI has no keys or options.
     """
     report = Report("Lag of consumer groups")
     report.bars("Lag", {row.group: float(row.lag) for row in reversed(summary.groups)}, "messages")

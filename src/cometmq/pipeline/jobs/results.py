@@ -100,9 +100,10 @@ def own_directory(output: str, job: str) -> str:
 
 
 def spark_directory(spark: SparkSession, output: str, job: str) -> str:
-    """Return the job's output directory (`own_directory`) for Spark: without key, secret and options.
+    """Create the job's output directory, and return its path or URI in the form that Spark uses.
 
-    Spark has these values in its own configuration. Raises ConfigError if Spark does not find the directory.
+    The URI has no key, secret or options, because Spark has them in its own configuration. Raises ConfigError
+    if Spark cannot access the directory.
     """
     place = shown(own_directory(output, job))
     if "://" in place:

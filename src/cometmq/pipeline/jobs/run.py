@@ -75,8 +75,8 @@ class SinkSummary(msgspec.Struct):
 class RunSummary(msgspec.Struct):
     """The result of a run.
 
-    `complete` is False if the run was stopped before all sinks of a batch were written, or if live queues
-    with messages were unreadable.
+    `complete` is False if a batch run was stopped before it had written all sinks, or if live queues with
+    messages were unreadable.
     """
 
     file: str
@@ -181,8 +181,8 @@ def _prepare(run: _Run) -> None:
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
     for step in pipeline.steps:
-        # The query is wrapped in parentheses, where Spark accepts only a query. So no command in the file can
-        # change data during the check.
+        # Between parentheses, Spark accepts a query but no command. So if the file contains a command in
+        # place of a query, this check refuses the command and does not execute it.
         _enter(run, step, step.sql_line, partial(run.spark.sql, f"SELECT * FROM ({step.sql}\n)"))
     for sink in pipeline.sinks:
         try:
@@ -446,7 +446,7 @@ def _finish(query: StreamingQuery) -> None:
 
 
 def _positions(queries: Sequence[StreamingQuery]) -> Offsets | None:
-    """Return each queue's lowest offset among the positions that the queries have reached in their sources.
+    """Return the offset, for each source queue, up to which all queries that read the queue have read it.
 
     Return None if a query has made no progress yet.
     """
@@ -486,9 +486,9 @@ def _count(
 
 
 def _rows(observed: Mapping[str, Row]) -> int:
-    """Return the number of rows in a batch's observed metrics.
+    """Return the number of rows of a batch, which Spark reports in the observed metrics of the batch.
 
-    Spark Connect returns the metrics in the form {"values": [...], "schema": ...}.
+    Spark Connect reports the metrics in the form {"values": [...], "schema": ...}.
     """
     named: dict[str, Any] = observed[_WRITTEN].asDict() if _WRITTEN in observed else {"rows": 0}
     return int(named["rows"] if "rows" in named else named["values"][0])

@@ -422,8 +422,8 @@ class _Reader:
                 {key.lower(): item.line for key, item in options.items()} if isinstance(options, dict) else {}
             )
             line = lines.get(error.key.lower(), given["options"].line if "options" in given else node.line)
-            # The value must be hidden before the error message shortens it, because a shortened secret would
-            # no longer be recognised.
+            # The option's value may contain secrets. They must be hidden before ConfigError shortens the
+            # value for its message, because a shortened secret would no longer be recognised.
             value = _hidden(error.value, self._secrets)
             self._wrong(line, str(ConfigError(error.key, value, error.expected)))
 

@@ -53,7 +53,10 @@ def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def _places(path: str) -> set[tuple[str, ...]]:
-    """Return the possible locations of `path`, each as a tuple of the store and the path's components."""
+    """Return the possible locations of `path`.
+
+    Each location is a tuple: the file system or object store, and then the components of the path.
+    """
     found: set[tuple[str, ...]] = set()
     for item in {path, *_divided(path)}:
         for each in _without_braces(item.strip()):

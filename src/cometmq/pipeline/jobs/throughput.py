@@ -48,7 +48,7 @@ class ThroughputSummary(msgspec.Struct):
     absent: list[str] = []
     """Requested topics without messages in the requested time range."""
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
+    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """

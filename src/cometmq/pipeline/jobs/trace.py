@@ -93,7 +93,7 @@ class TraceSummary(msgspec.Struct):
     groups: list[ConsumeLatency] = []
     bad_samples: list[BadTrace] = []
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages which the brokers did not permit to be read (see live/unreadable.py).
+    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
 
     Some of these messages may be outside the requested time range.
     """

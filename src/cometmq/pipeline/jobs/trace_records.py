@@ -20,7 +20,7 @@ _END = b"\x02"
 _BATCH_ROWS = 5000
 _BATCH_RAW = 8 << 20  # Maximum characters of the column `raw` in a batch; it holds unreadable records
 _LONGEST = 1024  # Maximum characters of a name or an id; RocketMQ's own have at most 255
-_MOST_IDS = 10_000  # Maximum number of message ids in a trace record, as Java writes one for a batch
+_MOST_IDS = 10_000  # Maximum message ids in a trace record. Java clients write one record per message batch.
 
 SCHEMA = pa.schema(
     [
