@@ -111,8 +111,8 @@ class Peer:
         }
         stream = self.http.get_next_available_stream_id()
         self.http.send_headers(stream, list(headers.items()), end_stream=end and not data)
-        for each in data:
-            self.http.send_data(stream, each, end_stream=end and each is data[-1])
+        for number, each in enumerate(data, 1):
+            self.http.send_data(stream, each, end_stream=end and number == len(data))
         return stream
 
     def send(self) -> None:

@@ -197,11 +197,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport and send the server's settings."""
+        """Store the transport. The server's settings are sent after the client's first bytes."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer, self.peer_host = describe_peer(transport.get_extra_info("peername"))
         self._transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
-        self.mark_dirty()
         self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)

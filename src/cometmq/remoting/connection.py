@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, cast
 from cometmq import logs
 from cometmq.errors import FrameError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
+from cometmq.remoting import http2_answer
 from cometmq.remoting.calls import CallTable
 from cometmq.remoting.limits import HANDLER_BYTES, Limits
 from cometmq.remoting.tick import Tick
@@ -422,7 +423,7 @@ class Connection(asyncio.BufferedProtocol):
                 size = _length_at(buf, pos)[0]
             stop = pos + 4 + size
             if not MIN_PAYLOAD <= size <= max_payload:
-                self._refuse(FrameError(f"frame length {size} is not within {MIN_PAYLOAD} to {max_payload}"))
+                self._refuse_length(size)
                 return end
             if stop > end:
                 break
@@ -535,6 +536,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._reading and self._transport is not None and not self._transport.is_closing():
             self._reading = False
             self._transport.pause_reading()
+
+    def _refuse_length(self, size: int) -> None:
+        if size == http2_answer.PREFACE_WORD:
+            self.write(http2_answer.ANSWER)
+            problem = "it is a gRPC client, which needs the port of the setting grpcPort"
+        else:
+            problem = f"frame length {size} is not within {MIN_PAYLOAD} to {self._limits.max_frame - 4}"
+        self._refuse(FrameError(problem))
 
     def _refuse(self, error: FrameError) -> None:
         """Close the connection after an invalid frame. Requests before that frame still get responses."""
