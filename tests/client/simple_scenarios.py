@@ -1,7 +1,4 @@
-"""Scenarios of simple consumers: leases, acknowledgements, redelivery, order, filters, several topics.
-
-They run against Apache's broker 5.5.0.
-"""
+"""Scenarios of simple consumers: leases, acknowledgements, redelivery, order, filters, several topics."""
 
 from __future__ import annotations
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.client.every_scenario import EVERY_SCENARIO, SINCE_5
 from tests.client.scenarios import FROM_FIRST, Ledger, Scenario, bodies, fill, read_all
-from tests.client.simple_scenarios import SIMPLE_SCENARIOS
 from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, body_of
 from tests.interop.driver import message as java_message
@@ -39,7 +33,7 @@ def on(version: str) -> list[Scenario]:
         old = old[::2]
     if version == "4.9.7":
         return old
-    return [*(each for each in EVERY_SCENARIO if LONG or each not in old), *SIMPLE_SCENARIOS]
+    return [each for each in EVERY_SCENARIO if LONG or each not in old]
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +84,6 @@ def test_scenario(
     failure = outcome(version, scenario)
     if failure is not None:
         raise failure
-
-
-def test_the_documented_simple_consumer(apache_5: ApacheCluster) -> None:
-    page = Path(__file__).parents[2] / "docs/client.md"
-    (program,) = re.findall(r"```py\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NAMESRV_ADDR": apache_5.namesrv},
-        timeout=120,
-    )
-    assert (done.stdout, done.stderr) == ("20 messages\n", "")
 
 
 async def test_our_consumer_and_javas_share_a_group(
