@@ -1,7 +1,7 @@
 """Loggers that make their arguments printable and short, because names and errors come from other programs.
 
-Modules use `log = logs.logger(__name__)` in place of `logging.getLogger`, so that no call needs to do this
-itself. A server process calls `set_up` once. Users of the library configure logging themselves.
+Modules use `log = logs.logger(__name__)` in place of `logging.getLogger`, so that calls can pass arguments
+unchanged. A server process calls `set_up` once. Users of the library configure logging themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ TRACEBACK_LINES = 100
 
 
 class LogLimiter:
-    """A limit on log lines, so that other programs cannot fill the disk by causing them.
+    """A limit on the rate of log lines.
+
+    It prevents other programs from filling the disk, for example by invalid requests that are logged.
 
     Args:
         most: The maximum number of lines per period.
@@ -115,7 +117,7 @@ def logger(name: str) -> logging.Logger:
 
 
 class BadLevels(ValueError):
-    """A text is not a valid list of log levels; str() describes the valid ones."""
+    """A text is not a valid list of log levels; str() of the error describes the problem."""
 
 
 class _JsonLines(logging.Formatter):
@@ -138,9 +140,10 @@ class _JsonLines(logging.Formatter):
 
 
 def set_up(default: str = "WARNING") -> None:
-    """Configure logging to standard error by the environment: COMETMQ_LOG_LEVEL, COMETMQ_LOG_FORMAT.
+    """Configure logging to standard error, as COMETMQ_LOG_LEVEL and COMETMQ_LOG_FORMAT specify.
 
-    `default` is the level if COMETMQ_LOG_LEVEL is not set. An invalid value is reported and ignored.
+    `default` is the level if the environment variable COMETMQ_LOG_LEVEL is not set. An invalid value of a
+    variable is ignored with a warning in the log.
     """
     level, form = os.environ.get(LEVEL, default), os.environ.get(FORMAT, "text").lower()
     handler = logging.StreamHandler(sys.stderr)
@@ -203,9 +206,10 @@ _changed: set[str] = set()
 
 
 def use_levels(text: str) -> None:
-    """Apply levels now. Loggers that `text` does not name any more get the general level again.
+    """Set the levels of loggers from a text such as `INFO,cometmq.broker.pull=DEBUG`. Raises BadLevels.
 
-    An empty text applies the level of the environment. Raises BadLevels.
+    A logger that the previous text named and this text does not name gets the general level again. An empty
+    text stands for the levels in the environment variable COMETMQ_LOG_LEVEL.
     """
     levels = levels_of(text or os.environ.get(LEVEL, "WARNING"))
     for name in _changed - levels.keys():

@@ -70,7 +70,10 @@ class Message(msgspec.Struct, kw_only=False):
         self.check()
 
     def check(self) -> None:
-        """Validate all fields again, because they may have been assigned since. Each send calls this.
+        """Validate all fields of the message.
+
+        The constructor calls this method. Each send calls it again, because the application may have assigned
+        fields after the construction.
 
         Raises:
             MessageIllegal: A field has a value that no broker accepts or no consumer can read.
@@ -141,8 +144,9 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
-# Properties with a delay or delivery time. A message that has one must not have `delay_ms` or
-# `deliver_at_ms`, because these set such a property, too, and the broker would choose between the two.
+# Properties with a delay or delivery time. A message with such a property must not have the field `delay_ms`
+# or `deliver_at_ms`, because each of these fields sets another such property. The broker would then choose
+# between two times.
 _TIMES = (
     names.DELAY,
     names.TIMER_DELAY_SEC,
@@ -351,7 +355,7 @@ class MessageExt(msgspec.Struct, gc=False):
 
 
 class SendStatus(Enum):
-    """How safely a sent message is stored. With each of the four values the broker has stored the message.
+    """How safely the broker has stored a sent message. All four values mean that the message is stored.
 
     Attributes:
         SEND_OK: Flushed and replicated as the broker is configured.
@@ -452,8 +456,8 @@ class PullResult(msgspec.Struct, frozen=True):
         suggest_which_broker_id: Id of the broker that the next pull should use; 0 is the master.
         damaged: Queue offsets of messages that are not in `messages`, because their bodies do not match their
             CRCs.
-        oversized: Queue offsets of messages whose bodies are left compressed, because they would be too
-            large.
+        oversized: Queue offsets of messages whose bodies are left compressed, because the decompressed bodies
+            would be too large.
     """
 
     status: PullStatus

@@ -175,13 +175,13 @@ class Periodic:
             self._wait()
 
     def cancel(self) -> None:
-        """Stop the repetition, and cancel a run in progress."""
+        """Stop the repetition of the job, and cancel its current run, if there is one."""
         self._end()
         if self._run is not None:
             self._run.cancel()
 
     async def stop(self, *, cancel: bool = False) -> None:
-        """Stop the repetition, and wait for a run in progress. `cancel` cancels that run first."""
+        """Stop the repetition of the job, and wait for its current run. `cancel` cancels that run first."""
         if cancel:
             self.cancel()
         else:

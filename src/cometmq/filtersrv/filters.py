@@ -44,7 +44,9 @@ def worker_command() -> list[str]:
 
 
 def check() -> None:
-    """Check that this machine can confine a worker: start one, which ends after its confinement.
+    """Check that this machine can confine a worker process.
+
+    The check starts a worker process. The worker confines itself and then ends, because its input is empty.
 
     Raises:
         CannotConfine: This machine cannot confine a worker.

@@ -2,8 +2,8 @@
 
 It handles two requests: the upload of a filter class (302) and the pull (11). It forwards a pull to the
 broker with a subscription to all messages and removes the messages that the class rejects. While no message
-matches, it pulls again until the pull's timeout. If the class fails, the pull fails, so that no message is
-skipped that the class has not examined.
+matches, it pulls again until the pull's timeout. If the class fails, the pull fails, because otherwise the
+consumer would skip messages that the class has not examined.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logs.logger(__name__)
 REGISTER_S = 10.0
 MAX_FILTERS = 32  # maximum number of classes; each class has a process, which takes about 25 MiB
 MAX_SOURCE_BYTES = 256 << 10  # maximum size of a filter class's source, in bytes
-IDLE_TIMEOUT_S = 120.0  # time in seconds after which an unused class is removed
+IDLE_TIMEOUT_S = 120.0  # time in seconds after which an unused filter class is removed
 MAX_PULLS_PER_CONNECTION = 4_096  # maximum concurrent pulls of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
 BROKER_TIMEOUT_S = 10.0  # maximum time for the broker's answer after the pull's suspend time, in seconds
@@ -191,7 +191,9 @@ class FilterServer:
             except CommandError:
                 if nothing is None:
                     raise
-                break  # return no messages; the next pull begins at the failed one and reports the error
+                # Return no messages. The consumer's next pull begins at the offset of the failed pull and
+                # reports the error.
+                break
             if matching or not found:
                 return frame.response(answer.code, answer.remark, ext=answer.ext, body=matching)
             nothing = frame.response(

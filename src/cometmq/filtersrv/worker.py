@@ -78,7 +78,10 @@ def main(parent: int) -> None:
 
 
 def load(name: str, source: str) -> Match:
-    """Create an object of the class and return its method `match`. Raises any exception of the source."""
+    """Run the source code of a filter class, create an object of the class, and return its method `match`.
+
+    Raises whatever exception the source code raises, and TypeError if there is no such class or method.
+    """
     module: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"{name}.py", "exec"), module)
     if not isinstance(module.get(name), type):

@@ -28,19 +28,21 @@ from cometmq.text import printable
 MAX_CONNECTIONS = 8
 """Maximum number of connections.
 
-At the limit, a further connection replaces the oldest connection that has not sent a request. If all have
-sent a request, the further connection is closed.
+At the limit, a further connection closes the oldest connection that has not sent a request, and all
+connections that were opened more than INACTIVITY_TIMEOUT_S ago. If there is no such connection, the further
+connection itself is closed.
 """
 INACTIVITY_TIMEOUT_S = 10
 """Seconds without activity after which a connection is closed.
 
-When MAX_CONNECTIONS is reached, the seconds are counted from the start of the connection.
+While there are MAX_CONNECTIONS connections, a further connection closes every connection that was opened
+longer ago than this, even an active one.
 """
 CLOSE_TIMEOUT_S = 1.0
 """Maximum time, in seconds, until a closed connection frees its slot."""
 KEEP_S = 1.0
 REUSE_FACTOR = 10
-"""A response text is reused for at least this many times as long as creating it took."""
+"""How long a response text is reused, at least: this factor times the duration of its creation."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -54,7 +56,10 @@ class Source(Protocol):
 
 
 class MetricsPort:
-    """A server that listens and responds in threads of its own until `stop` is called. Raises ConfigError."""
+    """An HTTP server for Prometheus. It listens and responds in threads of its own until `stop` is called.
+
+    The constructor starts the server. It raises ConfigError if the interface or the port cannot be used.
+    """
 
     def __init__(self, interface: str, port: int, source: Source) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -134,7 +139,7 @@ class _Page:
 
 
 class _Collector:
-    """An adapter that passes the metric families to the Prometheus library."""
+    """An adapter that converts the metric families of a source to those of the Prometheus library."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

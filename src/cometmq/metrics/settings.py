@@ -61,7 +61,7 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
     def metrics_headers(self) -> list[tuple[str, str]]:
         """Return the headers to send with each push. Raises ConfigError if they are invalid.
 
-        The error does not show them, because headers often contain a token.
+        The text of the error does not contain the headers, because headers often contain a token.
         """
         return _pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header, "***")
 

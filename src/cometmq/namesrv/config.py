@@ -72,7 +72,7 @@ def home_file(name: str) -> str:
 class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     """The settings of a name server. Times are in milliseconds unless the field's name has another unit.
 
-    `others` holds the keys that have no effect here, with their values.
+    `others` holds the settings that have no effect in this name server, as values by key.
     """
 
     listen_port: Annotated[int, Range(0, 65_535, "a port (0: any free one)"), FIXED] = 9876

@@ -148,21 +148,21 @@ class RequestProcessor:
     def _order_topics(self) -> dict[str, str] | None:
         if self._kv.fits(ORDER_TOPIC_CONFIG):
             return self._kv.namespace(ORDER_TOPIC_CONFIG)
-        # Register the broker nevertheless: a registration without the list of ordered topics is better than
-        # no registration.
+        # The list of ordered topics is too long for the response. The broker is registered without the list,
+        # because that is better than no registration.
         log.error("%s is too long for registrations: delete some of its keys", ORDER_TOPIC_CONFIG)
         return None
 
     @handles(RequestCode.UNREGISTER_BROKER)
     def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
-        """Remove a broker, as the broker itself requests when it stops."""
+        """Remove a broker. The broker itself sends this request when it stops."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         self.tables.unregister(asked.broker_addr, asked.broker_name)
         return request.response()
 
     @handles(RequestCode.QUERY_DATA_VERSION)
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
-        """Return whether a broker's topics have another data version than the registered ones."""
+        """Return whether the data version that a broker sends differs from its registered data version."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         version = DataVersion.decode(request.body)
         changed, held = self.tables.query_data_version(self.now_ms(), asked.broker_addr, version)
@@ -310,7 +310,7 @@ class RequestProcessor:
             raise CommandError(ResponseCode.NO_PERMISSION, remark)
         known = config.to_properties()
         try:
-            # As in Apache's name server, unknown keys are ignored.
+            # As in Apache's name server, settings with unknown names are ignored.
             self.config.update({key: value for key, value in changes.items() if key in known})
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error

@@ -178,7 +178,7 @@ class RouteTables:
         run between two removals.
         """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # skip a broker that has registered anew meanwhile
+            if addr in self.addrs_of.get(connection, ()):  # skip a broker that registered again meanwhile
                 self._remove_broker(addr)
                 yield addr
 
@@ -295,7 +295,8 @@ class RouteTables:
     def system_topics(self) -> tuple[list[str], str | None]:
         """Return the names of all clusters and brokers, and the address of one broker.
 
-        The address is None if there is no broker. The client asks that broker for the other system topics.
+        The address is None if there is no broker. The client then requests the other system topics from the
+        broker at that address.
         """
         names: dict[str, None] = {}
         for cluster, brokers in self._clusters.items():
@@ -316,7 +317,7 @@ class RouteTables:
     # -- parts of a registration
 
     def _put_address(self, broker: Broker, registration: Registration) -> None:
-        # An address has only one id. If a slave has become the master, remove its old id.
+        # An address has only one broker id. If a slave has become the master, remove the slave's old id.
         for other_id, addr in list(broker.addrs.items()):
             if addr == registration.broker_addr and other_id != registration.broker_id:
                 del broker.addrs[other_id]

@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: one function per job, whose module is imported on first use.
+"""The data pipeline on Spark: one function per job. The first use of a function imports its module.
 
 from cometmq.pipeline import archive, spark_session
 """
@@ -47,7 +47,8 @@ __all__ = [
     "traces",
 ]
 
-# The modules of the functions that are not defined in a module `jobs.NAME` with their own name.
+# The modules of functions, by function name. A function that is not listed here is defined in the module of
+# its own name in `jobs`.
 _MODULES = {
     "archived": "jobs.archive_query",
     "compact": "jobs.compaction",

@@ -32,7 +32,7 @@ SEARCH_DELAY_MS = 300
 KEY = "$key"
 """Name of the field that holds a row's key. No column can have this name."""
 _RESERVED_NAMES = {"links", "classes", "acts"}
-# These templates contain no values: Vue inserts the values as text, so they cannot contain HTML.
+# These templates contain no values. Vue inserts each value as text, so a value cannot add HTML to the page.
 _HEAD = """
 <q-tr :props="props">%s<q-th v-for="col in props.cols" :key="col.name" :props="props" scope="col"
  :aria-sort="col.order"><button v-if="col.sorts" type="button" class="sort" :aria-label="col.says"
@@ -302,12 +302,12 @@ def kind_choice(
 ) -> Callable[[], str]:
     """Add a choice above a list. The chosen value is stored in the page's address.
 
-    Return a function that returns the value.
+    Return a function that returns the chosen value.
 
     Args:
         view: The page.
         label: Key of the label's text.
-        kinds: The key of a text for each value; the first value is the default.
+        kinds: The values that can be chosen, each with the key of its text. The first value is the default.
         on_change: Called after a change.
     """
 

@@ -78,8 +78,8 @@ class View:
         self._send_at_s = time.monotonic() + FIRST_ANSWERS_TIMEOUT_S
         delete_unopened(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
-        # Read the name once, so that an open page keeps its cluster when the browser's user chooses another
-        # cluster.
+        # Read the name of the chosen cluster only once, so that this page keeps its cluster when the user
+        # chooses another cluster in another page.
         self.cluster_name = cookies.get(CLUSTER_COOKIE, "")
         self._connection = services.clusters.find(self.cluster_name)
         if self._connection is not None:
@@ -118,7 +118,7 @@ class View:
 
     @property
     def may_change(self) -> bool:
-        """Whether to show actions. Each action checks the permission again when it is executed."""
+        """Whether to show buttons for changes. Each change checks the user's permission again."""
         return not self.session.ended and self.session.role is Role.ADMIN
 
     def t(self, key: str, **values: object) -> str:
@@ -180,9 +180,9 @@ class View:
         self.watch(feed, show)
 
     def show_age(self, feed: Feed[Any], key: str) -> None:
-        """Show the age and the errors of a feed whose values another part of the page shows.
+        """Show the age and the errors of a feed whose values are shown in another part of the page.
 
-        `key` is the key of the title's text.
+        `key` is the key of the translated text before the age.
         """
         with ui.element("div").classes("aged"):
             text_element("span", self.t(key)).classes("age")
@@ -216,9 +216,9 @@ class View:
             _set_age(ui.element("span").classes("age"), time.time(), 0.0)
 
     def show_state(self, place: Element, reading: Reading[Any]) -> None:
-        """Show in `place` that a feed's first value is being requested, or the error of its last request.
+        """Show in `place` the error of a feed's last request, or that its first value is being requested.
 
-        If the value is current, `place` is empty.
+        If the feed has a value and its last request succeeded, `place` is emptied.
         """
         place.clear()
         with place:
@@ -262,7 +262,7 @@ class View:
             text_element("div", self.error_text(error)).classes("why")
 
     def error_text(self, error: Exception) -> str:
-        """Return the text of a CometError, or a general text for any other error, which is only logged."""
+        """Return the text of a CometError. For any other error, return a general text without details."""
         return str(error) if isinstance(error, CometError) else self.t("common.failed")
 
     def empty(self, key: str) -> None:
@@ -280,7 +280,7 @@ class View:
                 text_element("dd", value)
 
     def tiles(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Add important values in large type, from pairs of a text's key and a value."""
+        """Add important values in large type. Each pair is the key of the value's label and the value."""
         with ui.element("dl").classes("tiles"):
             for key, value in pairs:
                 with ui.element("div").classes("tile"):
@@ -361,8 +361,8 @@ class View:
         if not self._closed:
             name = self.connection.name
             if name not in self.services.clusters.connections:
-                # The cookie is also set for a browser whose user has not chosen a cluster, because the page
-                # must not switch to another cluster without notice.
+                # The cluster was removed. The cookie makes the reloaded page report this, even if the user
+                # has never chosen a cluster. Otherwise the page would switch to another cluster unnoticed.
                 _set_cookie(self, CLUSTER_COOKIE, name)
             self.client.open(self.path)
             self._end_watches()
@@ -403,7 +403,7 @@ class Age:
     def __init__(self, view: View, feed: Feed[Any]) -> None:
         with ui.element("div").classes("aged"):
             self._element = ui.element("span").classes("age")
-            # The framework's default color is illegible on the dark theme.
+            # No color, because NiceGUI's default color for buttons is illegible on the dark theme.
             button = ui.button(icon="refresh", on_click=feed.refresh, color=None)
             set_label(button.props("flat dense round size=sm"), view.t("common.refresh"))
 
@@ -446,7 +446,7 @@ text_element = TextElement
 
 
 def frame(view: View, current: str) -> Element:
-    """Add the bar and the menu, and return the element for the page's content.
+    """Add the top bar and the console's menu to the page. Return the element for the page's content.
 
     `current` is the path of the page's menu entry.
     """

@@ -69,7 +69,7 @@ class ListState:
 
 @dataclass(frozen=True)
 class Selected(Generic[T]):
-    """One page of a list, with numbers about the list.
+    """One page of a list, with the size of the list.
 
     `total` is the number of rows that match the search, `all` the number of all rows, and `page` is counted
     from 1.
@@ -87,7 +87,7 @@ def read_state(
 ) -> ListState:
     """Return the list state that a query string describes. Invalid values are replaced by those of `default`.
 
-    Only fields whose names begin with `prefix` are used, as `query_of` writes them.
+    Only fields of the query string whose names begin with `prefix` are used. `query_of` writes such fields.
     """
     query = {name.removeprefix(prefix): value for name, value in query.items() if name.startswith(prefix)}
     names = {column.name for column in columns}
@@ -121,10 +121,10 @@ def query_of(state: ListState, default: ListState, prefix: str = "") -> dict[str
 
 
 def select(items: Sequence[T], columns: Sequence[Column[T]], state: ListState) -> Selected[T]:
-    """Return the rows that a state selects.
+    """Return the rows of a list that match the search in `state` and are on its page, sorted as it requests.
 
-    A search matches rows whose searched columns together contain every word, regardless of case. A page
-    number beyond the last page selects the last page.
+    A row matches if its searchable columns together contain every word of the search, regardless of case. A
+    page number beyond the last page selects the last page.
     """
     found: Sequence[T] = items
     words = state.search.casefold().split()

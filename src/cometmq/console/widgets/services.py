@@ -50,7 +50,7 @@ class Services:
         clusters: The clusters that the console shows.
         menu: The pages in the menu, in their order.
         reports: The directory of reports of pipeline jobs, or None.
-        password_changes: Limiter of failed attempts to change the own password, by user.
+        password_changes: Limits the failed attempts of each user to change the user's own password.
     """
 
     clusters: Clusters

@@ -115,9 +115,9 @@ class Option:
 
 
 def option(default: T, **how: Any) -> T:
-    """Return a dataclass field that is also a command-line option.
+    """Return a dataclass field that declares an option of a job or of a Spark format.
 
-    `how` holds values for the fields of Option.
+    `how` holds the values of the fields of `Option`, which describe the option.
     """
     made: T = field(default=default, metadata={_DECLARED: Option(**how)})
     return made
@@ -195,7 +195,7 @@ class Given:
     def values(self, **made: Any) -> dict[str, Any]:
         """Return the value of each option, by field name.
 
-        `made` holds values to return instead of parsed ones.
+        `made` holds values, by field name, that are returned in place of the parsed options.
         """
         return {
             each.name: made[each.name] if each.name in made else self._value(each) for each in self._declared

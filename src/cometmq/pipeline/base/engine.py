@@ -29,7 +29,7 @@ from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
 _CANCEL_S = 10.0  # seconds to wait for a cancelled job; Spark kills the worker of a cancelled task after 2 s
-_MANY = 1_000_000  # length of a range that Spark divides by slots; more than the slots of any cluster
+_MANY = 1_000_000  # length of a range to count task slots with; must exceed the slots of any cluster
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
 _FAILURE = re.compile(r"most recent failure: Lost task .*?\): (?:[\w.$]+: )?(.+)")
@@ -111,8 +111,8 @@ def slots(spark: SparkSession) -> int:
     """
     if isinstance(spark, SparkSession):
         return spark.sparkContext.defaultParallelism
-    # Spark Connect does not report the number of slots, but it divides a range into as many parts as there
-    # are slots.
+    # Spark Connect does not report the number of task slots, but it divides a range into one partition for
+    # each slot.
     parts = spark.range(_MANY).selectExpr("spark_partition_id() AS part")
     return int(parts.selectExpr("max(part) + 1 AS parts").collect()[0].parts)
 
@@ -154,7 +154,7 @@ class _Job(Protocol):
 
 
 class _ClassicJob(_Job):
-    """A job of a classic session, whose JVM belongs to this process: a Spark job group."""
+    """A job of a classic Spark session: a Spark job group. The JVM of the session belongs to this process."""
 
     def __init__(self, context: SparkContext, name: str, mark: str) -> None:
         self._context, self._name, self._group = context, name, mark
@@ -188,8 +188,8 @@ class _ConnectJob(_Job):
         thread = threading.get_ident()
 
         def heard(*, stages: Any, **_: Any) -> None:
-            # Spark calls the handler for every operation of the session, in the thread that waits for that
-            # operation. Only the operations of this job's thread are counted.
+            # Spark calls this progress handler for every operation of the session, in the thread that waits
+            # for that operation. Only the operations of this job's thread are counted.
             if threading.get_ident() == thread:
                 self._done = sum(stage.num_completed_tasks for stage in stages)
 
@@ -210,8 +210,8 @@ class _ConnectJob(_Job):
 
 def _job_of(spark: SparkSession, name: str) -> _Job:
     mark = f"cometmq-{uuid.uuid4().hex}"
-    # A Spark Connect session is an object of another class, although PySpark's type hints declare one class
-    # for both.
+    # A Spark Connect session is not an instance of this class, although PySpark's type hints declare the same
+    # class for classic sessions and Spark Connect sessions.
     if isinstance(spark, SparkSession):
         return _ClassicJob(spark.sparkContext, name, mark)
     return _ConnectJob(spark, mark)

@@ -49,7 +49,10 @@ class UnreadableError(PipelineError):
 
 
 class BadRecordError(PipelineError):
-    """A record in the requested range cannot be decoded, and the options treat bad records as errors."""
+    """A record in the requested range cannot be decoded.
+
+    Raised unless the option onBadRecord lets the read skip such records.
+    """
 
     queue: MessageQueue
     queue_offset: int | None
@@ -64,9 +67,10 @@ class BadRecordError(PipelineError):
 
 
 class BadStoreRecordError(PipelineError):
-    """A record or a part of the log in a store directory is unreadable, which the options treat as an error.
+    """A record or a part of the log in a store directory is unreadable.
 
-    `position` is the log position of the unreadable data.
+    Raised unless the option onBadRecord lets the read skip unreadable data. `position` is the log position of
+    the unreadable data.
     """
 
     path: str

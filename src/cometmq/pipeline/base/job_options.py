@@ -23,15 +23,15 @@ _MAX = 2**31 - 1  # maximum of options in seconds, so that sums of such times in
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """The progress of an archive run, updated within a batch whenever tasks finish.
+    """The progress of an archive run. Whenever tasks of a batch finish, a new object reports the progress.
 
     `run` identifies the run.
     """
 
     run: str
     batch: int
-    records: int  # records that this run has already archived
-    total: int  # records that this run has to archive, as far as is known
+    records: int  # number of records that this run has already archived
+    total: int  # number of records that this run has to archive, as far as is known
     bytes: int  # size of the archived records in bytes, in the format of the brokers' stores
     seconds: float
 
@@ -41,7 +41,8 @@ class Cancelled:
     """Options that callers of every job have in Python.
 
     Args:
-        on_progress: Called with the number of finished tasks and None when it has changed.
+        on_progress: Called whenever tasks have finished, with the number of finished tasks and None (the
+            total is unknown).
         stop: Cancels the job when it is set.
     """
 
@@ -51,7 +52,10 @@ class Cancelled:
 
     @property
     def show(self) -> Callable[[int], None] | None:
-        """Return `on_progress` as a function of the finished count alone, for work whose total is unknown."""
+        """Return a function that calls `on_progress` with a number of finished tasks and an unknown total.
+
+        Return None if there is no `on_progress`.
+        """
         call = self.on_progress
         return None if call is None else lambda done: call(done, None)
 
@@ -154,8 +158,8 @@ class ReplayOptions(Reading):
         topics: Names of the source topics. Empty: all topics that match `pattern`.
         pattern: A regular expression for names of source topics, instead of `topics`.
         into: Name of the target topic; "{topic}" stands for the name of the source topic.
-        mapping: Target topics of single source topics, which override `into`. A topic whose name begins
-            with % is only sent if it has one.
+        mapping: Target topics by source topic. An entry overrides `into`. System topics, whose names include
+            all that begin with %, are sent only if they have an entry.
         state: The directory that records the progress, from which a further run continues: a path or a URI.
             Required unless `dry_run` is set.
         order: `queue`: a source queue goes to the target queue of the same broker and number, or else to the
@@ -163,13 +167,15 @@ class ReplayOptions(Reading):
             sharding key, or else of its first key.
         rate: Maximum messages per second, over all tasks. None: no limit.
         byte_rate: Maximum bytes of bodies and properties per second, over all tasks. None: no limit.
-        positions: The offsets of groups in the source: an archive with groups, the lag job's table, or in
-            Python a DataFrame with group, topic, broker_name, queue_id and offset. When all messages are
-            sent, the groups' offsets in the targets are set to the same messages, once. None: no offsets are
-            set.
+        positions: The source of the consumer groups' offsets: an archive that contains group offsets, the
+            table of the lag job, or in Python a DataFrame with the columns group, topic, broker_name,
+            queue_id and offset. After all messages have been sent, the offset of each group in the target
+            topics is set to the message at which the group is in the source topics. Later runs do not set
+            offsets again. None: no offsets are set.
         dry_run: Whether to count only, without sending.
         timeout_ms: Timeout of requests to brokers, in ms.
-        on_progress: Called with the number of sent messages and their total when it has changed.
+        on_progress: Called with the number of sent messages and the total number of messages, whenever more
+            messages have been sent.
         stop: Ends the run after the current batches when it is set.
     """
 
@@ -196,20 +202,21 @@ class AuditOptions(Reading):
         topics: Names of the topics. Empty: all topics that match `pattern`.
         pattern: A regular expression for names of topics. None: all topics of users. If the
             source is a cluster, names or a pattern are required.
-        window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
-            producer's time.
-        delay_s: Delay of the close of a window, in seconds. A window is closed once the source, and the
-            traces if there are any, hold a message that was stored this long after the window's end, or
-            once `end_ms` is this long ago.
+        window_s: Length of the time windows of the tables, in seconds. A stored message belongs to the window
+            of its store time, and a sent message of the traces to the window of its producer's send time.
+        delay_s: How long a window stays open after its end, in seconds. A window is closed once the source
+            (and the trace topic, if `traces` is given) holds a message that was stored this long after the
+            window's end. All windows are closed once `end_ms` is this long ago.
         late_s: A message is late if it was stored more than this many seconds after it was born, by the
             client's clock.
         disorder_ms: A message is misordered if a message of the same client at a lower offset was born more
             than this many ms later.
         traces: The source of the trace topic. None: no traces.
         trace_topic: Name of the trace topic.
-        positions: The offsets of groups: an archive with groups, the lag job's table, or in Python a
-            DataFrame with group, topic, broker_name, queue_id and offset. None: no offsets.
-        output: A directory for the tables `topics`, `groups` and `findings`, which replace the tables of an
+        positions: The source of the consumer groups' offsets: an archive that contains group offsets, the
+            table of the lag job, or in Python a DataFrame with the columns group, topic, broker_name,
+            queue_id and offset. None: no offsets.
+        output: A directory for three tables (topics, groups, findings), which replace the tables of an
             earlier run. None: no tables.
     """
 
@@ -259,7 +266,7 @@ class ThroughputOptions(Reading):
         pattern: A regular expression for names of topics, instead of `topics`.
         window_s: Length of a window of rates and peaks, in seconds.
         top: Maximum number of topics in the summary, by bytes.
-        output: A directory for the tables `queues` and `topics`, with a row for each window. The tables
+        output: A directory for two tables (queues, topics), with a row for each window. The tables
             replace those of an earlier run. None: no tables.
     """
 
@@ -325,11 +332,13 @@ class DlqOptions(Reading):
     Args:
         groups: Names of the consumer groups. Empty: all groups.
         where: A Spark SQL condition over the columns of `letters`. None: all dead letters.
-        reason: A Spark SQL expression over the other columns of `letters` for the reason, like
-            properties['error']. None: the failure, else the number of tries.
-        traces: The source of a trace topic, from which the failures are read. None: no failures.
-        output: A directory for the table `triage`, which replaces the table of an earlier run, or for the
-            tables of `redrive`. None: no table.
+        reason: A Spark SQL expression for the reason of a dead letter, over the other columns of `letters`,
+            like properties['error']. None: the reason is the failure that the traces report, or, without one,
+            the number of tries.
+        traces: The source of a trace topic, which reports how consumption failed. None: no failures are
+            known.
+        output: A directory for the job's tables: `triage` of `dlq`, which replaces the table of an earlier
+            run, or `redriven` and `quarantine` of `redrive`. None: no table.
     """
 
     groups: Sequence[str] = ()
@@ -350,8 +359,8 @@ class RedriveOptions(Reading):
         where: A Spark SQL condition over the columns of `letters`. "true" selects all dead letters.
         reason: A Spark SQL expression for the reason, as for `letters`.
         traces: The source of a trace topic, as for `letters`.
-        to_topic: Whether messages are sent to the original topic, where all groups receive them, instead of
-            the group's retry topic.
+        to_topic: Whether messages are sent to their original topic instead of the group's retry topic. All
+            groups that consume the original topic then receive them.
         again: Whether dead letters that were sent before are sent again.
         max_resends: Dead letters that have been resent this many times are refused.
         rate: Maximum messages per second, over all tasks. None: no limit.
@@ -381,7 +390,8 @@ class CompactOptions:
     Args:
         output: The archive's directory: a path or a URI.
         target_bytes: Approximate size of a merged file, in bytes. Files smaller than half of it are merged.
-        older_than_s: Minimum age of an hour's end, in seconds. Newer hours are not merged.
+        older_than_s: The files of an hour of an archive are merged only if the hour ended at least this many
+            seconds ago.
         retention_s: Time, in seconds, for which an object store keeps replaced files for running queries. The
             next compaction deletes them. With 0, running queries may fail.
         on_progress: Called with the number of finished merges and the number of merges of this run.
