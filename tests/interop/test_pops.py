@@ -1,17 +1,24 @@
-"""A store with popped messages goes from our broker to Apache's 5.5.0, and back."""
+"""Pops of Apache's clients; a store with popped messages goes from our broker to Apache's 5.5.0, and back."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.broker.pop.conftest import PopClient
-from tests.interop import store_input
+from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
+from tests.interop.driver import Driver, Json, body_of, message
+from tests.interop.space import Cluster, Space
 from tests.kit.brokers import Peer, create
-from tests.kit.waiting import until
+from tests.kit.waiting import until, wait_until
+
+from cometmq.protocol.bodies import SetMessageRequestModeRequestBody
+from cometmq.protocol.codes import RequestCode
 
 INVISIBLE_MS = 20_000
 Broker = ApacheBroker | CometBroker
@@ -60,3 +67,41 @@ async def test_leases_go_with_the_store(first: str, second: str, names: str, tmp
         for broker in brokers:
             if broker.process.running:
                 await asyncio.to_thread(broker.kill)
+
+
+@pytest.mark.slow("a JVM, and a failed message comes again after 10 s")
+def test_push_consumers_pop_once_the_broker_says_so(
+    java_clients: Callable[[str], Driver], cluster: Cluster
+) -> None:
+    """Two members of a group share all queues. A message that fails is delivered once more."""
+    java = java_clients("5.5.0")
+    space = Space(java, cluster)
+    try:
+        producer = space.producer()
+        java.send(producer, [message(space.topic, b"first")])
+        mode = SetMessageRequestModeRequestBody(space.topic, space.group, "POP", 0)
+        wire.call(space.broker_port, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, mode.encode())
+        members = [space.push(brokerRebalance=True) for _ in range(2)]
+        sent = [b"m-%d" % number for number in range(60)]
+        java.send(producer, [message(space.topic, body) for body in sent])
+        java.send(producer, [message(space.topic, b"fails", properties={"fails": "1"})])
+        got: list[Json] = []
+
+        def all_came() -> bool:
+            got[:] = [each for member in members for each in java.delivered(member)]
+            return len(got) >= 63
+
+        wait_until("all messages", all_came)
+        assert Counter(map(body_of, got)) == Counter([b"first", *sent, b"fails", b"fails"])
+        assert sorted(each["reconsumeTimes"] for each in got)[-2:] == [0, 1]
+        ends = [store_input.max_offset(space.broker_port, space.topic, each) for each in range(4)]
+
+        def acked() -> bool:
+            return ends == [
+                store_input.consumer_offset(space.broker_port, space.group, space.topic, each)
+                for each in range(4)
+            ]
+
+        wait_until("all acks", acked)
+    finally:
+        space.close()

@@ -55,6 +55,9 @@ final class Consumers {
         if (args.has("namespace")) {
             consumer.setNamespace(args.text("namespace"));
         }
+        if (args.flag("brokerRebalance", false)) {  // 5.x only: the broker assigns queues, and may switch to pops
+            DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        }
         for (Map.Entry<String, Object> each : args.map("topics").entrySet()) {
             String source = args.text("filterSource", "");
             if (source.isEmpty()) {
