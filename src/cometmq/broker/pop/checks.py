@@ -44,6 +44,14 @@ class PopChecks(msgspec.Struct, eq=False, kw_only=True):
                 f"invisibleTime is {invisible_ms} ms, allowed are 0 to {MAX_INVISIBLE_MS} ms",
             )
 
+    def check_master(self) -> None:
+        """Raise CommandError if this broker is a slave, which cannot lease messages."""
+        if self.store.slave:
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR,
+                "messages are popped and acked at the master: this broker is a slave",
+            )
+
     def check(self, group_name: str, topic_name: str, queue_id: int) -> SubscriptionGroupConfig:
         """Check the right state of the broker, the topic, the queue and the group. Return the group.
 
@@ -51,10 +59,7 @@ class PopChecks(msgspec.Struct, eq=False, kw_only=True):
             CommandError: The request is refused.
         """
         config = self.config
-        if self.store.slave:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, "messages can be popped only at the master: this broker is a slave"
-            )
+        self.check_master()
         if not config.broker_permission & READ:
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] pop message is forbidden"
@@ -108,6 +113,7 @@ class PopChecks(msgspec.Struct, eq=False, kw_only=True):
 
     def check_message(self, topic_name: str, queue_id: int, offset: int) -> None:
         """Check the place of a message that is acked, or whose lease is renewed. Raises CommandError."""
+        self.check_master()
         topic = self.tables.topics.table.get(topic_name)
         if topic is None:
             raise CommandError(

@@ -172,7 +172,7 @@ class Pops:
         if request.owner.closed:
             self._wake_next(request)
             return
-        if self._stopping:
+        if self._stopping or self.store.slave:  # In a raft group, a leader may become a follower
             request.answer(request, POLLING_TIMEOUT)
             return
         request.rest = request.taken = 0

@@ -202,6 +202,7 @@ class PopProcessor:
     def batch_ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark several messages as consumed. Messages that are no longer leased are ignored."""
         left = MAX_ACKS
+        self._checks.check_master()
         acks = BatchAckMessageRequestBody.decode(frame.body).acks
         if not acks:
             raise CommandError(ResponseCode.NO_MESSAGE, "the body has no acks")

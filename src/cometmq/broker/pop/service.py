@@ -126,6 +126,7 @@ class PopService:
     def restart(self) -> None:
         """Forget all leases: this broker becomes the leader, and other leaders have moved the offsets."""
         self.leases.clear()
+        self.leases.born_ms = self.clock.time_ms()
         self.pops.restart()
         self.revive.restart()
 
