@@ -67,7 +67,7 @@ class PipelineMetrics:
         self._lock = threading.Lock()  # The listener and the job report in different threads
         self._names: dict[str, str] = {}  # Label of each running query, by the query's id
         self._ended: dict[str, None] = {}  # Labels of ended queries, the oldest first
-        # For each query, by its label: its metrics, each with its label values.
+        # By the label of a query: the metrics that exist for this query, each with its label values.
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()

@@ -90,7 +90,7 @@ class Cluster:
         self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # Unreachable brokers by name
-        # Addresses that are tried last, each with the time until which it is tried last.
+        # Addresses to which a connection failed. Until the stored time, other addresses are tried first.
         self._refused: dict[str, float] = {}
         self._routed: dict[str, float] = {}  # Time of each topic's last lookup
         # Time of the last request for all topic names, and the names.
@@ -135,8 +135,8 @@ class Cluster:
                 headers = [TopicRequestHeader(topic=queue.topic) for queue in own]
                 frames = [Frame.request(RequestCode.GET_TOPIC_CONFIG, header) for header in headers]
                 for queue, answer in zip(own, self._call(self._known_or_fresh(own[0]), frames), strict=True):
-                    # A 4.9 broker has neither this request nor topic attributes, so its topics pass the
-                    # check.
+                    # A broker of RocketMQ 4.9 refuses this request. Its topics have no attributes, so there
+                    # is nothing to check.
                     if answer.code == ResponseCode.SUCCESS and answer.body:
                         _check_attributes(queue.topic, TopicConfig.decode(answer.body).attributes or {})
                     self._ordinary.add(queue.topic)
@@ -201,7 +201,7 @@ class Cluster:
         return self._routes.get(topic)
 
     def is_away(self, broker_name: str) -> bool:
-        """Return whether this broker was unreachable when `look` last queried it."""
+        """Return whether the last request for the offsets of this broker's queues failed."""
         return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:

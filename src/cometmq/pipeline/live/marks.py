@@ -58,7 +58,10 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return a logged position with marks added: for each queue, the mark of the record before its offset."""
+    """Return a copy of a logged position with marks (log position and store time of records) added.
+
+    The mark of a queue is that of the record just before the queue's offset in the position.
+    """
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )

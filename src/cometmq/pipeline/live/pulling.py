@@ -194,9 +194,10 @@ class PullWindow:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """Yield the first incomplete segment if it has received records, which the caller may take out of it.
+        """Yield the first incomplete segment if it has received records.
 
-        Call `ready` first, because it removes the complete segments.
+        The caller may take these records out of the segment. Call `ready` first, because it removes the
+        complete segments.
         """
         if self._open and self._open[0].chunks:
             yield self._open[0]

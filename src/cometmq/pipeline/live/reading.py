@@ -54,9 +54,9 @@ from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecode
 log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
-"""Maximum wait, in seconds, for offsets below the planned end that a broker lacks.
+"""Maximum wait, in seconds, for a broker that lacks records which the batch is planned to read.
 
-A restarted master lacks them until its recovery has ended.
+A restarted master lacks its newest records until its recovery has ended.
 """
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # First and maximum pause between attempts to read, in seconds
 _ROLE_S = 1.0  # Seconds for which the check whether an address is a replica is cached
@@ -161,7 +161,8 @@ class _BrokerReader:
         self._patience: dict[Segment, float] = {}  # Time at which to stop waiting, by segment
         self._timeout_s = options.timeout_ms / 1000
         self._pauses = _Pauses(self._timeout_s)
-        # Expiry time and value of the cached check whether the address is a replica.
+        # Whether the broker's address is a replica's is cached: the time at which the cached value expires,
+        # and the value.
         self._role = (0.0, False)
         self._broker_id = MASTER_ID
         self._follows_suggestions = True

@@ -248,13 +248,13 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
         fail = self._options.fail_on_data_loss
-        # A continuous stream makes this check ten times per second, so only queues that have grown are
-        # included. A run of AvailableNow also checks the other queues.
+        # A continuous stream checks ten times per second whether queues have been replaced, so it checks only
+        # queues with new messages. A run with the trigger AvailableNow checks all queues.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
-        # A queue whose broker is unreachable is missing in `held` and keeps its position. A new queue is
-        # added with its first offset only: this batch reads nothing from it, and the next batch starts there.
-        # Thus every range that is read has a logged start.
+        # A queue whose broker is unreachable has no known bounds and keeps its position. This batch reads
+        # nothing from a new queue: it only records the queue's first offset, at which the next batch starts.
+        # Thus the start of every range is logged before the range is read.
         latest = read | {
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()
@@ -265,9 +265,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         same = {queue: mark for queue, mark in kept.items() if end[queue] == begin[queue] == read[queue]}
         moved = {queue: end[queue] - 1 for queue in held if end[queue] and queue not in same}
-        # Usually only the end is logged, because it is the start of the next batch. The start is logged, too,
-        # if this is the first batch, even an empty one, or if the batch does not start at the end of the
-        # previous batch.
+        # Spark usually logs only the end of a batch, because it is also the start of the next batch. The
+        # returned position contains the start, too, if this is the first batch, even an empty one, or if the
+        # batch does not start at the end of the previous batch.
         logged = with_start(end, read) if first or read != begin else to_tree(end)
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned

@@ -101,7 +101,8 @@ class UnreadableQueues:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
         # Numbers of readable and writable queues at the last probe, by (topic, broker)
         self._probed: dict[tuple[str, str], tuple[int, int]] = {}
-        self._known: set[MessageQueue] = set()  # Queues that a probe has found, beyond those of the route
+        # Queues that the topic's route does not list, but for which a broker has reported stored messages
+        self._known: set[MessageQueue] = set()
         self._reported: list[MessageQueue] = []
 
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:

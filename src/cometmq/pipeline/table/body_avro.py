@@ -141,7 +141,7 @@ def _arrow(schema: Any, named: dict[str, pa.DataType | None], path: str) -> pa.D
         return _arrow(kinds[0], named, path)
     if isinstance(schema, str):
         kind = _PLAIN.get(schema) or named.get(schema)
-        if kind is None:  # The type is null or a record within itself; neither can be a column
+        if kind is None:  # The type is null, or a record that contains itself; neither can be a column
             raise ConfigError(
                 "body_schema", f"{path} {schema}", "a type other than null, and no record within itself"
             )

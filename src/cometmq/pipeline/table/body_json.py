@@ -152,9 +152,10 @@ class JsonParser:
                 suspect = any(word in both for word in self._suspects)
                 if suspect and not self._whole_exact(value, body):
                     return self._by_parts(body)
-            # If a name occurs twice in an object, the decoder keeps only one of its values, so the encoded
-            # value has fewer quotes than the body. The slow check for repeated names is therefore necessary
-            # only if the numbers of quotes differ, or if the body has escapes.
+            # If a name occurs twice in an object, the decoder keeps only one of the two values. The decoded
+            # body, encoded again, then has fewer quotation marks than the original. So the slow check for
+            # repeated names is necessary only if these numbers of quotation marks differ, or if the body has
+            # backslashes, which may escape quotation marks.
             if b"\\" in body or body.count(b'"') != self._encoder.encode(found).count(b'"'):
                 self._names.decode(body.decode())
             return Parsed(value)

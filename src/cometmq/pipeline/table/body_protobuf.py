@@ -144,7 +144,10 @@ def _field(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[
 
 
 def _single(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
-    """Return the type of one value of the field, and the function that converts Protobuf's value."""
+    """Return the Arrow type of a single value of the field, and a function that converts values to this type.
+
+    The argument of the function is the value as Protobuf's Python API returns it.
+    """
     if field.message_type is not None:
         return _record(field.message_type, path, room)
     if field.enum_type is not None:

@@ -1,9 +1,10 @@
-"""The archive as a Delta table, by delta-rs: no JVM, no jars.
+"""The archive as a Delta table. The library delta-rs writes it, so neither a JVM nor jars are needed.
 
 A batch is one version of the table. It consists of files, a transaction identifier (`txn`, application
-`cometmq`, version = batch) and, in Delta's commitInfo, a copy of the batch's record. Checkpoints and the
-clean-up of Delta's log keep the identifier but may delete commitInfo. So the number of the newest batch is
-read from the identifier, and the offsets from another copy of the record, in `_cometmq/commits`.
+`cometmq`, version = batch number) and, in Delta's commitInfo, the batch's description with its offsets.
+Checkpoints and the clean-up of Delta's log keep the identifier but may delete commitInfo. So the number of
+the newest batch is read from the identifier, and its offsets from a second copy of the description, which is
+stored in `_cometmq/commits`.
 """
 
 from __future__ import annotations

@@ -434,7 +434,10 @@ def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
 
 
 def check_whole(log: Log, output: str) -> None:
-    """Raise ArchiveError if the log lacks a commit, because its files would look uncommitted."""
+    """Raise ArchiveError if the log lacks a commit.
+
+    The files of the missing commit would look as if no batch had committed them, and would be deleted.
+    """
     if log.missing:
         problem = f"{commit_path(log.first_missing)} is missing: the files of the archive are unknown"
         raise ArchiveError(output, f"{problem}, so none is deleted")

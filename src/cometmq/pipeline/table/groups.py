@@ -149,8 +149,8 @@ class GroupLog:
     def _thin_out(self) -> None:
         """Delete old snapshots.
 
-        Several jobs may do this at the same time and choose the same files: the files are numbered by batch,
-        so a snapshot that is no longer among the newest never will be again.
+        Several jobs may do this at the same time, because they choose the same files: the files are numbered
+        by batch, and numbers only grow, so a snapshot that is not among the newest never becomes one of them.
         """
         days: set[str] = set()
         known, self._days = self._days, {}

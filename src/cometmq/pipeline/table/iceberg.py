@@ -179,8 +179,9 @@ class IcebergArchive(LakeTable):
 
     def _transact(self, commit: dict[str, Any]) -> None:
         table = self._table
-        # A retry would add the batch even after another job's transaction, so retries are disabled in this
-        # copy of the table's properties, which is not saved.
+        # If another job has committed a transaction in the meantime, this one must fail, but a retry would
+        # still add the batch. So retries are disabled here, in a copy of the table's properties that is
+        # never saved.
         table.metadata.properties.update(_ONCE)
         summary = {"cometmq.batch": str(commit["batch"]), "cometmq.run": commit["run"]}
         paths = [f"{self._location}/{file['path']}" for file in commit["files"]]

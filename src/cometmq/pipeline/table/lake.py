@@ -202,8 +202,8 @@ class LakeTable(ABC):
     def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
         """Return the files of the newest snapshot, and the table's columns.
 
-        Each entry has the file's `path`, relative to the output, and its `topic`, `dt` and `hour` unless the
-        rows have these columns.
+        Each entry has the file's `path`, relative to the output. If the file's rows lack the columns `topic`,
+        `dt` and `hour`, the entry has their values, too.
         """
 
     @abstractmethod
