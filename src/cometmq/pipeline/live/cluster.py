@@ -73,7 +73,7 @@ _RECORDS_AT_ONCE = 8  # Maximum concurrent requests for records, because each re
 # First and maximum interval between attempts to reach an unreachable broker, in seconds.
 _AWAY_S = (1.0, 30.0)
 _REFUSED_S = 10.0  # Seconds during which an address that refused a connection is tried last
-_ROUTE_S = 5.0  # Maximum age of a known route when a lookup is repeated, in seconds
+_ROUTE_S = 5.0  # Seconds for which a route, or the list of all topics, is used before it is requested again
 _SAMPLES = 64  # Number of records whose sizes are sampled, to limit a batch by bytes
 _SHRUNK_S = 1.0  # Pause before `look_twice` repeats a call, in seconds
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
@@ -515,10 +515,12 @@ class Cluster:
         return low
 
     def _store_time(self, queue: MessageQueue, offset: int, reply: Reply) -> tuple[int, int | None]:
-        """Return the next offset to search, and the store time of the first message at or after `offset`.
+        """Return the store time of the message that a broker has returned for a pull at `offset`.
 
-        The time is None if that message was deleted. Raises BrokerError while the broker does not hold the
-        offset yet, and RecordError for a damaged message.
+        The message may have a later offset than `offset`. The first item of the result is the offset after
+        the message. If the broker returned no message because the one at `offset` was deleted, the store time
+        is None and the first item is the offset at which the broker suggests to continue. Raises BrokerError
+        while the broker does not hold the offset yet, and RecordError for a damaged message.
         """
         if reply.body:
             at, mark = mark_of(reply.body)

@@ -86,10 +86,14 @@ def replaced(
 ) -> dict[MessageQueue, DataLossError]:
     """Return the queues of `bounds` that were replaced since they were read, each with an error.
 
-    `read` holds the offset up to which each queue was read, and `bounds` its present first and end offsets.
-    `kept` holds the marks that the last records read had at that time, and `found` the marks that the records
-    at the same offsets have now. A queue was replaced if it now ends before the offset up to which it was
-    read, or if its two marks differ.
+    A queue counts as replaced if it now ends before the offset up to which it was read, or if the record at
+    the last offset that was read has another mark (log position and store time) now.
+
+    Args:
+        read: The offset up to which each queue was read.
+        kept: The mark of the last record that was read from each queue.
+        found: The mark of the record that is at the same offset now.
+        bounds: The present first and end offsets of each queue.
     """
     problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
     for queue, mark in found.items():

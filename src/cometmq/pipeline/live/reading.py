@@ -220,7 +220,7 @@ class _BrokerReader:
         if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
             self._read_at(MASTER_ID)
         if reply.code in BUSY:
-            self._on_replica()  # Raises SendFailed if the master is reachable again, so that it is read
+            self._on_replica()  # Raises SendFailed if the master is back; the reader then connects to it
         elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return

@@ -74,9 +74,9 @@ class ReadTask(InputPartition):
 
 
 def check_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema for a user's schema.
+    """Convert the schema that a user gave for the source to an Arrow schema.
 
-    Raises ConfigError for a column that records do not have.
+    Raises ConfigError if a column occurs twice, or is not one of the source's columns with the right type.
     """
     names = [canonical_column(name) or name for name in schema.names]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -96,7 +96,7 @@ def full_schema() -> StructType:
 
 
 class _Planner:
-    """Resolution of positions and division of ranges, for both the batch reader and the stream reader."""
+    """The division of the offsets to read into Spark tasks, for the batch reader and the stream reader."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -121,7 +121,10 @@ class _Planner:
 
 
 class CometReader(DataSourceReader):
-    """A batch read. Planning fixes start and end, so all actions on one frame read the same rows."""
+    """The reader of a batch query, which reads a range of offsets of each queue.
+
+    The range is fixed when Spark plans the query, so all actions on one DataFrame read the same rows.
+    """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._arrow = check_schema(schema)
@@ -176,7 +179,7 @@ def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s
     """
     deadline = time.monotonic() + timeout_s
     while (held := cluster.bounds([queue])[queue]).replica and held.maximum < end:
-        address = cluster.address_of(queue)  # This also looks up the route again, to find a returned master
+        address = cluster.address_of(queue)  # Looks up the route again, which lists the master if it is back
         if time.monotonic() >= deadline:
             raise ReplicaBehindError(queue, end, address, held.minimum, held.maximum)
         time.sleep(_REPLICA_RETRY_S)
@@ -345,11 +348,13 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.tasks(first, last)
 
     def _check_logged(self, start: Tree, end: Tree) -> None:
-        """Compare the marks that an earlier run logged for a batch with the present marks.
+        """Check that the queues of a batch that an earlier run planned have not been replaced since.
 
-        Raises DataLossError if they differ. Without `failOnDataLoss`, the difference is only logged: this
-        batch keeps its range of offsets and reads the records that are there now, and the next batch
-        continues as in any replaced queue (`marks.resume`).
+        The log position and the store time of records (their marks), which the earlier run logged, are
+        compared with those of the records that have the same offsets now. Raises DataLossError if they
+        differ. Without `failOnDataLoss`, the difference is only logged: this batch keeps its range of offsets
+        and reads the records that are there now, and the next batch continues as in any replaced queue
+        (`marks.resume`).
         """
         cluster = self._planner.cluster
         first, last = batch_range(start, end)

@@ -104,8 +104,8 @@ class Sender:
         else:
             queue = select_by_hash(topic.placed, None, message.sharding_key)
             topic.pinned.add(queue)
-        # Brokers refuse delayed messages and messages to a retry topic in batches, so each of them is sent
-        # alone.
+        # Brokers refuse a batch that contains a delayed message or a message to a retry topic, so each such
+        # message is sent alone.
         alone = message.delay_level > 0 or message.topic.startswith(RETRY_PREFIX)
         size = len(message.body) + len(message.properties) + 32
         waiting = topic.waiting.setdefault(queue, [])

@@ -181,8 +181,8 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
 def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
     """Return the start positions of the slices into which a log file is divided.
 
-    The first is the start of the file. The others are about `slice_bytes` apart. At each of them begins a
-    record that has an entry in a consume queue.
+    The first position is the start of the file. The others are about `slice_bytes` apart, and each of them is
+    the start of a record that has an entry in a consume queue.
     """
     file = reader.file
     borders = [file.base]

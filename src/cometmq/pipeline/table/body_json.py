@@ -183,7 +183,7 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """Return a function that tells whether a parsed value has all information of its JSON text.
+    """Return a function that returns whether a parsed value has all the information of its JSON text.
 
     Return None for a type whose values never lose information.
     """
@@ -216,9 +216,10 @@ def _widest(kind: pa.DataType, *, many: bool = False) -> int:
 
 
 def _words(kind: pa.DataType) -> set[bytes]:
-    """Return the `words` of all types that this type contains (see `_Lossy`).
+    """Return the byte strings that reveal JSON values which the type may not represent exactly.
 
-    A body without any of these words has no value that the type cannot represent completely.
+    The type represents all values of a body exactly if none of the strings occurs in the body or in its
+    translation by `_DIGITS`. The strings are those of all types that this type contains (see `_Lossy.words`).
     """
     if kind.num_fields:
         return {word for number in range(kind.num_fields) for word in _words(kind.field(number).type)}
@@ -227,10 +228,10 @@ def _words(kind: pa.DataType) -> set[bytes]:
 
 
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
-    """Return a function that tells whether a value of this type equals its exact value.
+    """Return a function that compares a value of this type with the exact value in the JSON text.
 
-    Return None for a type whose values are always exact. Exact values of float and double are decimals; exact
-    values of times and bytes are strings.
+    The function returns True if the two are equal. Its second argument, the exact value, is a decimal for
+    float and double, and a string for times and bytes. Return None for a type whose values are always exact.
     """
     if pa.types.is_struct(kind):
         parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]

@@ -225,7 +225,7 @@ class ArchiveTable:
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
-        """Give this commit the next number if another commit has its number but does not conflict with it.
+        """Give this commit the next batch number, because another job has committed a batch with its number.
 
         Raises ArchiveError if the two commits conflict.
         """
@@ -255,8 +255,9 @@ class ArchiveTable:
                 self.move(staged, path, batch)
             else:
                 self._delete_file(self._at(path))
-        # The file is overwritten in place. If only a part of the number has been written, it reads as a lower
-        # number, so in the worst case some files are checked a second time.
+        # The batch number is written over the previous one in place. A reader that finds only the first
+        # digits of the number takes them for a lower number. In the worst case, the files of some batches
+        # are therefore checked a second time.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
             stream.write(str(batch).encode())
 

@@ -101,8 +101,8 @@ class LakeTable(ABC):
         if isinstance(self.filesystem, fs.LocalFileSystem):
             make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        # The copies are read before the table. A copy is written after its transaction, so a table that is
-        # read later must contain every batch that has a copy.
+        # The copies of the commits are read before the table. A batch's copy is written after the batch's
+        # transaction, so the table, which is read later, must contain every batch that has a copy.
         known = self._copied()
         if known < 0:
             self._create()
@@ -156,10 +156,10 @@ class LakeTable(ABC):
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
 
     def vacuum(self, age: timedelta) -> int:
-        """Delete old data files that no batch committed and no snapshot names. Return the number of files.
+        """Delete old data files that no committed batch and no snapshot contains. Return their number.
 
-        The jobs that wrote these files failed or died. Files of other writers are left to the format's own
-        clean-up.
+        The jobs that wrote these files failed or died. Files of other writers are left to the table format's
+        own clean-up.
         """
         found = written_files(self.filesystem, self.root)
         # Reload the table after the files are listed, so that it includes all their commits.
