@@ -154,9 +154,12 @@ class Peer:
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Peer]:
-    """Connect a Peer, which has sent its preface."""
+async def connected(port: int, *first: bytes) -> AsyncIterator[Peer]:
+    """Connect a Peer, which has sent its preface, after the parts of `first`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in first:
+        writer.write(part)
+        await asyncio.sleep(0.01)  # so that the server reads it alone; nothing depends on that
     peer = Peer(reader, writer)
     peer.http.initiate_connection()
     peer.send()

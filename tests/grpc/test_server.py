@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code
+from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
 from cometmq.remoting import Limits, TlsFile
@@ -399,3 +402,83 @@ async def test_a_stop_ends_unary_calls_that_take_too_long() -> None:
 
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert server.connections == set()
+
+
+# -- proxies
+
+PROXY_LINE = b"PROXY TCP4 203.0.113.7 10.0.0.2 4711 8081\r\n"
+
+
+def recording(peers: list[str]) -> dict[str, Any]:
+    """Return handlers that record the addresses of their clients."""
+
+    def handler(call: Call, request: Any) -> Any:
+        peers.append(call.connection.peer)
+        return stored(b"")
+
+    return {"SendMessage": handler}
+
+
+@pytest.mark.parametrize("split", [len(PROXY_LINE), 3])
+async def test_a_proxy_names_its_client(split: int) -> None:
+    peers: list[str] = []
+    async with (
+        serving(recording(peers), reads_proxy_header=True) as (_, port),
+        connected(port) as direct,
+        connected(port, PROXY_LINE[:split], PROXY_LINE[split:]) as proxied,
+    ):
+        for peer in (direct, proxied):
+            stream = peer.request(frame_message(sending().SerializeToString()))
+            peer.send()
+            await peer.response(stream)
+
+    assert peers[0].startswith("127.0.0.1:")
+    assert peers[1] == "203.0.113.7:4711"
+
+
+async def test_a_client_of_a_server_without_proxies_cannot_name_an_address() -> None:
+    peers: list[str] = []
+    async with serving(recording(peers)) as (_, port), connected(port, PROXY_LINE) as peer:
+        await peer.closed()
+
+    assert peers == []
+
+
+async def test_a_proxy_names_the_client_of_a_tls_connection(tmp_path: Path) -> None:
+    peers: list[str] = []
+    tls, credentials = certificate(tmp_path, "enforcing")
+    async with (
+        serving(recording(peers), tls=tls, reads_proxy_header=True) as (_, port),
+        proxy(port) as at,
+        client(at, credentials) as c,
+    ):
+        await c.send(sending())
+
+    assert peers == ["203.0.113.7:4711"]
+
+
+@asynccontextmanager
+async def proxy(port: int) -> AsyncIterator[int]:
+    """Run a proxy in front of a port. The value is its own port."""
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
+        server_writer.write(PROXY_LINE)
+        await asyncio.gather(pipe(reader, server_writer), pipe(server_reader, writer))
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    listener = await asyncio.start_server(connect, "127.0.0.1", 0)
+    async with listener:
+        yield listener.sockets[0].getsockname()[1]
+
+
+async def test_a_wrong_proxy_header_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving({}, reads_proxy_header=True) as (_, port), connected(port, b"PROXY \r\n") as peer:
+        await peer.closed()
+
+    assert "a PROXY line is invalid" in caplog.text

@@ -49,7 +49,17 @@ class GrpcConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        *("_active", "_backlog", "_closing", "_dirty", "_fresh", "_goaway_at", "_http", "_idle_since"),
+        *(
+            "_active",
+            "_backlog",
+            "_client",
+            "_closing",
+            "_dirty",
+            "_fresh",
+            "_goaway_at",
+            "_http",
+            "_idle_since",
+        ),
         *("_limits", "_log_limit", "_loop", "_on_close", "_on_open", "_reading", "_resuming", "_sent_bytes"),
         *("_stalled_at", "_stalled_sent", "_tick", "_transport", "_write_paused", "calls", "closed", "peer"),
         *("peer_host", "state"),
@@ -64,7 +74,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         log_limit: logs.LogLimiter,
         on_open: Callable[[GrpcConnection], None],
         on_close: Callable[[GrpcConnection], None],
+        client: tuple[str, int] | None = None,
     ) -> None:
+        self._client = client
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self._tick = tick
@@ -199,7 +211,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport. The server's settings are sent after the client's first bytes."""
         self._transport = cast(asyncio.Transport, transport)
-        self.peer, self.peer_host = describe_peer(transport.get_extra_info("peername"))
+        self.peer, self.peer_host = describe_peer(self._client or transport.get_extra_info("peername"))
         self._transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
         self._on_open(self)
 

@@ -33,6 +33,9 @@ class GrpcServer:
         limits: Limits of connections; `max_frame` is the maximum size of a request.
         tick: The tick of the broker's servers.
         tls: The TLS of the connections, optional or required.
+        reads_proxy_header: Whether a connection may begin with a PROXY header, which names the client's
+            address. Only for servers that clients reach through proxies alone: a client that connects
+            directly could name any address.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class GrpcServer:
         limits: Limits | None = None,
         tick: Tick | None = None,
         tls: ServerTls | None = None,
+        reads_proxy_header: bool = False,
         scan_s: float = 1.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -54,8 +58,9 @@ class GrpcServer:
         self._log_limit = logs.LogLimiter()
         self._make: Callable[[], asyncio.BufferedProtocol] = self._make_connection
         self._openings: Openings | None = None
-        if tls is not None:
-            self._make = self._openings = Openings(tls, self._limits, self._make_connection)
+        if tls is not None or reads_proxy_header:
+            make_proxied = self._make_connection if reads_proxy_header else None
+            self._make = self._openings = Openings(tls, self._limits, self._make_connection, make_proxied)
         self._table: ConnectionTable[GrpcConnection] = ConnectionTable(self._loop, scan_s)
         self._listeners: list[asyncio.Server] = []
         self._stopped = False
@@ -103,7 +108,7 @@ class GrpcServer:
         for connection in list(self._table.connections):
             connection.calls.end_all(kinds, GrpcStatus.UNAVAILABLE, "the server is stopping")
 
-    def _make_connection(self) -> GrpcConnection:
+    def _make_connection(self, client: tuple[str, int] | None = None) -> GrpcConnection:
         return GrpcConnection(
             self._methods,
             self._dispatcher,
@@ -112,6 +117,7 @@ class GrpcServer:
             self._log_limit,
             self._on_open,
             self._on_close,
+            client,
         )
 
     def _on_open(self, connection: GrpcConnection) -> None:

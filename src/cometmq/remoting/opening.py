@@ -1,5 +1,7 @@
 """A new connection to a server with TLS, until its first byte shows whether the client uses TLS.
 
+A server behind proxies reads the PROXY header before that byte (proxy_header.py).
+
 A connection without TLS is then passed to the server's protocol, for instance a `Connection`, with the bytes
 received so far. From then on the transport calls that protocol directly. A TLS connection is passed on after
 its handshake.
@@ -13,9 +15,11 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from cometmq import logs
+from cometmq.errors import FrameError
 from cometmq.periodic import Tasks
 from cometmq.remoting.connection import describe_peer
 from cometmq.remoting.limits import Limits
+from cometmq.remoting.proxy_header import read_proxy_header
 
 log = logs.logger(__name__)
 
@@ -34,12 +38,26 @@ class Tls(Protocol):
 
 
 class Openings:
-    """The new connections of a server. Their number and duration are limited."""
+    """The new connections of a server. Their number and duration are limited.
 
-    def __init__(self, tls: Tls, limits: Limits, make: Callable[[], asyncio.BufferedProtocol]) -> None:
+    Args:
+        tls: The server's TLS. None: connections are passed on without a look at their first byte.
+        make: Creates the protocol that takes a connection over.
+        make_proxied: The same for a connection whose PROXY header names the client's host and port. None: the
+            server reads no PROXY headers.
+    """
+
+    def __init__(
+        self,
+        tls: Tls | None,
+        limits: Limits,
+        make: Callable[[], asyncio.BufferedProtocol],
+        make_proxied: Callable[[tuple[str, int]], asyncio.BufferedProtocol] | None = None,
+    ) -> None:
         self.tls = tls
         self.limits = limits
         self.make = make
+        self.make_proxied = make_proxied
         self.loop = asyncio.get_running_loop()
         self.open: set[Opening] = set()
         self.handshakes = Tasks()
@@ -66,10 +84,12 @@ class Openings:
 
 
 class Opening(asyncio.BufferedProtocol):
-    """A new connection. `_early` holds the bytes that arrive before the server's protocol takes
-    it over."""
+    """A new connection. `_early` holds the bytes that arrive before the server's protocol takes it over."""
 
-    __slots__ = ("_buffer", "_early", "_openings", "_peer", "_secure", "_timer", "_transport")
+    __slots__ = (
+        *("_buffer", "_client", "_early", "_is_at_header", "_openings", "_peer", "_secure", "_timer"),
+        "_transport",
+    )
 
     def __init__(self, openings: Openings) -> None:
         self._openings = openings
@@ -79,6 +99,8 @@ class Opening(asyncio.BufferedProtocol):
         self._early = bytearray()
         self._secure = False
         self._peer = ""
+        self._is_at_header = openings.make_proxied is not None  # Whether a PROXY header may follow
+        self._client: tuple[str, int] | None = None  # The client that the header names
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         openings = self._openings
@@ -102,13 +124,33 @@ class Opening(asyncio.BufferedProtocol):
         if self._secure:
             if len(self._early) > MAX_EARLY_BYTES:
                 self.abort()
-        elif self._early[0] != HANDSHAKE:
-            if self._openings.tls.enforcing:
-                self._refuse("it does not use TLS, but tls.server.mode is enforcing")
-            else:
-                self._hand_over(self._transport)
+            return
+        if self._is_at_header:
+            self._read_proxy_header()
+        if self._early and not self._is_at_header:
+            self._begin()
+
+    def _read_proxy_header(self) -> None:
+        """Remove the PROXY header from the received bytes, if it is complete."""
+        try:
+            header = read_proxy_header(bytes(self._early))
+        except FrameError as error:
+            self._refuse(str(error))
+            return
+        if header is not None:
+            self._is_at_header = False
+            self._client = header.client
+            del self._early[: header.size]
+
+    def _begin(self) -> None:
+        """Pass the connection on, or begin its TLS handshake."""
+        tls = self._openings.tls
+        if tls is not None and self._early[0] == HANDSHAKE:
+            self._begin_handshake(tls.context)
+        elif tls is not None and tls.enforcing:
+            self._refuse("it does not use TLS, but tls.server.mode is enforcing")
         else:
-            self._begin_handshake()
+            self._hand_over(self._transport)
 
     def abort(self) -> None:
         self._done()
@@ -129,12 +171,16 @@ class Opening(asyncio.BufferedProtocol):
         self._done()
         if transport is None or transport.is_closing():
             return
-        connection = self._openings.make()
+        openings = self._openings
+        if self._client is not None and openings.make_proxied is not None:
+            connection = openings.make_proxied(self._client)
+        else:
+            connection = openings.make()
         transport.set_protocol(connection)
         connection.connection_made(transport)
         feed(connection, self._early)
 
-    def _begin_handshake(self) -> None:
+    def _begin_handshake(self, context: ssl.SSLContext) -> None:
         openings = self._openings
         if len(openings.handshakes) >= openings.limits.handshakes:
             self._refuse(f"{openings.limits.handshakes} TLS handshakes are under way already")
@@ -142,7 +188,7 @@ class Opening(asyncio.BufferedProtocol):
         self._done()
         self._secure = True
         hello, self._early = self._early, bytearray()
-        openings.handshakes.start(self._shake_hands())
+        openings.handshakes.start(self._shake_hands(context))
         # `_feed_handshake` must run after the first step of the handshake's task and the callbacks that this
         # step schedules, but before the next read. Two nested calls of call_soon achieve that.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
@@ -154,14 +200,14 @@ class Opening(asyncio.BufferedProtocol):
         if not transport.is_closing():
             feed(cast(asyncio.BufferedProtocol, transport.get_protocol()), hello)
 
-    async def _shake_hands(self) -> None:
+    async def _shake_hands(self, context: ssl.SSLContext) -> None:
         openings = self._openings
         assert self._transport is not None
         try:
             secure = await openings.loop.start_tls(
                 self._transport,
                 self,
-                openings.tls.context,
+                context,
                 server_side=True,
                 ssl_handshake_timeout=openings.limits.handshake_s,
                 ssl_shutdown_timeout=openings.limits.handshake_s,
