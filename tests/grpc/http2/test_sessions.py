@@ -94,7 +94,7 @@ class Session:
         stream_id = self.chance.choice(streams)
         self.reset.add(stream_id)
         self.to_send.pop(stream_id, None)
-        if self.chance.random() < 0.5:
+        if stream_id not in self.responses or self.chance.random() < 0.5:
             self.pair.client.reset_stream(stream_id)
         else:
             self.pair.server.reset(stream_id, 8)
