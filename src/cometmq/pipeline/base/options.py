@@ -205,7 +205,8 @@ class ReadOptions(PullOptions):
     max_offsets_per_trigger: int = option(1_000_000, low=1, high=LONG_MAX, query="stream")
     max_bytes_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
     min_offsets_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
-    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")  # as in Spark's Kafka source
+    # Spark's Kafka source has the same default.
+    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")
     min_partitions: int | None = option(None, low=1, high=LONG_MAX, shown="2 for each core")
     max_records_per_partition: int | None = option(None, low=1, high=LONG_MAX)
 

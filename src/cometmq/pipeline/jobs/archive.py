@@ -180,7 +180,7 @@ def _check_task(given: ArchiveOptions) -> None:
 
 
 def _check_compression(codec: str, level: int | None) -> None:
-    """Raise ConfigError if the installed pyarrow does not support the codec or the level."""
+    """Raise ConfigError if the installed pyarrow does not support the compression codec or its level."""
     for key, value, given in (("compression", codec, None), ("compression_level", level, level)):
         try:
             table = pa.table({"tried": [0]})

@@ -488,7 +488,7 @@ def _looked_for(said: DataFrame, every: DataFrame) -> DataFrame:
 
 
 def _newest_ms(frames: list[DataFrame]) -> int | None:
-    """Return the time up to which all inputs have rows, or None if an input has no rows."""
+    """Return the newest store time of the DataFrame that ends earliest. Return None if one has no rows."""
     newest = [frame.agg(F.max("stored_ms").alias("at")).collect()[0]["at"] for frame in frames]
     return None if None in newest else min(newest)
 

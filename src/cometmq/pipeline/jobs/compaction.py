@@ -1,4 +1,7 @@
-"""Compaction of an archive: merge the small files of closed hours into large files, in separate commits.
+"""Compaction of an archive: merge small files into large files, in separate commits.
+
+Only files of hours that ended long enough ago are merged, because an archive job may still add rows to newer
+hours.
 
 A compaction's commit names the files that it removes and the files that it adds, but no ranges: the set of
 messages in the table does not change. A compaction that is killed before its commit changes nothing. If a

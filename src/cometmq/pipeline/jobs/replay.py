@@ -103,7 +103,7 @@ class ReplaySummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether all messages of the requested times are sent, and every requested topic has messages."""
+        """Whether all messages of the requested time range were sent, and every requested topic has some."""
         return not (self.left or self.bad or self.absent)
 
 
@@ -194,10 +194,10 @@ def _check(given: ReplayOptions) -> None:
 def _rows(
     spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, Sent], columns: Sequence[str]
 ) -> DataFrame:
-    """Return the rows of the source that were not sent yet.
+    """Return the rows of the source that earlier runs have not sent.
 
-    A row with a lower offset than the last sent message of its queue counts as not sent if its log position
-    is higher.
+    A row counts as sent if neither its offset nor its log position exceeds that of the last sent message of
+    its queue. If only its log position is higher, its queue was deleted and created again.
     """
     rows = messages(
         spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern

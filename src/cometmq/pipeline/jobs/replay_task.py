@@ -299,9 +299,10 @@ def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> R
 
 
 def _plain_body(row: Mapping[str, Any]) -> bytes:
-    """Return the body, decompressed if the source keeps bodies as the broker stores them.
+    """Return the decompressed body of a row.
 
-    If the stored checksum matches the body, the body is still as the broker stores it.
+    Some sources decompress bodies, others do not. The stored checksum is that of the compressed body: a body
+    that matches the checksum is still compressed if the message has the flag COMPRESSED.
     """
     body: bytes | None = row["body"]
     if body is None:

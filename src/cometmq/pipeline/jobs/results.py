@@ -40,7 +40,7 @@ def window(at_ms: str | Column, window_s: int) -> Column:
 
 
 def absent(topics: Sequence[str], *frames: DataFrame) -> list[str]:
-    """Return those of `topics` that have no row in any of the DataFrames."""
+    """Return the names in `topics` that occur in no row of the DataFrames."""
     if not topics:
         return []
     found = reduce(DataFrame.union, [frame.select("topic") for frame in frames])
@@ -90,7 +90,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # the file appears when it is closed
+            with filesystem.open_output_stream(mark) as stream:  # readers see the file once it is closed
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)

@@ -235,7 +235,7 @@ def _check_loop(pipeline: Pipeline, sink: Sink) -> None:
 
 
 def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) -> None:
-    """Create the table's view. An error of Spark is reported with its line in the pipeline file."""
+    """Create the view of a source or step. Raises PipelineFileError, with the line, if that fails."""
     try:
         frame = make()
         if table.watermark is not None:

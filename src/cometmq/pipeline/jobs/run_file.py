@@ -104,7 +104,11 @@ class Step(Table):
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A pipeline's destination for a table. `save` is for batches; `output` and `trigger` are for streams."""
+    """A destination to which a pipeline writes a table.
+
+    `save` is Spark's save mode and applies only to batch runs. `output` (Spark's output mode) and `trigger`
+    apply only to streams.
+    """
 
     name: str
     line: int

@@ -1,9 +1,10 @@
 """The trace job: latencies of sends, deliveries and listeners, and failures, from message traces.
 
 The job reads the records that clients write to a trace topic (docs/reference/client.md, Traces). A message's
-delay is the time from its storing to its first delivery. The message id joins its Pub record to its SubBefore
-record. As in Java's tools, the middle of the send is used as the time of storing. The delay compares clocks
-of different machines; `negative_delays` counts the deliveries that seem to precede the storing.
+delay is the time from when it was stored to its first delivery. For a delay, the job joins the Pub record
+and the SubBefore record that have the same message id. No record contains the time when the message was
+stored, so, as in Java's tools, the middle of the send is used. The delay compares clocks of different
+machines; `negative_delays` counts the deliveries that seem to precede the store time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _JOB = "trace"
 class SendLatency(msgspec.Struct):
     """Latencies of a producer group's sends to a topic, in ms, and the numbers of sends and failures.
 
-    A send with another response than SEND_OK is a failure.
+    A send is a failure if its response is not SEND_OK.
     """
 
     topic: str
@@ -140,8 +141,8 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
         window_s: Length of a window, in seconds. None: one row for the whole time.
 
     Returns:
-        A DataFrame with the columns of SendLatency, and the begin of the window in `window` if `window_s` is
-            set.
+        A DataFrame with the columns of SendLatency. If `window_s` is set, the column `window` holds the start
+            of each window.
     """
     # Duplicates are dropped because a client that received no response may have sent a trace message twice.
     once = rows.filter("kind = 'Pub'").dropDuplicates(["msg_id", "part", "timestamp_ms"])
@@ -182,8 +183,8 @@ def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
             window in which it began.
 
     Returns:
-        A DataFrame with the columns of ConsumeLatency, and the begin of the window in `window` if `window_s`
-            is set.
+        A DataFrame with the columns of ConsumeLatency. If `window_s` is set, the column `window` holds the
+            start of each window.
     """
     stored = (
         rows.filter("kind = 'Pub'")

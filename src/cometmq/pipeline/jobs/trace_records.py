@@ -25,7 +25,7 @@ _MOST_IDS = 10_000  # Maximum message ids in a trace record. Java clients write 
 SCHEMA = pa.schema(
     [
         ("kind", pa.string()),  # Kind of the trace record, or "bad"
-        # Client's time of the record, or the broker's if the record has no time.
+        # Time in the trace record, by the client's clock. If it has none, the trace message's store time.
         ("timestamp_ms", pa.int64()),
         ("stored_ms", pa.int64()),  # Store time of the trace message
         ("region", pa.string()),
