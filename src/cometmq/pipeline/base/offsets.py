@@ -29,15 +29,15 @@ Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
 
 START_KEY = "@start"
-"""Key under which the logged end of a batch also holds the start of the batch. No topic name contains `@`.
+"""Key in the position that Spark logs as the end of a batch. Its value is the start of the same batch.
 
-The first batch of a query has this key, and so has a batch that does not begin at the end of the previous
-batch because a queue was replaced (marks.py).
+The key is no topic, because no topic name contains `@`. It is present for the first batch of a query, and for
+a batch that does not begin at the end of the previous batch because a queue was replaced (marks.py).
 
 Spark's log contains the end of each batch but not the start of the first batch. After a crash in batch 0,
 Spark requests the start from the source again. If the start is "latest", it would by then be a later
-position, and the records in between would be lost. With the start in the logged end, the batch stays the same
-whenever it is planned again.
+position, and the records in between would be lost. A start that is logged with the end does not change when
+the batch is planned again.
 """
 
 MARKS_KEY = "@last"

@@ -83,8 +83,9 @@ def limit_bytes(
 ) -> Offsets:
     """Return the end offset for reading each queue, so that about `limit` bytes are read in total.
 
-    No result is greater than the queue's offset in `ends`. `sizes` holds the mean record size of each queue;
-    for a queue without a size, the mean size of the other queues is assumed. At least one record is read.
+    No result is greater than the queue's offset in `ends`. `sizes` holds the mean record size of each queue.
+    For a queue without a size, the mean size of the other queues is assumed. At least one record of each
+    queue with a backlog is read, even if the records exceed the limit.
     """
     waiting = waiting_in(start, ends)
     known = sum(waiting[queue] for queue in waiting.keys() & sizes.keys())

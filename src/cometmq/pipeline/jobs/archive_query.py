@@ -218,7 +218,10 @@ def _divided(columns: pa.Schema) -> pa.Schema:
 def _reader(
     uri: str, live: list[dict[str, Any]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that receives indexes of `live` and returns these files' rows."""
+    """Return a function for `mapInArrow` that returns the rows of data files.
+
+    The function receives the files as indexes in `live`.
+    """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem, root = open_filesystem(uri)

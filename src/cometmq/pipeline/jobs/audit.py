@@ -116,7 +116,7 @@ class TopicAudit(msgspec.Struct):
 
 
 class GroupAudit(msgspec.Struct):
-    """The totals of a group in a topic over all closed windows of the table `groups`."""
+    """The totals of a consumer group for one topic. They add up the closed windows of the table `groups`."""
 
     topic: str
     group: str
@@ -330,7 +330,7 @@ def in_groups(
 
 
 def _many(condition: Column) -> Column:
-    """Return the number of rows for which the condition is true, NULL if it is unknown in every row."""
+    """Return the number of rows for which the condition is true, or NULL if it is NULL in every row."""
     return F.sum(condition.cast("int"))
 
 
@@ -473,7 +473,11 @@ def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame |
 
 
 def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, every: DataFrame) -> DataFrame:
-    """Return the rows of the requested topics or, if none are named, of the topics in the source."""
+    """Return the rows of the requested topics.
+
+    The topics are those in `topics` or, if it is empty, those that match `pattern`. Without a pattern, they
+    are the topics that occur in `every`, the messages of the source.
+    """
     if topics:
         return rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:

@@ -72,9 +72,9 @@ class CompactSummary(msgspec.Struct):
 def compact(spark: SparkSession, given: CompactOptions) -> CompactSummary:
     """Merge the small files of each topic and hour of an archive into larger files.
 
-    Files smaller than half of `target_bytes` count as small. In Delta and Iceberg tables only files without a
-    commit are deleted, because the formats' own tools merge files. Files without a commit are kept for at
-    least a day, because a running job may still be writing them.
+    Files smaller than half of `target_bytes` count as small. In Delta and Iceberg tables no files are merged,
+    because the formats' own tools do this; only files that belong to no commit are deleted. Such files are
+    kept for at least a day, because a running job may still be writing them.
 
     Returns:
         The numbers of merged, new and deleted files.
@@ -158,7 +158,7 @@ def _begun_anew(now: Log) -> dict[str, list[int]]:
 
 
 def _cut(files: Sequence[File], target_bytes: int) -> Iterator[list[File]]:
-    """Divide the files into groups of consecutive files that reach the target size."""
+    """Yield groups of two or more consecutive files to merge, each of at most `target_bytes` in total."""
     chosen: list[File] = []
     size = 0
     for file in files:

@@ -52,8 +52,8 @@ _JOB = "dlq"
 class DeadLetters(msgspec.Struct):
     """Counts of the dead letters that have the same consumer group, original topic, reason and hour.
 
-    `topic` is the original topic. `most_resends` is the number of times that the most often resent of these
-    dead letters was resent before.
+    `topic` is the original topic. `most_resends` is the largest number of times that one of these dead letters has
+    been resent.
     """
 
     group: str
@@ -148,8 +148,9 @@ def letters(
         where: A Spark SQL condition over the columns of the result. None: all dead letters.
         reason: A Spark SQL expression over the other columns for the column `reason`. None: the failure, else
             the number of tries.
-        traces: The source of a trace topic. It provides `failure`, the outcome of the group's last call with
-            the message: EXCEPTION, TIME_OUT, RETURNED_NULL or FAILED. None: `failure` is NULL.
+        traces: The source of a trace topic. It provides `failure`, the outcome of the last traced call in
+            which a listener of the group received the message: EXCEPTION, TIME_OUT, RETURNED_NULL or FAILED.
+            None: `failure` is NULL.
 
     Returns:
         A DataFrame with the source's columns that the job reads, and group, original_topic, origin_msg_id,

@@ -182,9 +182,9 @@ def sample(
 def _unreadable(
     cluster: Cluster, places: Sequence[tuple[str, MessageQueue, int]], problems: list[str]
 ) -> list[tuple[str, MessageQueue, int]]:
-    """Return the groups' offsets in unreadable queues that hold messages which the groups have not consumed.
+    """Return a group, a queue and an offset for each unreadable queue in which the group has a lag.
 
-    No broker reports the lag in an unreadable queue. Each result is also added to `problems`.
+    No broker reports such a lag. A description of each is also added to `problems`.
     """
     topics: dict[str, set[str]] = {}
     for group, queue, _ in places:

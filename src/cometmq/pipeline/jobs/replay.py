@@ -169,7 +169,10 @@ def _count(
     after: Mapping[MessageQueue, Sent],
     stop: threading.Event,
 ) -> None:
-    """Store in the summary, for each source queue, the messages that remain to be sent."""
+    """Determine the range and the number of the messages that remain to be sent from each source queue.
+
+    The result is stored in the summary, together with the requested topics that have no messages.
+    """
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
@@ -310,9 +313,10 @@ def _leave_targets(
 
 
 def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
-    """Return whether two lists of name servers lead to the same topic.
+    """Return whether a topic is the same topic in two lists of name servers.
 
-    This is the case if the topic has the same brokers in the routes of both.
+    This is the case if both lists contain a common name server, or if the routes of the topic from both lists
+    contain a common broker.
     """
 
     def brokers(namesrv: Sequence[str]) -> set[str]:

@@ -20,8 +20,9 @@ _COLUMNS = ("topic", "broker_name", "queue_id", "store_timestamp", "store_size")
 class TopicRate(msgspec.Struct):
     """The totals of a topic over the whole time range.
 
-    Bytes are sizes of records in the broker's store. A peak is the mean rate of the window with the highest
-    rate; `peak_ms` is the start of the window with the most messages.
+    Bytes are sizes of records in the broker's store. Each peak is the rate of the window in which this rate
+    was highest; the peaks of messages and of bytes may belong to different windows. `peak_ms` is the start of
+    the window with the most messages.
     """
 
     topic: str
