@@ -141,8 +141,8 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)
     if end_ms is not None:
-        # Here any end in the future is valid, but `check_time` refuses an end more than a day ahead. So for an
-        # end in the future, the current time is checked instead.
+        # Here any end in the future is valid, but `check_time` refuses an end more than a day ahead. So for
+        # an end in the future, the current time is checked instead.
         check_time("end", min(end_ms, int(time.time() * 1000)), end=True)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
