@@ -53,9 +53,6 @@ WIRE_NAMES = {
     "PopMessageResponseHeader": (
         "popTime! invisibleTime! reviveQid! restNum startOffsetInfo msgOffsetInfo orderCountInfo"
     ),
-    "PopLiteMessageRequestHeader": (
-        "clientId! consumerGroup! topic! maxMsgNum! invisibleTime! pollTime bornTime attemptId bname"
-    ),
     "AckMessageRequestHeader": "consumerGroup! topic! queueId! extraInfo! offset! liteTopic bname",
     "ChangeInvisibleTimeRequestHeader": (
         "consumerGroup! topic! queueId! extraInfo! offset! invisibleTime! suspend liteTopic bname"

@@ -176,6 +176,18 @@ class TestWaiting:
         assert (await consumer.pop()).bodies == ["1"]
         assert (await consumer.notification(hold_ms=0)).ext["hasMsg"] == "false"
 
+    async def test_a_notification_does_not_take_the_message_from_a_parked_pop(self, cluster, peer, consumer):
+        await create(peer)
+        polls = cluster.broker.parts.pops.pops.polls
+        notified = asyncio.create_task(consumer.notification())
+        await until(lambda: len(polls) == 1)
+        popped = asyncio.create_task(consumer.pop(hold_ms=20_000))
+        await until(lambda: len(polls) == 2)
+        await peer.send(body=b"1")
+        assert (await notified).ext["hasMsg"] == "true"
+        assert len(polls) == 0
+        assert (await popped).bodies == ["1"]
+
 
 async def test_a_peek_reads_messages_without_a_lease(peer, consumer):
     await create(peer)

@@ -401,7 +401,7 @@ class Pops:
                 stats.group_get[key] = stats.group_get.get(key, 0) + request.taken
                 self.on_leased()
             request.answer(request, FOUND)
-            if request.rest or request.unfinished:
+            if request.rest or request.unfinished or not request.leases:
                 self._wake_next(request)
         elif request.unfinished and not self._stopping and self._scans.wait(request):
             self._schedule_scans()

@@ -34,7 +34,7 @@ class PopMessageRequestHeader(Header, gc=False):
 
 
 class PopMessageResponseHeader(Header, gc=False):
-    """The header of the responses to requests 200050 and 200070.
+    """The header of the response to request 200050.
 
     `cometmq.protocol.pop` reads and writes the last three fields.
     """
@@ -46,20 +46,6 @@ class PopMessageResponseHeader(Header, gc=False):
     start_offset_info: str | None = None
     msg_offset_info: str | None = None
     order_count_info: str | None = None
-
-
-class PopLiteMessageRequestHeader(Header, gc=False):
-    """The header of request 200070 (POP_LITE_MESSAGE). `topic` is the parent of the lite topics."""
-
-    client_id: str
-    consumer_group: str
-    topic: str
-    max_msg_num: I32
-    invisible_time: I64
-    poll_time: I64 | None = None
-    born_time: I64 | None = None
-    attempt_id: str | None = None
-    bname: str | None = None
 
 
 class AckMessageRequestHeader(Header, gc=False):
