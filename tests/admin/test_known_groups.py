@@ -34,7 +34,7 @@ CHANGES = (
 # Commands that create or delete the group, use a producer group, or only read or handle messages with it.
 OTHERS = {
     *("updateSubGroup", "deleteSubGroup", "producerConnection", "queryCq"),
-    *("queryMsgById", "queryMsgByUniqueKey", "exportMetadata"),
+    *("queryMsgById", "queryMsgByUniqueKey", "exportMetadata", "setConsumeMode"),
 }
 
 

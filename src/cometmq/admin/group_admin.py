@@ -17,6 +17,7 @@ from cometmq.protocol.bodies import (
     ProducerConnection,
     ProducerInfo,
     ProducerTableInfo,
+    SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
 )
@@ -171,6 +172,16 @@ class GroupAdmin(GroupStates):
                 addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=body
             )
             yield addr
+
+    async def set_consume_mode(self, broker_addr: str, mode: SetMessageRequestModeRequestBody) -> None:
+        """Set whether the push consumers of a group pull or pop a topic from a broker (5.x).
+
+        Only consumers with `clientRebalance=false` ask for the mode.
+
+        Raises:
+            BrokerError: The topic or the group does not exist, or the mode is invalid.
+        """
+        await self.client.brokers.call(broker_addr, RequestCode.SET_MESSAGE_REQUEST_MODE, body=mode.encode())
 
     async def delete_group(self, broker_addr: str, group: str, *, with_offsets: bool) -> None:
         """Delete the settings of a consumer group at a broker.

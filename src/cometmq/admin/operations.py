@@ -17,7 +17,7 @@ from typing import Any
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.errors import CometError
-from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.protocol.timers import RecallHandle
@@ -140,6 +140,16 @@ def update_group(
 
     line = "create subscription group to {addr} success."
     return Operation(name, group, [Step(f"create or change group {group}", list(settings), send, line)])
+
+
+def set_consume_mode(admin: Admin, mode: SetMessageRequestModeRequestBody, addrs: Sequence[str]) -> Operation:
+    """Return an operation that sets how a group consumes a topic from brokers."""
+    group = mode.consumer_group
+    step = Step(
+        f"set the consume mode of group {group} for topic {mode.topic} to {mode.mode}", addrs,
+        partial(admin.set_consume_mode, mode=mode), "set consume mode to {addr} success.",
+    )  # fmt: skip
+    return Operation("group.consumeMode", group, [step])
 
 
 async def group_topics(admin: Admin, group: str, cluster: str | None = None) -> dict[str, list[str]]:

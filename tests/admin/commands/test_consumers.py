@@ -96,6 +96,23 @@ def test_a_group_that_is_not_there_is_an_error(mq: Shell, words: tuple[str, ...]
     assert code in failed.err
 
 
+def test_a_group_pops_a_topic_once_its_mode_is_set(mq: Shell) -> None:
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "popped")
+    addr = mq.broker.broker_addr
+
+    made = mq.ok(
+        "setConsumeMode", "-c", "DefaultCluster", "-t", "popped", "-g", "poppers", "-m", "pop", "-q", "2"
+    )
+
+    assert made.lines == [
+        f"set consume mode to {addr} success.",
+        "topic[popped] group[poppers] consume mode[POP] popShareQueueNum[2]",
+    ]
+    failed = mq.run("setConsumeMode", "-b", addr, "-t", "missing", "-g", "poppers", "-m", "POP")
+    assert failed.code == 1
+    assert "topic[missing] not exist" in failed.err
+
+
 def test_the_life_of_a_groups_settings(mq: Shell) -> None:
     made = mq.ok("updateSubGroup", "-c", "DefaultCluster", "-g", "kept", "-r", "3", "-q", "2", "-d", "true")
 

@@ -26,10 +26,11 @@ LATER = [
     "removeBroker",
     "updateTopicList",
     "updateSubGroupList",
+    "setConsumeMode",
 ]
 OURS = ["purgeTopic", "resumeCheckHalfMessage"]
 COMMANDS = list(mqadmin.commands)[1:]
-CHANGING = re.compile("add|clean|clone|delete|remove|reset|resume|skip|update|wipe")
+CHANGING = re.compile("add|clean|clone|delete|remove|reset|resume|set|skip|update|wipe")
 
 
 def test_every_command_of_apaches_is_there() -> None:
@@ -359,6 +360,7 @@ DRY_RUNS = (
     "updateSubGroup -c DefaultCluster -g dry-2",
     "updateSubGroupList -b {addr} -f {groups}",
     "deleteSubGroup -c DefaultCluster -g dry -r true",
+    "setConsumeMode -b {addr} -t dry -g dry -m POP",
     "skipAccumulatedMessage -g dry -t dry --force",
     "updateBrokerConfig -b {addr} -k fileReservedTime -v 24",
     "cleanUnusedTopic",

@@ -42,7 +42,7 @@ from cometmq.admin.commands.shell import (
 from cometmq.admin.errors import UnknownNameError
 from cometmq.errors import CometError
 from cometmq.number_range import FiniteRange
-from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 
 # As in Apache's monitor, the first report is printed after 20 s, and by default one more every 60 s.
@@ -245,6 +245,47 @@ async def delete_sub_group(
     )
     await execute(operation)
     tell({"group": group, "brokerAddrs": addrs, "topics": list(topics)}, [])
+
+
+@admin_command(
+    "setConsumeMode",
+    target_options,
+    name_option("-t", "--topicName", "topic", required=True, help="Topic name."),
+    GROUP,
+    opt(
+        "-m",
+        "--mode",
+        required=True,
+        type=click.Choice(["PULL", "POP"], case_sensitive=False),
+        help="Whether members pull queues of their own, or all pop from all queues.",
+    ),
+    number(
+        "-q",
+        "--popShareQueueNum",
+        low=-1,
+        high=INT_MAX,
+        default=0,
+        help="Number of further members that pop a member's queues; 0: all members pop all queues.",
+    ),
+    changes,
+)
+async def set_consume_mode(
+    admin: Admin,
+    broker_addr: str | None,
+    cluster: str | None,
+    topic: str,
+    group: str,
+    mode: str,
+    pop_share_queue_num: int,
+) -> None:
+    """Set how push consumers of a group consume a topic (5.x, with clientRebalance=false)."""
+    addrs = await admin.target_addrs(broker_addr, cluster)
+    body = SetMessageRequestModeRequestBody(topic, group, mode.upper(), pop_share_queue_num)
+    await execute(operations.set_consume_mode(admin, body, addrs))
+    tell(
+        {"brokerAddrs": addrs, "mode": body},
+        [f"topic[{topic}] group[{group}] consume mode[{body.mode}] popShareQueueNum[{pop_share_queue_num}]"],
+    )
 
 
 @admin_command("getConsumerConfig", GROUP)
