@@ -223,7 +223,7 @@ class PipelineMetrics:
             return
         try:
             write_to_textfile(self._path, self.registry)
-        except OSError as error:  # The next batch retries, because failed metrics must not end a job
+        except OSError as error:  # Metrics must not end a job; the file is written again after the next batch
             log.warning("the metrics could not be written to %s: %s", self._path, error.strerror)
 
 

@@ -61,7 +61,7 @@ def spark_session(
         The session.
     """
     master = chosen_master(master)
-    if quiet:  # Otherwise PySpark also logs each query error that it raises, with the Java stack trace
+    if quiet:  # By default, PySpark also logs each query error that it raises, with the Java stack trace
         PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
     settings = {

@@ -440,10 +440,10 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """Return the offset in each queue that a position from the options denotes.
+        """Convert a position from the options, such as "latest" or a time, to an offset in each queue.
 
-        Raises ConfigError if the position names queues outside `queues`, or a group without offsets in
-        `queues`.
+        Raises ConfigError if the position names queues that are not in `queues`, or a consumer group that has
+        no stored offsets for `queues`.
         """
         given = position.offsets
         strange = sorted((given.keys() | position.times.keys()) - set(queues))

@@ -81,7 +81,7 @@ class Verdict(Enum):
     """The result of processing the response to a segment's request."""
 
     PROGRESS = "progress"  # The segment's next offset has advanced; the segment may be complete
-    NOT_YET = "not yet"  # The broker does not have the offsets yet or any more, so retry after a pause
+    NOT_YET = "not yet"  # The broker lacks the requested offsets, perhaps only for now: retry after a pause
     REFUSED = "refused"
 
 
@@ -234,8 +234,9 @@ class PullWindow:
             segment.at += 1
             return Verdict.PROGRESS
         if broken and len(starts) > 1:
-            # The damage may be caused by a wrong length field of the record before it, which looked valid.
-            # That record is therefore requested again, so that it is the first record of a response.
+            # The last valid record before the damage may only look valid: a wrong value in its length field
+            # may be what makes the following bytes unreadable. So this record is requested again, as the
+            # first record of a response.
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))

@@ -276,7 +276,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def _warn_of_left(self, begin: Offsets, held: Mapping[MessageQueue, Bounds]) -> None:
-        """Log warnings about queues that a run of AvailableNow leaves unread, completely or in part."""
+        """Log warnings about queues that a run with the trigger AvailableNow will not read to the end."""
         cluster, topics = self._planner.cluster, self._options.topics
         self._unreadable.report(begin, "They are left for the next run")
         away = [

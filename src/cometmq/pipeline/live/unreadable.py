@@ -99,7 +99,8 @@ class UnreadableQueues:
 
     def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True, lenient: bool = False) -> None:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
-        # Numbers of readable and writable queues at the last probe, by (topic, broker)
+        # Numbers of readable and writable queues, by (topic, broker), when `find` last searched the broker
+        # for queues that the route does not list
         self._probed: dict[tuple[str, str], tuple[int, int]] = {}
         # Queues that the topic's route does not list, but for which a broker has reported stored messages
         self._known: set[MessageQueue] = set()

@@ -130,9 +130,10 @@ _TEXTS = ((b"\x02KEYS\x01", "keys"), (b"\x02TAGS\x01", "tags"))
 
 
 def _holds_separators(text: pa.BinaryArray) -> bool:
-    """Return whether a value may contain separators of properties.
+    """Return whether a value of the array may contain one of the bytes that separate properties.
 
-    If the array is a slice, the whole underlying buffer is examined, so that the separator may be outside it.
+    The array's whole buffer is searched. If the array is a slice of a longer one, the result may be True for
+    a separator that is in the buffer, but outside the slice.
     """
     data = text.buffers()[2]
     return data is not None and any(

@@ -89,7 +89,7 @@ class RowMessage(NamedTuple):
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raise ConfigError if messages cannot be made from the columns of the frame."""
+    """Raise ConfigError if messages cannot be made from the columns of a DataFrame with this schema."""
     if {"body", "value"} <= set(schema.names):
         raise ConfigError("columns", "body, value", "one of the two: both mean the body of the message")
     names = {("body" if field.name == "value" else field.name): field for field in schema.fields}
@@ -176,8 +176,8 @@ def is_valid(column: pa.Array) -> bool:
 def _values(column: pa.Array, odd: bool) -> list[Any]:
     """Return the values of a column as Python objects.
 
-    `odd` says that the column has strings that are not valid UTF-8. Their invalid bytes become lone
-    surrogates.
+    If the column has strings that are not valid UTF-8, `odd` must be set. Each invalid byte then becomes a
+    lone surrogate.
     """
     if odd:
         kind = pa.map_(pa.binary(), pa.binary()) if pa.types.is_map(column.type) else pa.large_binary()

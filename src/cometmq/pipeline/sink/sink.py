@@ -37,9 +37,10 @@ class Written(WriterCommitMessage):
 
 
 class CometWriter(DataSourceArrowWriter):
-    """A batch write. Its id is set by the option `writeId`, or else generated when Spark plans the write.
+    """The writer of a batch query.
 
-    A repeated job with the same id and the same rows sends the same message ids.
+    The option `writeId` sets the id of the write. Without the option, an id is generated when Spark plans the
+    write. If a job is repeated with the same id and the same rows, its messages have the same message ids.
     """
 
     def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:

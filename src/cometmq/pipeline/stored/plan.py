@@ -1,6 +1,7 @@
 """Division of store directories into slices of log files, one slice for each Spark task.
 
-Planning fixes the end of the log, so all actions on one frame see the same rows even while a broker writes.
+The end of the log is fixed when Spark plans a query. So all actions on one DataFrame see the same rows, even
+while a broker appends to the log.
 """
 
 from __future__ import annotations

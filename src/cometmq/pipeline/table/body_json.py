@@ -352,16 +352,17 @@ class _Place(msgspec.Struct, eq=False):
             place.add(item, room, depth + 1)
 
     def leaves(self) -> Iterator[_Place]:
-        """Yield those paths, from this one down, whose values have a column of their own."""
+        """Yield this path and the paths below it, but only those whose values have a single Arrow type."""
         if isinstance(self.kind, pa.DataType):
             yield self
         for place in self.inner.values():
             yield from place.leaves()
 
     def arrow(self, kept: set[int]) -> pa.DataType | None:
-        """Return the Arrow type of the values at this path, or None if no column remains.
+        """Return the Arrow type of the values at this path, with fields only for the paths in `kept`.
 
-        Only those columns remain whose `id` is in `kept`.
+        `kept` has the `id` of each path that gets a column. The result is None if neither this path nor a
+        path below it gets one.
         """
         if isinstance(self.kind, pa.DataType):
             return self.kind if id(self) in kept else None

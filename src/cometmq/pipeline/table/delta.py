@@ -61,7 +61,7 @@ class DeltaArchive(LakeTable):
             try:
                 schema = _schema(ARCHIVE_SCHEMA)
                 DeltaTable.create(self.output, schema, partition_by=_BY, storage_options=self._options)
-            except DeltaError:  # Either another job has created the table, or `_open` raises again
+            except DeltaError:  # Another job may have created the table. If not, `_open` raises an error
                 self._open()
 
     def last_commit(self) -> dict[str, Any] | None:

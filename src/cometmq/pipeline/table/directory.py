@@ -331,8 +331,9 @@ class ArchiveTable:
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        # The two limits come from different clocks: a removal has the time of its job's clock, a file has the
-        # time of the store's clock.
+        # A job's clock set the time at which a file was removed, so that limit is computed with this
+        # machine's clock. The store's clock set the time at which a file was written, so that limit is
+        # computed with the store's clock.
         replaced, left = (
             table_log.now_utc() - retention,
             store_now(self.filesystem, self.root) - max(retention, unnamed),

@@ -1,10 +1,10 @@
-"""The offsets of consumer groups beside an archive. After a restore, they let the groups continue.
+"""Snapshots of consumer groups' offsets in an archive. They let the groups continue after a restore.
 
     output/_cometmq/groups/00000000000000000007.json      a snapshot as of this batch: one line of JSON
 
 No offset exceeds the archived end of its queue: the offset of a group that had read further is reduced to
-that end. The newest 100 snapshots are kept, and for 100 earlier days with snapshots the last snapshot of the
-day.
+that end. The newest 100 snapshots are kept. Of the older ones, the last snapshot of each day is kept, for the
+newest 100 days that have one.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class IcebergArchive(LakeTable):
                 transaction.set_properties({PROPERTY: json.dumps(commit)})
                 if paths:
                     transaction.add_files(paths, summary, check_duplicate_files=False)
-                else:  # An empty snapshot, so that the commit of a concurrent job fails
+                else:  # An empty snapshot is added, because it makes the commit of a concurrent job fail
                     with transaction.update_snapshot(summary).fast_append():
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:

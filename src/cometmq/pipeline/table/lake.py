@@ -229,7 +229,10 @@ class LakeTable(ABC):
             raise ArchiveError(self.output, problem)
 
     def _copied(self) -> int:
-        """Return the newest batch whose commit was copied or is part of a checkpoint, or -1 without one."""
+        """Return the number of the newest batch whose commit `_cometmq` contains, or -1 if there is none.
+
+        The commit is a file in `commits` or a part of a checkpoint.
+        """
         last = last_number(self.filesystem, self.root)
         return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 

@@ -44,9 +44,12 @@ A second job may wrongly assume that no other job is running. The file with the 
 commit must then still exist, so that the commit fails.
 """
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
-"""Time for which a checkpoint lists a removed file. It is the longest time that such a file may be kept."""
+"""Time for which checkpoints list a file after a commit has removed it from the table.
+
+This is the longest retention that can be set for such files.
+"""
 DETAILED = 10_000
-"""Number of the newest ranges of offsets, which are never merged."""
+"""Number of ranges of offsets, counted from the newest, that a checkpoint does not merge."""
 
 WRONG_TYPES = (pa.ArrowException, LookupError, TypeError, ValueError, OverflowError)
 """Errors that occur when JSON with unexpected types is converted to a table."""
