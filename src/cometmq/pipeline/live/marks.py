@@ -49,7 +49,10 @@ def mark_of(record: bytes) -> tuple[int, Mark]:
 
 
 def mark_at(offset: int, record: bytes) -> Mark | None:
-    """Return the mark of a record (position and store time), or None if the bytes are not that record."""
+    """Return the mark (log position and store time) of the record at the start of the bytes.
+
+    The result is None if the bytes do not begin with a record, or if its queue offset is not `offset`.
+    """
     with suppress(RecordError):
         at, mark = mark_of(record)
         if at == offset:
@@ -58,7 +61,7 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return a copy of a logged position with marks (log position and store time of records) added.
+    """Return a logged position together with marks (log position and store time of records).
 
     The mark of a queue is that of the record just before the queue's offset in the position.
     """
@@ -68,7 +71,10 @@ def with_marks(tree: Tree, marks: Marks) -> Tree:
 
 
 def marks_in(tree: Mapping[str, Any]) -> Marks:
-    """Return the marks that a logged position contains, or none if a version without marks wrote it."""
+    """Return the marks (log position and store time of records) in a logged position.
+
+    The result is empty if an old version of CometMQ, which had no marks, logged the position.
+    """
     try:
         return {
             MessageQueue(topic, broker_name, int(queue)): Mark(int(position), int(stored_ms))

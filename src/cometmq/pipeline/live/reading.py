@@ -357,7 +357,8 @@ class _Assembler:
         self._bodies: list[bytes] = []
         self._starts: list[int] = []
         self._sources: list[QueueRange] = []
-        self._ends: list[int] = []  # For each source, the position in the buffer where its records end
+        # For each queue range in `_sources`, the byte position in the buffer at which the range's records end
+        self._ends: list[int] = []
         self._size = 0
         self._bad: list[tuple[QueueRange, BadRecord]] = []
         self._lost: dict[MessageQueue, int] = {}

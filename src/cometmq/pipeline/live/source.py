@@ -140,8 +140,8 @@ class CometReader(DataSourceReader):
                 check_readable(cluster, topics, fail=fail, group=starting.group)
             queues = [queue for queue in queues if not is_unreadable(cluster, queue)]
             start = cluster.resolve(starting, queues)
-            # The end is resolved after the start. Otherwise "latest" could be smaller than an offset that a
-            # running group stores between the two lookups.
+            # The end is resolved after the start. In the reverse order, a running consumer group could store
+            # an offset in between, and this start would be after the end "latest".
             end = cluster.resolve(self._options.ending, queues)
             ending = self._options.ending
             behind = [
@@ -186,11 +186,14 @@ def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s
 
 
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Its state stays in `self`, because Spark uses one driver process for all calls of a query.
+    """The reader of a streaming query.
 
-    A position is logged together with the mark of each queue's last record before it (marks.py). If the
-    record at that offset has another mark later, the queue was replaced. The marks are compared before any
-    record is read: when a batch is planned, and when a logged batch is planned again.
+    Its state is kept in `self`, because Spark makes all calls for a query in one driver process.
+
+    Spark logs the position that a batch reaches, an offset for each queue. The position also contains, for
+    each queue, the mark (log position and store time, marks.py) of the record just before the offset. If that
+    record has another mark later, the queue has been replaced. The marks are compared before any record is
+    read: when a batch is planned, and when a logged batch is planned again after a restart.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:

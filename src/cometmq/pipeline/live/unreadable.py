@@ -32,7 +32,7 @@ _PROBED = 16
 While one of the probed queues has messages, the next numbers are probed, too. Probing is necessary because no
 request lists the former queues of a topic that had more queues earlier.
 """
-_MAX_PROBES = 64  # Limits the probed queue numbers to 1,024, whatever a broker returns
+_MAX_PROBES = 64  # Maximum number of probes in a row, which limits the probed queue numbers to 1,024
 
 _LISTED = 10  # Maximum number of queues that an error or a log line lists
 

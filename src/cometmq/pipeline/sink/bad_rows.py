@@ -1,4 +1,4 @@
-"""The Parquet table of rows that cannot be sent, with the reason: the option `badRecordsPath`.
+"""The Parquet table at `badRecordsPath`: the rows that cannot be sent, each with the reason.
 
 A task derives the names of its files from query, batch and partition, so a repeated task overwrites the files
 of its earlier attempt.

@@ -89,7 +89,7 @@ class Block(NamedTuple):
     """Consecutive records (at least one) with consistent lengths and positions. The bodies are unverified."""
 
     data: bytes
-    position: int  # Log position of the first byte of the data
+    position: int  # Log position of the first byte of `data`
     rows: Rows
 
     @property

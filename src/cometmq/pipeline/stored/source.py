@@ -25,7 +25,10 @@ log = logs.logger(__name__)
 
 
 class StoreReader(DataSourceReader):
-    """A read of store directories. `load()` plans it once, so its rows do not change."""
+    """The reader of a batch query on store directories.
+
+    The slices to read are fixed when Spark plans the query, so its rows do not change.
+    """
 
     def __init__(self, schema: StructType, options: StoreOptions) -> None:
         self._arrow = check_schema(schema)
@@ -42,8 +45,8 @@ class StoreReader(DataSourceReader):
 def read_slice(part: Slice, schema: pa.Schema, options: StoreOptions) -> Iterator[pa.RecordBatch]:
     """Return the requested records of a slice in log order, in batches with the columns of `schema`.
 
-    The options decide whether damage and missing files raise BadStoreRecordError and LogLossError or log a
-    warning. Raises StoreCorrupt and OSError.
+    If the options require it, a damaged record raises BadStoreRecordError, and a missing file raises
+    LogLossError. Otherwise each of them is logged as a warning. Raises StoreCorrupt and OSError.
     """
     decoder = ColumnDecoder(
         schema,

@@ -61,7 +61,10 @@ class AvroParser:
 
 
 class _FewReads(BytesIO):
-    """A stream that raises ValueError when a body has too many values, before they become Python objects."""
+    """A stream with the bytes of a body. It raises ValueError if fastavro makes too many reads.
+
+    So a body with far too many values fails early, before all the values become Python objects.
+    """
 
     _left = _MOST_READS
 

@@ -100,7 +100,7 @@ _LOSSY = {
     # only longer numbers need the comparison.
     pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
     pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
-    pa.timestamp("us", "UTC"): _Lossy(  # Seconds such as 00.1234567 have more digits than the type
+    pa.timestamp("us", "UTC"): _Lossy(  # The type stores microseconds, so it truncates 00.1234567 seconds
         (b"0" * 10, b'"0001-01-01', b'"9999-12-31', b"\\"), str, _same_time
     ),
     pa.binary(): _Lossy(

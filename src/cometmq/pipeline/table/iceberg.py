@@ -1,15 +1,15 @@
-"""The archive as an Iceberg table, by pyiceberg, with an SQL catalogue in a local file: no JVM, no jars.
+"""The archive as an Iceberg table. The library pyiceberg writes it, so neither a JVM nor jars are needed.
 
     SqlCatalog("cometmq", uri="sqlite:////data/archive/_cometmq/catalog.db").load_table("cometmq.archive")
 
-The catalogue is in the archive's directory. If the table is on an object store, the catalogue is a file
-elsewhere, whose name `_cometmq/archive.json` records.
+The table is listed in an SQL catalogue, an SQLite file in the archive's directory. If the table is on an
+object store, the file is on the local machine, and `_cometmq/archive.json` records its path.
 
-A batch is one snapshot, whose properties name the batch and the run. The whole commit is a property of the
-table, set by the same transaction. It is not a property of the snapshot, because snapshots expire, and
-because each commit would rewrite the offsets of all snapshots. The table is partitioned by `topic` and by the
-hour of `store_timestamp` (a hidden transform), so a filter on these columns selects files; there are no
-columns dt and hour.
+A batch is one snapshot of the table. The snapshot's properties contain the batch number and the run's id. The
+transaction that adds the snapshot also stores the whole commit as a property of the table. The commit is not
+a property of the snapshot, because snapshots expire, and because each commit would rewrite the offsets of all
+snapshots. The table is partitioned by `topic` and by the hour of `store_timestamp` (a hidden transform), so a
+filter on these columns selects files. There are no columns dt and hour.
 """
 
 from __future__ import annotations

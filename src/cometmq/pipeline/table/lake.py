@@ -81,7 +81,8 @@ class LakeTable(ABC):
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
             expected = f"{places}, as archives of format {self.kind} need"
-            raise ConfigError("output", f"{scheme}://…", expected)  # The rest of the URI may contain a secret
+            # The error shows only the scheme of the URI, because the rest may contain a secret.
+            raise ConfigError("output", f"{scheme}://…", expected)
         self.filesystem, self.root = open_filesystem(output)
         self.uri = output if scheme else self.root
         self.output = shown(self.uri)

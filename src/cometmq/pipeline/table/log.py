@@ -263,9 +263,9 @@ def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
 def _folded(ranges: pa.Table) -> pa.Table:
     """Merge adjacent ranges of a queue, except for the newest ranges.
 
-    A merged range has the highest of the batch numbers and the sums of the counts. Its `seconds` are null,
-    because they belong to one batch. Ranges with lost records are merged only with each other. The first
-    range after a queue was replaced is not merged.
+    A merged range has the highest batch number of its parts, and each of its counts is the sum over the
+    parts. Its `seconds` are null, because they describe a single batch. Ranges with lost records are merged
+    only with each other. The first range after a queue was replaced is not merged.
     """
     if ranges.num_rows <= DETAILED:
         return ranges
@@ -356,10 +356,11 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
 
 
 class Checkpoints:
-    """A writer of a checkpoint every CHECKPOINT_EVERY commits.
+    """A writer of checkpoints, one after every CHECKPOINT_EVERY commits.
 
-    If a checkpoint fails, its commit does not: `problem` has the reason, and the checkpoint is retried after
-    CHECKPOINT_EVERY further commits and by the next run.
+    If a checkpoint cannot be written, `problem` has the reason, but no error is raised, because the commit
+    before it has succeeded. Another checkpoint is due after CHECKPOINT_EVERY further commits, or after the
+    first commit of the next run.
     """
 
     def __init__(self) -> None:
