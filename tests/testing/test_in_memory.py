@@ -26,8 +26,8 @@ from cometmq import (
 )
 from cometmq.client import SyncProducer, SyncPushConsumer
 from cometmq.errors import ClientStateError, CometError, ConfigError
+from cometmq.remoting.memory import FIRST_FREE_PORT, LAST_PORT, MemoryNetwork
 from cometmq.testing import ClusterProxy, FaultProxy, TestBroker
-from cometmq.testing.memory import FIRST_FREE_PORT, LAST_PORT, MemoryNetwork
 
 
 def open_sockets() -> list[str]:

@@ -6,8 +6,10 @@ from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection, Handler, Shortcut, describe_peer
 from cometmq.remoting.dialing import dial
 from cometmq.remoting.housekeeping import ConnectionTable
+from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
+from cometmq.remoting.memory import MemoryNetwork
 from cometmq.remoting.networks import MakeProtocol, network_of, serving
 from cometmq.remoting.opening import Openings
 from cometmq.remoting.server import BACKLOG, RemotingServer
@@ -21,9 +23,11 @@ __all__ = [
     "AddressServer",
     "Connection",
     "ConnectionTable",
+    "Dispatcher",
     "Handler",
     "Limits",
     "MakeProtocol",
+    "MemoryNetwork",
     "Openings",
     "RemotingClient",
     "RemotingServer",

@@ -11,7 +11,8 @@ from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import stop_accepting
-from cometmq.remoting.networks import network_of
+from cometmq.remoting.memory import connect_in_memory
+from cometmq.remoting.networks import MakeProtocol, network_of
 from cometmq.remoting.opening import Openings, Tls
 from cometmq.remoting.tick import Tick
 
@@ -96,6 +97,15 @@ class RemotingServer:
             bound, close = listener.sockets[0].getsockname()[1], partial(stop_accepting, listener)
         self._listeners.append(close)
         return bound
+
+    def connect_in_memory(self, make: MakeProtocol, name: tuple[str, int]) -> asyncio.BufferedProtocol:
+        """Connect a client of this event loop without a socket, and return its protocol.
+
+        Args:
+            make: Creates the client's protocol.
+            name: The host and port that this server sees as the client's address.
+        """
+        return connect_in_memory(make, self._make_connection, name)
 
     def stop_listening(self) -> None:
         """Stop accepting connections. Open connections continue."""

@@ -19,10 +19,9 @@ from cometmq.client.cluster.decoding import decode_messages
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
-from cometmq.remoting import Run, loop_in_thread, serving
+from cometmq.remoting import MemoryNetwork, Run, loop_in_thread, serving
 from cometmq.standalone import Standalone
 from cometmq.store import WAITING, MessageStore
-from cometmq.testing.memory import MemoryNetwork
 
 _numbers = itertools.count()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cometmq.remoting import MakeProtocol
+from cometmq.remoting.networks import MakeProtocol
 
 FIRST_FREE_PORT, LAST_PORT = 32768, 65535
 HIGH_WATER = 64 * 1024
@@ -63,6 +63,25 @@ class MemoryNetwork:
         if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
             raise OSError(errno.EADDRINUSE, f"all {len(self._listening)} in-memory ports are in use")
         return next(port for port in self._ports if port not in self._listening)
+
+
+def connect_in_memory(
+    make: MakeProtocol, make_there: MakeProtocol, name: tuple[str, int]
+) -> asyncio.BufferedProtocol:
+    """Connect a client to a server of the same event loop, and return the client's protocol.
+
+    Args:
+        make: Creates the client's protocol.
+        make_there: Creates the server's protocol.
+        name: The host and port that the server sees as the client's address.
+    """
+    loop = asyncio.get_running_loop()
+    here, there = MemoryTransport(loop, "memory", 0), MemoryTransport(loop, *name)
+    here.peer, there.peer = there, here
+    there.begin(make_there())
+    protocol = make()
+    here.begin(protocol)
+    return protocol
 
 
 class MemoryTransport(asyncio.Transport):
