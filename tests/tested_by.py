@@ -45,7 +45,7 @@ broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
-broker/test_standalone.py: broker/leader_services broker/process standalone
+broker/test_standalone.py: broker/leader_services broker_process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipeline/compact cli/pipeline/dedup

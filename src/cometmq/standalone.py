@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
+from cometmq.broker_process import make_broker
 from cometmq.errors import CometError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
@@ -108,7 +109,7 @@ class Standalone(Running):
         confs = [self.prepare(number) for number in range(self._count)]
         if len(confs) == 1:
             name, path, properties = confs[0]
-            self.broker = Broker(BrokerConfig.from_properties(properties))
+            self.broker = make_broker(BrokerConfig.from_properties(properties))
             with settings_of(path, self._settings):
                 await self.broker.start()
             self.broker_addrs[name] = self.broker.addr
@@ -198,7 +199,7 @@ class BrokerChild:
 
     async def start(self) -> None:
         """Start the process and wait until the broker is ready."""
-        command = [sys.executable, "-m", "cometmq.broker.process", "-c", self._conf, "--with-parent"]
+        command = [sys.executable, "-m", "cometmq.broker_process", "-c", self._conf, "--with-parent"]
         for key, text in self._settings.items():
             command += ["-s", f"{key}={text}"]
         self.process = await asyncio.create_subprocess_exec(

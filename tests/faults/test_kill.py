@@ -75,7 +75,7 @@ class BrokerProcess:
 
     def spawn(self) -> None:
         """Start the broker without waiting until it is ready."""
-        command = [sys.executable, "-m", "cometmq.broker.process", "-c", str(self._conf)]
+        command = [sys.executable, "-m", "cometmq.broker_process", "-c", str(self._conf)]
         self._process = ServerProcess(command, ready='"addr"')
 
     async def ready(self) -> None:

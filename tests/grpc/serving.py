@@ -46,8 +46,8 @@ class Client:
         )
         return method(*args, **more)
 
-    def telemetry(self) -> Any:
-        return self.channel.stream_stream(f"/{SERVICE}/Telemetry", _bytes, _from("TelemetryCommand"))()
+    def telemetry(self, **more: Any) -> Any:
+        return self.channel.stream_stream(f"/{SERVICE}/Telemetry", _bytes, _from("TelemetryCommand"))(**more)
 
 
 @asynccontextmanager

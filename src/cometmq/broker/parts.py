@@ -87,8 +87,8 @@ class BrokerParts:
         address: BrokerAddress,
         security: Security = OPEN,
     ) -> None:
-        self._config = config
-        self._security = security
+        self.config = config
+        self.security = security
         self._guard = guard = security.guard
         self._clock = clock
         self._address = address
@@ -151,7 +151,7 @@ class BrokerParts:
 
     def _replication_context(self) -> ReplicationContext:
         return ReplicationContext(
-            config=self._config,
+            config=self.config,
             clock=self._clock,
             store=self.store,
             tables=self.tables,
@@ -164,7 +164,7 @@ class BrokerParts:
         made = Replication(self._replication_context(), self.writer.visible)
         self.registrar.on_master = made.follow
         self.registrar.lacks_master = lambda: made.lacks_master
-        if self._config.store.broker_role == SYNC_MASTER:
+        if self.config.store.broker_role == SYNC_MASTER:
             self.writer.replicas = made.master
         return made
 
@@ -174,7 +174,7 @@ class BrokerParts:
         from cometmq.broker.replication.raft import RaftReplication
         from cometmq.broker.send.relay import Relay
 
-        config = self._config
+        config = self.config
         leader_services = LeaderServices(
             config=config,
             clock=self._clock,
@@ -194,7 +194,7 @@ class BrokerParts:
         return made
 
     def _make_processors(self, levels: DelayLevels) -> None:
-        config, store, tables, writer = self._config, self.store, self.tables, self.writer
+        config, store, tables, writer = self.config, self.store, self.tables, self.writer
         self.retry_rules = RetryRules(tables.groups, self.consumers, self.locks)
         filters = SqlFilters(config)
         self.pulls = PullProcessor(
@@ -250,7 +250,7 @@ class BrokerParts:
             producers=self.producers,
             writer=writer,
             address=self._address,
-            security=self._security,
+            security=self.security,
         )
         self.clients = ClientProcessor(
             clock=self._clock,
@@ -278,7 +278,7 @@ class BrokerParts:
 
     def _runtime(self) -> RuntimeAdmin:
         return RuntimeAdmin(
-            config=self._config,
+            config=self.config,
             clock=self._clock,
             store=self.store,
             stats=self.stats,
@@ -291,7 +291,7 @@ class BrokerParts:
 
     def _metrics(self, runtime: RuntimeAdmin) -> MetricsExporter:
         numbers = BrokerMetrics(
-            config=self._config,
+            config=self.config,
             clock=self._clock,
             store=self.store,
             tables=self.tables,
@@ -306,10 +306,10 @@ class BrokerParts:
             registered=self.registrar.state,
         )
         interface = self._address.interface
-        return MetricsExporter(self._config, interface, numbers.collect, numbers.why_not_ready)
+        return MetricsExporter(self.config, interface, numbers.collect, numbers.why_not_ready)
 
     def _all_handlers(self, runtime: RuntimeAdmin) -> dict[int, Handler]:
-        config, store, tables, consumers = self._config, self.store, self.tables, self.consumers
+        config, store, tables, consumers = self.config, self.store, self.tables, self.consumers
         handlers: dict[int, Handler] = {}
         for part in (
             self.sends,
@@ -322,7 +322,7 @@ class BrokerParts:
                 delays=self.schedule.levels,
                 stats=self.stats,
                 writer=self.writer,
-                check_read=self._security.check_read,
+                check_read=self.security.check_read,
             ),
             self.pulls,
             PopProcessor(config=config, service=self.pops),
@@ -342,7 +342,7 @@ class BrokerParts:
             self.transactions.ends,
             self.filter_servers,
             OffsetProcessor(store=store, tables=tables, consumers=consumers),
-            QueryProcessor(store=store, check_read=self._security.check_read),
+            QueryProcessor(store=store, check_read=self.security.check_read),
             TopicAdmin(
                 config=config,
                 store=store,
@@ -384,7 +384,7 @@ class BrokerParts:
             shortcuts=shortcuts,
             on_close=self._closed,
             tick=self.tick,
-            tls=self._security.tls,
+            tls=self.security.tls,
         )
 
     def _override_handlers(self, codes: Collection[int], handler: Handler) -> None:
@@ -422,8 +422,8 @@ class BrokerParts:
 
     async def start(self) -> None:
         """Open the port for old clients, start the periodic work, and register with the name servers."""
-        if self._config.log_level:
-            logs.use_levels(self._config.log_level)
+        if self.config.log_level:
+            logs.use_levels(self.config.log_level)
         await self._open_vip()
         self._use_topic_limits()
         self.tables.start()
@@ -438,7 +438,7 @@ class BrokerParts:
             self.pops.start()
         for timer in self._periodic:
             timer.start()
-        self._security.start()
+        self.security.start()
         self.protection.start()
         await self.replication.start()
         await self.metrics.start()
@@ -446,10 +446,10 @@ class BrokerParts:
         await self.filter_servers.start()
 
     async def _open_vip(self) -> None:
-        port = self._config.listen_port + VIP_OFFSET
+        port = self.config.listen_port + VIP_OFFSET
         # If the system has chosen the main port, do not open the port `listenPort` - 2, which may belong to
         # another program.
-        if not self._config.vip_channel_enable or port <= 0:
+        if not self.config.vip_channel_enable or port <= 0:
             return
         self.vip_server = self._server(without=NOT_ON_VIP)
         try:
@@ -469,7 +469,7 @@ class BrokerParts:
         await self.registrar.stop()
         for timer in self._periodic:
             timer.cancel()
-        await self._security.stop()
+        await self.security.stop()
         self.protection.stop()
         await self.schedule.stop()
         await self.timers.stop()
@@ -501,7 +501,7 @@ class BrokerParts:
         self.pops.pops.polls.drop(connection)
         self.clients.closed(connection)
         self.filter_servers.closed(connection)
-        self._security.closed(connection)
+        self.security.closed(connection)
 
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
@@ -530,21 +530,21 @@ class BrokerParts:
             CommandError: The settings were applied, but cannot be written.
         """
         self.sends.configure()
-        self.replies.configure(self._config.region_id, self._config.trace_on)
-        self.store.configure(self._config.store)
+        self.replies.configure(self.config.region_id, self.config.trace_on)
+        self.store.configure(self.config.store)
         self.writer.configure()
         self.replication.configure()
         if "logLevel" in keys:
-            logs.use_levels(self._config.log_level)
+            logs.use_levels(self.config.log_level)
         if "brokerPermission" in keys:
             self.tables.topics.touch()
-        path = self._config.broker_config_path
+        path = self.config.broker_config_path
         if path and keys:
             self._unwritten.update(keys)
             # Only one task at a time writes the settings file, and it writes the current values. So older
             # values never replace newer ones.
             async with self._settings_lock:
-                now = self._config.properties()
+                now = self.config.properties()
                 values = {key: now[key] for key in now if key in self._unwritten}
                 self._unwritten.clear()
                 try:

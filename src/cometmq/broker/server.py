@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from typing import Protocol
 
 from cometmq import logs
 from cometmq.broker.access.security import security_of
@@ -28,6 +29,16 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 
 
+class Endpoint(Protocol):
+    """A listener for clients of another protocol, which serves them over the parts of the broker."""
+
+    port: int
+
+    async def start(self, parts: BrokerParts, host: str, port: int) -> int: ...
+
+    async def stop(self, drain_s: float) -> None: ...
+
+
 class Broker:
     """A broker with `start()` and `stop()`. After the start, `port` is the port on which it listens.
 
@@ -36,8 +47,16 @@ class Broker:
         StoreError, OSError: `start`: The store cannot be opened.
     """
 
-    def __init__(self, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        endpoint: Endpoint | None = None,
+    ) -> None:
         self.config = config
+        self.endpoint = endpoint
         self.port = 0
         self._disk = disk if disk is not None else OsDisk()
         self._clock = clock if clock is not None else SystemClock()
@@ -92,6 +111,8 @@ class Broker:
         self._look = loop.create_task(advertised.look(address))
         try:
             await parts.start()
+            if self.endpoint is not None:
+                await self.endpoint.start(parts, address.interface, config.grpc_port)
         except BaseException:
             await self.stop()
             raise
@@ -121,6 +142,8 @@ class Broker:
         if self._look is not None:
             self._look.cancel()
         if parts is not None:
+            if self.endpoint is not None:
+                await self.endpoint.stop(drain_s)
             await parts.stop(drain_s)
             log.info("broker %s stopped", self.config.broker_name)
 

@@ -66,7 +66,7 @@ async def examine_settings(path: Path) -> list[Finding]:
     from cometmq.broker.access.security import security_of
     from cometmq.broker.base import advertised
     from cometmq.broker.base.address import ports_of
-    from cometmq.broker.process import read_config
+    from cometmq.broker_process import read_config
     from cometmq.errors import CometError, ConfigError
     from cometmq.remoting import check_port, resolve
     from cometmq.store import OsDisk, check_locations

@@ -108,7 +108,7 @@ def mqbroker(
 
             warn_of_ports(ports_of(config))
         return
-    from cometmq.broker.server import Broker
+    from cometmq.broker_process import make_broker
 
     def announce(broker: Broker) -> str:
         addr = f"{config.broker_ip1}:{broker.port}"
@@ -116,7 +116,7 @@ def mqbroker(
         return f"{ready} and name server is {config.namesrv_addr}" if config.namesrv_addr else ready
 
     with settings_of(config_file):
-        serve("broker", lambda: Broker(config), announce)
+        serve("broker", lambda: make_broker(config), announce)
 
 
 def namesrv_config(config_file: str | None, port: int | None) -> NamesrvConfig:

@@ -5,8 +5,8 @@ from cometmq.remoting.addresses import check_port, listen, port_error, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection, Handler, Shortcut, describe_peer
 from cometmq.remoting.dialing import dial
-from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.dispatch import Dispatcher
+from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
 from cometmq.remoting.memory import MemoryNetwork

@@ -14,6 +14,7 @@ from cometmq.remoting.networks import MakeProtocol
 
 FIRST_FREE_PORT, LAST_PORT = 32768, 65535
 HIGH_WATER = 64 * 1024
+LOOPBACK = "127.0.0.1"
 
 
 class MemoryNetwork:
@@ -76,7 +77,7 @@ def connect_in_memory(
         name: The host and port that the server sees as the client's address.
     """
     loop = asyncio.get_running_loop()
-    here, there = MemoryTransport(loop, "memory", 0), MemoryTransport(loop, *name)
+    here, there = MemoryTransport(loop, LOOPBACK, 0), MemoryTransport(loop, *name)
     here.peer, there.peer = there, here
     there.begin(make_there())
     protocol = make()

@@ -114,7 +114,7 @@ class TestLife:
             "listenPort=0\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\nvipChannelEnable=false\n"
             f"storePathRootDir={tmp_path}/store\nflushDiskType=SYNC_FLUSH\nmappedFileSizeCommitLog=65536\n"
         )
-        command = [sys.executable, "-m", "cometmq.broker.process", "-c", str(settings)]
+        command = [sys.executable, "-m", "cometmq.broker_process", "-c", str(settings)]
         with ServerProcess(command, ready='"port"') as broker:
             (child,) = psutil.Process(broker.pid).children(recursive=True)
             pidfd = os.pidfd_open(child.pid)

@@ -62,6 +62,7 @@ _QUEUES = Range(1, MAX_QUEUES_PER_TOPIC)
 _PARKED = Range(1, MAX_PARKED_PULLS)
 _REPLICAS = Range(1, 32, "replicas, the master included")
 _PORT = Range(0, 65_535, "a port (0: any free one)")
+_GRPC_PORT = Range(-1, 65_535, "a port (0: any free one, -1: none)")
 _HA_PORT = Range(0, 65_535, "a port (0: listenPort + 1)")
 _HA_BATCH = Range(1024, 2 << 20, "bytes; slaves of Apache's have buffers of 4 MiB")
 
@@ -102,6 +103,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_ip2: Annotated[str, FIXED] = ""
     listen_port: Annotated[int, _PORT, FIXED] = 10911
     bind_address: Annotated[str, FIXED] = ""  # CometMQ only: the interface to listen on ("": all interfaces)
+    grpc_port: Annotated[int, _GRPC_PORT, FIXED] = -1  # CometMQ only: port for 5.x clients
     vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ only: whether to open port `listenPort` - 2
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(
         default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")

@@ -1,6 +1,6 @@
-"""The main program of a broker process.
+"""A broker with the endpoint for 5.x clients, and the main program of a broker process.
 
-`python -m cometmq.broker.process -c broker.conf` starts a broker with a settings file. When it is ready, it
+`python -m cometmq.broker_process -c broker.conf` starts a broker with a settings file. When it is ready, it
 prints one line of JSON, {"name", "addr", "port", "pid"}. It stops on SIGTERM or SIGINT. With --with-parent it
 also stops when its standard input ends, so that no broker outlives its parent process.
 """
@@ -21,6 +21,7 @@ from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.remoting import end_of_input, run
 from cometmq.settings import read_properties_file, settings_of
+from cometmq.store import Disk
 
 log = logs.logger(__name__)
 
@@ -32,6 +33,16 @@ def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
         return BrokerConfig.from_properties({**read_properties_file(path), **more})
 
 
+def make_broker(config: BrokerConfig, *, disk: Disk | None = None) -> Broker:
+    """Return a broker, with an endpoint for 5.x clients if the setting `grpcPort` asks for it."""
+    if config.grpc_port < 0:
+        return Broker(config, disk=disk)
+    # Imported here, because the start of a broker without the endpoint is faster without it.
+    from cometmq.grpc.service.endpoint import GrpcEndpoint
+
+    return Broker(config, disk=disk, endpoint=GrpcEndpoint())
+
+
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:
     """Run a broker until SIGINT or SIGTERM arrives.
 
@@ -41,7 +52,7 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    broker = Broker(config)
+    broker = make_broker(config)
     await broker.start()
     try:
         ready(broker)
@@ -61,7 +72,7 @@ def say_ready(broker: Broker) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a broker. Return the exit code: 0 after an orderly stop, 1 if the broker could not run."""
-    parser = argparse.ArgumentParser(prog="cometmq.broker.process", description="Run one broker.")
+    parser = argparse.ArgumentParser(prog="cometmq.broker_process", description="Run one broker.")
     parser.add_argument("-c", "--config", required=True, help="settings file (properties)")
     parser.add_argument(
         "-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the file"

@@ -1,0 +1,238 @@
+"""The 5.x clients of the endpoint, and their links to the broker of this process.
+
+To the broker, each client is a remoting client of version 5: it has a connection in memory, its *link*, which
+has the client's own address. Its requests therefore pass the same checks as those of remoting clients, its
+groups are registered on the link, and requests of the broker, such as transaction checks, arrive on it. The
+link closes with the client's gRPC connection, and the broker then forgets the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from cometmq.broker.access.accounts import Account
+from cometmq.broker.access.guard import Guard
+from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
+from cometmq.errors import RequestTimeout, SendFailed
+from cometmq.grpc.connection import GrpcConnection
+from cometmq.grpc.rpc.calls import Call
+from cometmq.grpc.rpc.enums import Code
+from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.service.outcomes import failure
+from cometmq.protocol.acl import MAX_KEY_LENGTH, Credentials, sign
+from cometmq.protocol.codes import LANGUAGES, VERSION_5_0_0
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import Header
+from cometmq.remoting import Connection, Dispatcher, Handler, Limits, RemotingServer, Tick
+
+MAX_CLIENTS = 100
+"""The maximum number of clients of one connection. A process normally has a connection for each client."""
+MAX_TELEMETRY_BYTES = 64 * 1024
+"""Commands to a client are dropped while this many bytes of earlier ones are unsent."""
+ALGORITHM = "MQv2-HMAC-SHA1 "
+LANGUAGE_NAMES = {"DOTNET": "DOTNET", "GOLANG": "GO"}
+"""Language names of 5.x clients that differ from those of remoting; unknown ones become OTHER."""
+
+
+class Client:
+    """A 5.x client of one gRPC connection.
+
+    Attributes:
+        client_id: The client's id.
+        settings: The settings that the client has sent, None before.
+        telemetry: The call on which commands to the client are sent, None while there is none.
+        leased: For each receipt handle whose lease the server renews: see `renewals.py`.
+    """
+
+    __slots__ = (
+        "_clients",
+        "_link",
+        "client_id",
+        "credentials",
+        "language",
+        "leased",
+        "peer",
+        "settings",
+        "telemetry",
+    )
+
+    def __init__(self, clients: Clients, client_id: str, language: str, peer: tuple[str, int]) -> None:
+        self._clients = clients
+        self._link: Connection | None = None
+        self.client_id = client_id
+        self.language = language if language in LANGUAGES else LANGUAGE_NAMES.get(language, "OTHER")
+        self.peer = peer
+        self.credentials: Credentials | None = None
+        self.settings: Any = None
+        self.telemetry: Call | None = None
+        self.leased: dict[str, Any] = {}
+
+    def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
+        """Send a request to the broker, and return the future of its response."""
+        link = self._link
+        if link is None or link.closed:
+            link = self._link = self._clients.open_link(self)
+        return link.request(frame, timeout_s)
+
+    async def call(
+        self,
+        code: int,
+        header: Header | None = None,
+        body: bytes = b"",
+        *,
+        ext: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Frame:
+        """Send a request to the broker and return its response. Raises ServiceError if it fails."""
+        return await self.send(self.frame(code, header, body, ext=ext), timeout_s)
+
+    async def send(self, frame: Frame, timeout_s: float | None = None) -> Frame:
+        """Send a request to the broker and return its response. Raises ServiceError if it fails."""
+        try:
+            timeout_s = self._clients.call_timeout_s if timeout_s is None else timeout_s
+            response = await self.request(frame, timeout_s)
+        except RequestTimeout as error:
+            raise ServiceError(Code.PROXY_TIMEOUT, str(error)) from None
+        except SendFailed as error:
+            raise ServiceError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        if response.code:
+            raise failure(response)
+        return response
+
+    def frame(
+        self, code: int, header: Header | None = None, body: bytes = b"", *, ext: dict[str, str] | None = None
+    ) -> Frame:
+        """Return a request of this client to the broker."""
+        return Frame.request(code, header, body, ext=ext, language=self.language, version=VERSION_5_0_0)
+
+    def command(self, command: Any) -> bool:
+        """Send a command on the client's telemetry stream. Return False if there is none, or it is full."""
+        call = self.telemetry
+        if call is None or call.ended or call.unsent > MAX_TELEMETRY_BYTES:
+            return False
+        call.send(command.SerializeToString())
+        return True
+
+    def close(self) -> None:
+        """Close the link, after the requests that were written to it."""
+        if self._link is not None:
+            self._link.flush()
+            self._link.close()
+
+
+class Clients:
+    """Finds the client of a call, and checks its signature.
+
+    Args:
+        server: The broker's server, to which links connect.
+        tick: The tick of the broker.
+        guard: The broker's access check, or None.
+        call_timeout_s: The time, in seconds, within which the broker must respond to a request.
+        handlers: Returns the handlers of requests that the broker sends to a client.
+        limits: The limits of links.
+    """
+
+    def __init__(
+        self,
+        server: RemotingServer,
+        tick: Tick,
+        guard: Guard | None,
+        call_timeout_s: float,
+        handlers: Callable[[Client], Mapping[int, Handler]],
+        limits: Limits,
+    ) -> None:
+        self._server = server
+        self._tick = tick
+        self._guard = guard
+        self._handlers = handlers
+        self._limits = limits
+        self.call_timeout_s = call_timeout_s
+        self.connected: set[Client] = set()
+
+    def find(self, call: Call) -> Client:
+        """Return the client of a call. Raises ServiceError if it has no id or no valid signature."""
+        connection = cast(GrpcConnection, call.connection)
+        client_id = call.text(b"x-mq-client-id")
+        known: dict[str, Client] | None = connection.state
+        client = None if known is None else known.get(client_id)
+        if client is None:
+            client = self._admit(connection, call, client_id)
+        if self._guard is not None:
+            client.credentials = self._authenticate(self._guard, call, client)
+        return client
+
+    def _admit(self, connection: GrpcConnection, call: Call, client_id: str) -> Client:
+        if not client_id:
+            raise ServiceError(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+        if len(client_id) > MAX_CLIENT_ID_LENGTH:
+            problem = f"x-mq-client-id has {len(client_id)} characters, at most {MAX_CLIENT_ID_LENGTH}"
+            raise ServiceError(Code.BAD_REQUEST, problem)
+        if connection.state is None:
+            connection.state = {}
+        known: dict[str, Client] = connection.state
+        if len(known) >= MAX_CLIENTS:
+            problem = f"x-mq-client-id: the connection has {MAX_CLIENTS} clients already"
+            raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
+        host, _, port = connection.peer.rpartition(":")
+        client = Client(self, client_id, call.text(b"x-mq-language"), (host, int(port)))
+        known[client_id] = client
+        self.connected.add(client)
+        return client
+
+    def _authenticate(self, guard: Guard, call: Call, client: Client) -> Credentials | None:
+        """Check the signature of a call, and return the credentials with which the link signs requests.
+
+        A call without a signature passes if a white list names the client's address.
+        """
+        access_key, given = _signature(call.text(b"authorization"))
+        moment = call.metadata.get(b"x-mq-date-time", b"")
+
+        def is_signed(account: Account) -> bool:
+            wanted = hmac.digest(account.secret_key.encode(), moment, "sha1").hex()
+            return hmac.compare_digest(wanted.encode(), given.lower().encode())
+
+        verdict = guard.policy.decide(access_key, list, client.peer[0], is_signed)
+        if not verdict.allowed:
+            raise ServiceError(Code.UNAUTHORIZED, verdict.reason)
+        account = guard.policy.account(access_key)
+        return None if account is None else Credentials(access_key, account.secret_key)
+
+    def open_link(self, client: Client) -> Connection:
+        """Connect a client to the broker."""
+
+        def outgoing(frame: Frame) -> None:
+            if client.credentials is not None and not frame.is_response:
+                sign(frame, client.credentials)
+
+        def make() -> Connection:
+            dispatcher = Dispatcher(self._handlers(client))
+            return Connection(dispatcher.__call__, self._tick, self._limits, outgoing=outgoing)
+
+        return cast(Connection, self._server.connect_in_memory(make, client.peer))
+
+    def remove(self, connection: GrpcConnection) -> list[Client]:
+        """Return the clients of a connection that has closed, and forget them. Their links are still open."""
+        known: dict[str, Client] = connection.state or {}
+        connection.state = None
+        self.connected -= set(known.values())
+        return list(known.values())
+
+    def forget(self, connection: GrpcConnection, client: Client) -> None:
+        """Forget a client that has reported its end."""
+        if connection.state is not None:
+            connection.state.pop(client.client_id, None)
+        self.connected.discard(client)
+
+
+def _signature(text: str) -> tuple[str, str]:
+    """Return the access key and the signature in an `authorization` header; both are "" without one.
+
+    The header is `MQv2-HMAC-SHA1 Credential=KEY/region/service, SignedHeaders=x-mq-date-time, Signature=HEX`.
+    """
+    if not text.startswith(ALGORITHM):
+        return "", ""
+    parts = dict(part.strip().partition("=")[::2] for part in text[len(ALGORITHM) :].split(","))
+    return parts.get("Credential", "").partition("/")[0][:MAX_KEY_LENGTH], parts.get("Signature", "")

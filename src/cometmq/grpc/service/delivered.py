@@ -1,0 +1,136 @@
+"""From a stored record to the message that a 5.x consumer receives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from cometmq.grpc.rpc.enums import DigestType, Encoding, MessageType
+from cometmq.grpc.rpc.messages import messages
+from cometmq.grpc.service.sent import LITE_TOPIC, PRIORITY, SHARDING_KEY, TRACE_CONTEXT
+from cometmq.message import MessageExt
+from cometmq.protocol.codes import SysFlag
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import PopMessageResponseHeader
+from cometmq.protocol.pop import (
+    ReceiptHandle,
+    TopicKind,
+    decode_message_offsets,
+    decode_order_counts,
+    decode_start_offsets,
+)
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.properties.values import is_reserved
+from cometmq.protocol.record.one import iter_records
+
+_NOT_USERS = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
+
+
+class Popped(NamedTuple):
+    """A message of a pop's response, with the handle of its lease and the number of earlier deliveries."""
+
+    message: MessageExt
+    handle: ReceiptHandle
+    deliveries: int
+
+
+def popped_messages(response: Frame, broker_name: str) -> Iterator[Popped]:
+    """Yield the messages of a pop's response.
+
+    Raises RecordError or PopFormatError if the response is damaged.
+    """
+    header = response.header(PopMessageResponseHeader)
+    starts = decode_start_offsets(header.start_offset_info)
+    offsets = {key: iter(each) for key, each in decode_message_offsets(header.msg_offset_info).items()}
+    counts = decode_order_counts(header.order_count_info)
+    for message in iter_records(response.body):
+        text = message.properties.pop(names.POP_CK, "")
+        if text:  # a message of a retry topic, whose name the broker has replaced
+            handle = ReceiptHandle.decode(text)
+            offset = handle.offset if handle.offset is not None else message.queue_offset
+        else:
+            key = TopicKind.NORMAL, message.queue_id
+            offset = next(offsets.get(key, iter(())), message.queue_offset)
+            handle = ReceiptHandle(
+                starts.get(key, offset),
+                header.pop_time,
+                header.invisible_time,
+                header.revive_qid,
+                TopicKind.NORMAL,
+                broker_name,
+                message.queue_id,
+            )
+        handle = handle._replace(offset=offset, commit_log_offset=message.physical_offset)
+        deliveries = counts.get((handle.kind, handle.queue_id, offset), message.reconsume_times)
+        yield Popped(message, handle, deliveries)
+
+
+def delivered_message(popped: Popped, topic: str, invisible_ms: int) -> Any:
+    """Return the `Message` for a consumer.
+
+    Args:
+        popped: The message.
+        topic: The topic to which the consumer has subscribed.
+        invisible_ms: How long the message stays leased.
+    """
+    stored, properties = popped.message, popped.message.properties
+    m = messages()
+    message = m.Message(topic=m.Resource(name=topic), body=stored.body)
+    for name, value in properties.items():
+        if not is_reserved(name) and name not in _NOT_USERS:
+            message.user_properties[name] = value
+    system = message.system_properties
+    if stored.tags:
+        system.tag = stored.tags
+    system.keys.extend(stored.keys)
+    system.message_id = stored.msg_id
+    system.body_digest.type = DigestType.MD5
+    system.body_digest.checksum = hashlib.md5(stored.body, usedforsecurity=False).hexdigest().upper()
+    compressed = stored.sys_flag & SysFlag.COMPRESSED
+    system.body_encoding = Encoding.GZIP if compressed else Encoding.IDENTITY
+    system.message_type = _type_of(properties)
+    system.born_timestamp.FromMilliseconds(stored.born_timestamp_ms)
+    system.born_host = stored.born_host
+    system.store_timestamp.FromMilliseconds(stored.store_timestamp_ms)
+    system.store_host = stored.store_host
+    system.receipt_handle = popped.handle.encode()
+    system.queue_id = stored.queue_id
+    system.queue_offset = stored.queue_offset
+    system.invisible_duration.FromMilliseconds(invisible_ms)
+    system.delivery_attempt = popped.deliveries + 1
+    _set_optional(system, properties)
+    return message
+
+
+def _set_optional(system: Any, properties: dict[str, str]) -> None:
+    """Set the fields of `SystemProperties` that come from optional properties."""
+    if group := properties.get(SHARDING_KEY):
+        system.message_group = group
+    if context := properties.get(TRACE_CONTEXT):
+        system.trace_context = context
+    if lite_topic := properties.get(LITE_TOPIC):
+        system.lite_topic = lite_topic
+    priority = properties.get(PRIORITY, "")
+    if priority.isascii() and priority.isdigit() and len(priority) < 10:
+        system.priority = int(priority)
+    if (origin := properties.get(names.DLQ_ORIGIN_TOPIC)) is not None:
+        system.dead_letter_queue.topic = origin
+        system.dead_letter_queue.message_id = properties.get(names.DLQ_ORIGIN_MESSAGE_ID, "")
+    for name in (names.TIMER_DELIVER_MS, names.TIMER_OUT_MS):
+        moment = properties.get(name, "")
+        if moment.isascii() and moment.isdigit() and len(moment) < 15:
+            system.delivery_timestamp.FromMilliseconds(int(moment))
+            break
+
+
+def _type_of(properties: dict[str, str]) -> MessageType:
+    if properties.get(names.TRAN_MSG) == "true":
+        return MessageType.TRANSACTION
+    if any(properties.get(name) for name in (names.DELAY, names.TIMER_DELIVER_MS, names.TIMER_OUT_MS)):
+        return MessageType.DELAY
+    if properties.get(SHARDING_KEY):
+        return MessageType.FIFO
+    if properties.get(PRIORITY):
+        return MessageType.PRIORITY
+    return MessageType.LITE if properties.get(LITE_TOPIC) else MessageType.NORMAL

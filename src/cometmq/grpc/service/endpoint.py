@@ -1,0 +1,86 @@
+"""The gRPC endpoint of a broker: one more listener, for the clients of RocketMQ 5.x."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq import logs
+from cometmq.broker.parts import BrokerParts
+from cometmq.errors import ConfigError
+from cometmq.grpc.server import GrpcServer
+from cometmq.grpc.service import renewals
+from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.receives import Receives
+from cometmq.grpc.service.routes import Routes
+from cometmq.grpc.service.sends import Sends
+from cometmq.grpc.service.sessions import Sessions
+from cometmq.periodic import Periodic
+from cometmq.remoting import Limits
+
+log = logs.logger(__name__)
+
+CALL_TIMEOUT_S = 3.0
+"""The time within which the broker must respond to a request of the endpoint, beside long polls."""
+LINK_IDLE_S = 3600.0
+"""The time after which an unused link closes. It opens again with the next request."""
+
+
+class GrpcEndpoint:
+    """Serves 5.x clients beside the remoting port of a broker."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._server: GrpcServer | None = None
+        self._renewals: Periodic | None = None
+
+    async def start(self, parts: BrokerParts, host: str, port: int) -> int:
+        """Listen on an address and return the port. Raises ConfigError if the port cannot be used."""
+        loop = asyncio.get_running_loop()
+        config, tables = parts.config, parts.tables
+        max_body = config.store.max_message_size
+        checks_type = True
+        sessions = Sessions(tables.groups, max_body, checks_type)
+        limits = Limits(idle_s=LINK_IDLE_S)
+        clients = self.clients = Clients(
+            parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits
+        )
+        sessions.clients = clients
+        sends = Sends(clients, tables.topics, max_body, checks_type)
+        receives = Receives(clients, tables.groups, config.broker_name)
+        routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
+        self._server = GrpcServer(
+            {
+                "QueryRoute": routes.query_route,
+                "QueryAssignment": routes.query_assignment,
+                "Telemetry": sessions.telemetry,
+                "Heartbeat": sessions.heartbeat,
+                "NotifyClientTermination": sessions.notify_client_termination,
+                "SendMessage": sends.send_message,
+                "EndTransaction": sends.end_transaction,
+                "RecallMessage": sends.recall_message,
+                "ReceiveMessage": receives.receive_message,
+                "AckMessage": receives.ack_message,
+                "ChangeInvisibleDuration": receives.change_invisible_duration,
+                "ForwardMessageToDeadLetterQueue": receives.forward_to_dead_letters,
+            },
+            on_close=sessions.closed,
+            tick=parts.tick,
+            tls=parts.security.tls,
+        )
+        try:
+            self.port = routes.port = await self._server.start(host, port)
+        except OSError as error:
+            raise ConfigError("grpcPort", str(port), f"a port that can be used ({error})") from None
+        self._renewals = Periodic(
+            loop, renewals.RENEW_S, lambda: renewals.renew_all(clients, loop.time()), name="renewal of leases"
+        )
+        self._renewals.start()
+        log.info("5.x clients are served on %s:%d", host, self.port)
+        return self.port
+
+    async def stop(self, drain_s: float) -> None:
+        """Stop listening, and close all connections after their calls."""
+        if self._renewals is not None:
+            self._renewals.cancel()
+        if self._server is not None:
+            await self._server.stop(drain_s)

@@ -1,0 +1,47 @@
+"""The outcome of a request: from response codes of remoting to the codes of 5.x clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cometmq.grpc.rpc.enums import Code
+from cometmq.grpc.rpc.messages import messages
+from cometmq.grpc.rpc.status import ServiceError
+from cometmq.protocol.codes import ResponseCode, response_name
+from cometmq.protocol.frame import Frame
+
+CODES: dict[int, Code] = {
+    ResponseCode.SUCCESS: Code.OK,
+    ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    ResponseCode.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
+    ResponseCode.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
+    ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
+    ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
+    ResponseCode.NO_MESSAGE: Code.INVALID_RECEIPT_HANDLE,
+    ResponseCode.POLLING_FULL: Code.TOO_MANY_REQUESTS,
+    ResponseCode.POLLING_TIMEOUT: Code.MESSAGE_NOT_FOUND,
+    ResponseCode.PULL_NOT_FOUND: Code.MESSAGE_NOT_FOUND,
+    ResponseCode.LMQ_QUOTA_EXCEEDED: Code.LITE_TOPIC_QUOTA_EXCEEDED,
+    ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+}
+"""The code of a 5.x client for each response code. All others become INTERNAL_SERVER_ERROR."""
+
+
+def failure(response: Frame) -> ServiceError:
+    """Return the error for a response of the broker that is none of success."""
+    text = response.remark or response_name(response.code)
+    return ServiceError(CODES.get(response.code, Code.INTERNAL_SERVER_ERROR), text)
+
+
+def status(code: Code, text: str = "") -> Any:
+    """Return a `Status` message."""
+    return messages().Status(code=code, message=text or code.name)
+
+
+OK_TEXT = Code.OK.name

@@ -1,0 +1,260 @@
+"""The RPCs of consumers about messages: receive, acknowledge, change a lease, give up.
+
+A long poll is a pop that the broker holds. If its call ends before the broker responds, the messages are
+given back immediately, without counting a delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from cometmq import logs
+from cometmq.errors import CometError, SendFailed
+from cometmq.grpc.rpc.calls import Call
+from cometmq.grpc.rpc.enums import Code, FilterType
+from cometmq.grpc.rpc.messages import messages
+from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.service import renewals
+from cometmq.grpc.service.clients import Client, Clients
+from cometmq.grpc.service.delivered import delivered_message, popped_messages
+from cometmq.grpc.service.outcomes import failure, status
+from cometmq.grpc.service.renewals import Renewed, change_frame
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    AckMessageRequestHeader,
+    ConsumerSendMsgBackRequestHeader,
+    PopMessageRequestHeader,
+)
+from cometmq.protocol.pop import PopFormatError, ReceiptHandle
+
+log = logs.logger(__name__)
+
+MAX_BATCH = 32
+MIN_INVISIBLE_MS, MAX_INVISIBLE_MS = 10_000, 12 * 3_600_000
+MIN_POLL_MS, MAX_POLL_MS = 0, 20_000
+POLL_MARGIN_MS = 500
+"""How long before the deadline of its call a long poll ends."""
+MAX_ACKS = 1024
+NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.NO_MESSAGE, ResponseCode.PULL_NOT_FOUND)
+
+
+class Groups(Protocol):
+    """The part of the broker's table of groups that the endpoint reads."""
+
+    def find(self, group: str | None) -> SubscriptionGroupConfig | None: ...
+
+
+class Receives:
+    """Handles the calls of consumers.
+
+    Args:
+        clients: The clients of the endpoint.
+        groups: The groups of the broker.
+        broker_name: The name of the broker, which receipt handles contain.
+    """
+
+    def __init__(self, clients: Clients, groups: Groups, broker_name: str) -> None:
+        self._clients = clients
+        self._groups = groups
+        self._broker_name = broker_name
+        self._loop = asyncio.get_running_loop()
+
+    # -- receive
+
+    def receive_message(self, call: Call, request: Any) -> None:
+        """Lease messages to a consumer, now or when some arrive."""
+        client = self._clients.find(call)
+        group, topic = request.group.name, request.message_queue.topic.name
+        config = self._groups.find(group)
+        if config is None:
+            raise ServiceError(Code.CONSUMER_GROUP_NOT_FOUND, f"group: {group[:200]} does not exist")
+        ordered = bool(config.consume_message_orderly)
+        invisible_ms = renewals.RENEWED_MS if request.auto_renew else _invisible_ms(request)
+        poll_ms = self._poll_ms(call, request)
+        expression = request.filter_expression
+        header = PopMessageRequestHeader(
+            consumer_group=group,
+            topic=topic,
+            queue_id=-1,
+            max_msg_nums=max(1, min(request.batch_size, MAX_BATCH)),
+            invisible_time=invisible_ms,
+            poll_time=poll_ms,
+            born_time=0,
+            init_mode=1,
+            exp_type="SQL92" if expression.type == FilterType.SQL else "TAG",
+            exp=expression.expression or "*",
+            order=ordered or None,
+            attempt_id=request.attempt_id or None,
+        )
+        frame = client.frame(RequestCode.POP_MESSAGE, header)
+        outcome = client.request(frame, poll_ms / 1000 + self._clients.call_timeout_s)
+        renewed = bool(request.auto_renew)
+
+        def done(outcome: asyncio.Future[Frame]) -> None:
+            try:
+                self._deliver(call, client, group, topic, outcome, invisible_ms, renewed)
+            except CometError as error:
+                self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, str(error)))
+
+        outcome.add_done_callback(done)
+
+    def _poll_ms(self, call: Call, request: Any) -> int:
+        """Return how long the broker may hold a request, which is less than its client waits."""
+        wanted = MAX_POLL_MS
+        if request.HasField("long_polling_timeout"):
+            wanted = request.long_polling_timeout.ToMilliseconds()
+        wanted = max(MIN_POLL_MS, min(wanted, MAX_POLL_MS))
+        if call.deadline is not None:
+            left = int((call.deadline - self._loop.time()) * 1000) - POLL_MARGIN_MS
+            wanted = max(0, min(wanted, left))
+        return wanted
+
+    def _deliver(
+        self,
+        call: Call,
+        client: Client,
+        group: str,
+        topic: str,
+        outcome: asyncio.Future[Frame],
+        invisible_ms: int,
+        renewed: bool,
+    ) -> None:
+        """Send the messages of a pop's response, or give them back if the call has ended."""
+        if outcome.cancelled() or (error := outcome.exception()) is not None:
+            problem = "the broker has not responded" if outcome.cancelled() else str(error)
+            self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, problem))
+            return
+        response = outcome.result()
+        if response.code in NOTHING:
+            self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
+            return
+        if response.code:
+            self._finish(call, failure(response))
+            return
+        now, m, count = self._loop.time(), messages(), 0
+        for popped in popped_messages(response, self._broker_name):
+            lease = Renewed(group, topic, popped.handle, now)
+            if call.ended:
+                _give_back(client, lease)
+                continue
+            if not count:
+                call.send(m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString())
+            count += 1
+            message = delivered_message(popped, topic, invisible_ms)
+            call.send(m.ReceiveMessageResponse(message=message).SerializeToString())
+            if renewed:
+                renewals.keep(client, lease)
+        if not count:
+            self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
+            return
+        delivered = m.ReceiveMessageResponse()
+        delivered.delivery_timestamp.GetCurrentTime()
+        call.send(delivered.SerializeToString())
+        call.finish()
+
+    def _finish(self, call: Call, error: ServiceError) -> None:
+        """End a call with a status and no message."""
+        call.respond(messages().ReceiveMessageResponse(status=status(error.code, error.problem)))
+
+    # -- leases
+
+    async def ack_message(self, call: Call, request: Any) -> Any:
+        """Mark messages as consumed."""
+        client = self._clients.find(call)
+        entries = request.entries
+        if not 0 < len(entries) <= MAX_ACKS:
+            raise ServiceError(Code.BAD_REQUEST, f"entries: {len(entries)}, from 1 to {MAX_ACKS} are allowed")
+        outcomes = await asyncio.gather(*(self._ack(client, request, entry) for entry in entries))
+        m = messages()
+        results = [
+            m.AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
+            )
+            for entry, outcome in zip(entries, outcomes, strict=True)
+        ]
+        same = len({outcome.code for outcome in outcomes}) == 1
+        overall = outcomes[0] if same else status(Code.MULTIPLE_RESULTS)
+        return m.AckMessageResponse(status=overall, entries=results)
+
+    async def _ack(self, client: Client, request: Any, entry: Any) -> Any:
+        try:
+            lease = _lease(request, entry.receipt_handle)
+            renewals.forget(client, entry.receipt_handle)
+            handle = lease.handle
+            header = AckMessageRequestHeader(
+                consumer_group=lease.group,
+                topic=handle.kind.topic(lease.topic, lease.group),
+                queue_id=handle.queue_id,
+                extra_info=entry.receipt_handle,
+                offset=handle.offset or 0,
+            )
+            await client.call(RequestCode.ACK_MESSAGE, header)
+        except ServiceError as error:
+            return status(error.code, error.problem)
+        return status(Code.OK)
+
+    async def change_invisible_duration(self, call: Call, request: Any) -> Any:
+        """Change when a lease expires. Its handle stays the same."""
+        client = self._clients.find(call)
+        lease = _lease(request, request.receipt_handle)
+        invisible_ms = request.invisible_duration.ToMilliseconds()
+        if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
+            problem = f"invisible_duration: {invisible_ms} ms, from 0 to {MAX_INVISIBLE_MS} are allowed"
+            raise ServiceError(Code.ILLEGAL_INVISIBLE_TIME, problem)
+        renewals.forget(client, request.receipt_handle)
+        await client.send(change_frame(client, lease, invisible_ms, suspend=request.suspend))
+        return messages().ChangeInvisibleDurationResponse(
+            status=status(Code.OK), receipt_handle=request.receipt_handle
+        )
+
+    async def forward_to_dead_letters(self, call: Call, request: Any) -> Any:
+        """Move a message to the dead letters of its group, and acknowledge it."""
+        client = self._clients.find(call)
+        lease = _lease(request, request.receipt_handle)
+        handle = lease.handle
+        if handle.commit_log_offset is None:
+            raise ServiceError(Code.INVALID_RECEIPT_HANDLE, "receipt_handle: it names no log position")
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=handle.commit_log_offset,
+            group=lease.group,
+            delay_level=-1,
+            origin_msg_id=request.message_id,
+            origin_topic=handle.kind.topic(lease.topic, lease.group),
+            max_reconsume_times=0,
+        )
+        await client.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        await self._ack(client, request, request)
+        return messages().ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
+
+
+def _give_back(client: Client, lease: Renewed) -> None:
+    """Make a message visible again that could not be delivered."""
+    try:
+        outcome = client.request(change_frame(client, lease, 0, suspend=True), renewals.CHANGE_S)
+    except SendFailed:
+        return  # The link is closed; the lease expires by itself
+    outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _lease(request: Any, text: str) -> Renewed:
+    """Return the lease that a request names. Raises ServiceError."""
+    try:
+        return Renewed(request.group.name, request.topic.name, ReceiptHandle.decode(text), 0.0)
+    except PopFormatError as error:
+        raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {error}") from None
+
+
+def _invisible_ms(request: Any) -> int:
+    """Return the duration of the leases that a consumer requests. Raises ServiceError."""
+    if not request.HasField("invisible_duration"):
+        return renewals.RENEWED_MS
+    wanted = int(request.invisible_duration.ToMilliseconds())
+    if not MIN_INVISIBLE_MS <= wanted <= MAX_INVISIBLE_MS:
+        problem = (
+            f"invisible_duration: {wanted} ms, from {MIN_INVISIBLE_MS} to {MAX_INVISIBLE_MS} are allowed"
+        )
+        raise ServiceError(Code.ILLEGAL_INVISIBLE_TIME, problem)
+    return wanted

@@ -1,0 +1,170 @@
+"""The RPCs of producers: SendMessage, EndTransaction and RecallMessage."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from cometmq.errors import RequestTimeout, SendFailed
+from cometmq.grpc.rpc.calls import Call
+from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
+from cometmq.grpc.rpc.messages import messages
+from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.outcomes import CODES, status
+from cometmq.grpc.service.sent import SendRequest, accepted_types, send_request
+from cometmq.protocol.bodies import TopicConfig
+from cometmq.protocol.codes import RequestCode, ResponseCode, SysFlag
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    EndTransactionRequestHeader,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+    SendMessageResponseHeader,
+)
+from cometmq.protocol.ids import decode_offset_id
+
+MAX_MESSAGES = 1024
+"""The maximum number of messages of one request. Clients send one."""
+STORED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    }
+)
+"""The responses to a send that contain the position of the stored message."""
+
+
+class Topics(Protocol):
+    """The part of the broker's topic table that the endpoint reads."""
+
+    def get(self, topic: str) -> TopicConfig | None: ...
+
+
+class Sends:
+    """Handles the calls of producers.
+
+    Args:
+        clients: The clients of the endpoint.
+        topics: The topics of the broker.
+        max_body: The maximum size of a body in bytes.
+        checks_type: Whether the type of a message must be one that its topic accepts.
+    """
+
+    def __init__(self, clients: Clients, topics: Topics, max_body: int, checks_type: bool) -> None:
+        self._clients = clients
+        self._topics = topics
+        self._max_body = max_body
+        self._checks_type = checks_type
+
+    async def send_message(self, call: Call, request: Any) -> Any:
+        """Store the messages of a request. Each has an outcome of its own."""
+        client = self._clients.find(call)
+        if not request.messages:
+            raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: the request has none")
+        if len(request.messages) > MAX_MESSAGES:
+            problem = f"messages: {len(request.messages)}, at most {MAX_MESSAGES}"
+            raise ServiceError(Code.BAD_REQUEST, problem)
+        if len({each.topic.name for each in request.messages}) > 1:
+            raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: they have different topics")
+        sent = [self._prepared(message) for message in request.messages]
+        outcomes = [
+            client.request(
+                client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body),
+                self._clients.call_timeout_s,
+            )
+            for each in sent
+        ]
+        responses = await asyncio.gather(*outcomes, return_exceptions=True)
+        entries = [_entry(each, response) for each, response in zip(sent, responses, strict=True)]
+        codes = {entry.status.code for entry in entries}
+        overall = entries[0].status if len(codes) == 1 else status(Code.MULTIPLE_RESULTS)
+        return messages().SendMessageResponse(status=overall, entries=entries)
+
+    def _prepared(self, message: Any) -> SendRequest:
+        topic = self._topics.get(message.topic.name)
+        sent = send_request(message, self._max_body, topic.write_queue_nums if topic is not None else 0)
+        if topic is not None and self._checks_type:
+            accepted = accepted_types((topic.attributes or {}).get("message.type", ""))
+            if sent.type not in accepted:
+                names = ", ".join(each.name for each in accepted)
+                problem = f"message_type: {sent.type.name}, but topic {topic.topic_name} accepts {names}"
+                raise ServiceError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, problem)
+        return sent
+
+    async def end_transaction(self, call: Call, request: Any) -> Any:
+        """Commit or roll back a transaction.
+
+        The transaction id contains where the half message is stored. So a transaction can be ended after any
+        time, and after a restart of the broker.
+        """
+        client = self._clients.find(call)
+        offset, position = _half_message(request.transaction_id)
+        flags = {
+            TransactionResolution.COMMIT: SysFlag.TRANSACTION_COMMIT,
+            TransactionResolution.ROLLBACK: SysFlag.TRANSACTION_ROLLBACK,
+        }
+        header = EndTransactionRequestHeader(
+            topic=request.topic.name,
+            producer_group=request.topic.name,
+            tran_state_table_offset=offset,
+            commit_log_offset=position,
+            commit_or_rollback=flags.get(request.resolution, 0),
+            from_transaction_check=request.source == TransactionSource.SOURCE_SERVER_CHECK,
+            msg_id=request.message_id,
+            transaction_id=request.message_id,
+        )
+        await client.call(RequestCode.END_TRANSACTION, header)
+        return messages().EndTransactionResponse(status=status(Code.OK))
+
+    async def recall_message(self, call: Call, request: Any) -> Any:
+        """Withdraw a message before its delivery time."""
+        client = self._clients.find(call)
+        header = RecallMessageRequestHeader(
+            topic=request.topic.name, recall_handle=request.recall_handle, producer_group=request.topic.name
+        )
+        response = await client.call(RequestCode.RECALL_MESSAGE, header)
+        recalled = response.header(RecallMessageResponseHeader)
+        return messages().RecallMessageResponse(status=status(Code.OK), message_id=recalled.msg_id)
+
+
+def _entry(sent: SendRequest, response: Frame | BaseException) -> Any:
+    """Return the outcome of one message."""
+    m = messages()
+    if isinstance(response, RequestTimeout):
+        return m.SendResultEntry(status=status(Code.PROXY_TIMEOUT, str(response)))
+    if isinstance(response, SendFailed):
+        return m.SendResultEntry(status=status(Code.INTERNAL_SERVER_ERROR, str(response)))
+    if isinstance(response, BaseException):
+        raise response
+    code = CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
+    if response.code not in STORED:
+        return m.SendResultEntry(status=status(code, response.remark or ""))
+    stored = response.header(SendMessageResponseHeader)
+    entry = m.SendResultEntry(
+        status=status(code, response.remark or ""), message_id=sent.message_id, offset=stored.queue_offset
+    )
+    if sent.type is MessageType.TRANSACTION:
+        position = decode_offset_id(stored.msg_id).physical_offset
+        entry.transaction_id = transaction_id(stored.queue_offset, position)
+    if stored.recall_handle:
+        entry.recall_handle = stored.recall_handle
+    return entry
+
+
+def transaction_id(offset: int, position: int) -> str:
+    """Return the id of a transaction: the queue offset and the log position of its half message."""
+    return f"{offset:016X}{position:016X}"
+
+
+def _half_message(text: str) -> tuple[int, int]:
+    """Return the queue offset and the log position in a transaction id. Raises ServiceError."""
+    try:
+        if len(text) != 32 or not text.isalnum():
+            raise ValueError
+        return int(text[:16], 16), int(text[16:], 16)
+    except ValueError:
+        problem = f"transaction_id: {text[:80]!r} is not one of this server"
+        raise ServiceError(Code.INVALID_TRANSACTION_ID, problem) from None

@@ -1,0 +1,200 @@
+"""From a message of a 5.x producer to the send request of remoting."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from cometmq.errors import CometError
+from cometmq.grpc.rpc.enums import Code, Encoding, MessageType
+from cometmq.grpc.rpc.status import ServiceError
+from cometmq.message import check_topic_name
+from cometmq.protocol.codes import SysFlag
+from cometmq.protocol.headers import SendMessageRequestHeaderV2
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.properties.values import encode_properties, is_reserved, java_hash
+
+DEFAULT_TOPIC = "TBW102"
+"""The topic whose settings a topic gets that a send creates."""
+NEW_QUEUES = 4
+"""The number of queues of a topic that a send creates."""
+MAX_PROPERTIES = 128
+MAX_PROPERTIES_BYTES = 16 * 1024
+MAX_GROUP_BYTES = 64
+MAX_IMMUNITY_S = 3600
+SHARDING_KEY = "__SHARDINGKEY"
+PRIORITY = "_SYS_MSG_PRIORITY_"
+LITE_TOPIC = "__LITE_TOPIC"
+TRACE_CONTEXT = "TRACE_CONTEXT"
+OWN_PROPERTIES = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
+"""Names that clients set by fields of a message, beside RocketMQ's reserved names."""
+MIXED = frozenset({MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class SendRequest(NamedTuple):
+    """A message as the parts of a send request."""
+
+    header: SendMessageRequestHeaderV2
+    body: bytes
+    message_id: str
+    type: MessageType
+
+
+def accepted_types(attribute: str) -> list[MessageType]:
+    """Return the types of messages that a topic accepts, by its attribute `message.type`.
+
+    A topic without the attribute accepts all types but LITE. (Apache's proxy accepts only NORMAL there. Its
+    users must give each topic a type before they can send other messages.)
+    """
+    if attribute == "MIXED":
+        return sorted(MIXED)
+    if attribute in ("", "UNSPECIFIED"):
+        return sorted(MIXED | {MessageType.PRIORITY})
+    return [MessageType[attribute]] if attribute in MessageType.__members__ else []
+
+
+def type_of(message: Any) -> MessageType:
+    """Return the type of a message, by the fields that decide how it is delivered.
+
+    Clients also send a type, but some send NORMAL with any message.
+    """
+    system = message.system_properties
+    if system.message_type == MessageType.TRANSACTION:
+        return MessageType.TRANSACTION
+    if system.HasField("delivery_timestamp"):
+        return MessageType.DELAY
+    if system.message_group:
+        return MessageType.FIFO
+    if system.HasField("priority"):
+        return MessageType.PRIORITY
+    return MessageType.LITE if system.lite_topic else MessageType.NORMAL
+
+
+def send_request(message: Any, max_body: int, write_queues: int) -> SendRequest:
+    """Return the send request for a message.
+
+    Args:
+        message: The `Message` of the client.
+        max_body: The maximum size of a body in bytes.
+        write_queues: The number of queues of the topic, among which a message group has one.
+
+    Raises:
+        ServiceError: A field of the message is invalid.
+    """
+    system, topic = message.system_properties, message.topic.name
+    try:
+        check_topic_name(topic)
+    except CometError as error:
+        raise ServiceError(Code.ILLEGAL_TOPIC, f"topic: {error}") from None
+    if not system.message_id:
+        raise ServiceError(Code.ILLEGAL_MESSAGE_ID, "message_id: the message has none")
+    if not message.body:
+        raise ServiceError(Code.MESSAGE_BODY_EMPTY, "body: the message has none")
+    if len(message.body) > max_body:
+        problem = f"body: {len(message.body)} bytes, at most {max_body}"
+        raise ServiceError(Code.MESSAGE_BODY_TOO_LARGE, problem)
+    kind = type_of(message)
+    properties = _user_properties(message)
+    properties |= _system_properties(message, kind)
+    try:
+        text = encode_properties(properties, last_separator=True).decode()
+    except CometError as error:
+        raise ServiceError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, str(error)) from None
+    sys_flag = SysFlag.COMPRESSED if system.body_encoding == Encoding.GZIP else 0
+    if kind is MessageType.TRANSACTION:
+        sys_flag |= SysFlag.TRANSACTION_PREPARED
+    sharded = system.message_group or system.lite_topic
+    header = SendMessageRequestHeaderV2(
+        topic=topic,
+        queue_id=queue_of(sharded, write_queues) if sharded and write_queues else -1,
+        sys_flag=sys_flag,
+        born_timestamp=system.born_timestamp.ToMilliseconds(),
+        flag=0,
+        producer_group=topic,
+        default_topic=DEFAULT_TOPIC,
+        default_topic_queue_nums=NEW_QUEUES,
+        properties=text,
+        reconsume_times=0,
+        unit_mode=False,
+        batch=False,
+    )
+    return SendRequest(header, message.body, system.message_id, kind)
+
+
+def _user_properties(message: Any) -> dict[str, str]:
+    given = dict(message.user_properties)
+    size = 0
+    for name, value in given.items():
+        size += len(name.encode()) + len(value.encode())
+        if not name or is_reserved(name) or name in OWN_PROPERTIES:
+            problem = f"user_properties: the name {name!r} is empty or reserved"
+            raise ServiceError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, problem)
+        if _CONTROL.search(name) or _CONTROL.search(value):
+            problem = f"user_properties: {name!r} contains control characters"
+            raise ServiceError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, problem)
+    if len(given) > MAX_PROPERTIES or size > MAX_PROPERTIES_BYTES:
+        most = f"at most {MAX_PROPERTIES} with {MAX_PROPERTIES_BYTES} bytes"
+        problem = f"user_properties: {len(given)} with {size} bytes, {most}"
+        raise ServiceError(Code.MESSAGE_PROPERTIES_TOO_LARGE, problem)
+    return given
+
+
+def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
+    system = message.system_properties
+    properties = {names.UNIQ_KEY: system.message_id, names.WAIT: "true"}
+    if system.HasField("tag"):
+        properties[names.TAGS] = _checked("tag", system.tag, Code.ILLEGAL_MESSAGE_TAG, forbidden="|")
+    if system.keys:
+        keys = [_checked("keys", key, Code.ILLEGAL_MESSAGE_KEY, forbidden=" ") for key in system.keys]
+        properties[names.KEYS] = " ".join(keys)
+    if system.message_group:
+        group = _checked("message_group", system.message_group, Code.ILLEGAL_MESSAGE_GROUP)
+        if len(group.encode()) >= MAX_GROUP_BYTES:
+            problem = f"message_group: {len(group.encode())} bytes, less than {MAX_GROUP_BYTES} are allowed"
+            raise ServiceError(Code.ILLEGAL_MESSAGE_GROUP, problem)
+        properties[SHARDING_KEY] = group
+    if system.HasField("delivery_timestamp"):
+        properties[names.TIMER_DELIVER_MS] = str(system.delivery_timestamp.ToMilliseconds())
+    if system.HasField("priority"):
+        if system.priority < 0:
+            raise ServiceError(Code.BAD_REQUEST, f"priority: {system.priority} is negative")
+        properties[PRIORITY] = str(system.priority)
+    if system.lite_topic:
+        properties[LITE_TOPIC] = system.lite_topic
+    if system.trace_context:
+        properties[TRACE_CONTEXT] = _checked("trace_context", system.trace_context, Code.BAD_REQUEST)
+    if kind is MessageType.TRANSACTION:
+        properties |= {names.TRAN_MSG: "true", names.PGROUP: message.topic.name}
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = system.orphaned_transaction_recovery_duration.ToSeconds()
+            if not 0 <= seconds <= MAX_IMMUNITY_S:
+                problem = f"orphaned_transaction_recovery_duration: {seconds} s, at most {MAX_IMMUNITY_S}"
+                raise ServiceError(Code.BAD_REQUEST, problem)
+            properties[names.CHECK_IMMUNITY_TIME_IN_SECONDS] = str(seconds)
+    return properties
+
+
+def _checked(field: str, text: str, code: Code, forbidden: str = "") -> str:
+    """Return a text. Raises ServiceError if it is blank or has control or forbidden characters."""
+    if not text.strip() or _CONTROL.search(text) or any(each in text for each in forbidden):
+        raise ServiceError(
+            code, f"{field}: {text[:80]!r} is blank or contains characters that are not allowed"
+        )
+    return text
+
+
+def queue_of(group: str, queues: int) -> int:
+    """Return the queue of a message group: the same as at Apache's proxy, for the same number of queues.
+
+    It is the bucket of the jump consistent hash (Lamping and Veach, 2014), with Guava's generator, of Java's
+    hash of the text.
+    """
+    state = java_hash(group)
+    bucket, following = 0, 0
+    while following < queues:
+        bucket = following
+        state = (2862933555777941757 * state + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        share = ((state >> 33) + 1) / (1 << 31)
+        following = int((bucket + 1) / share)
+    return bucket

@@ -1,0 +1,215 @@
+"""Consumers of 5.x: receive, acknowledge, change leases, dead letters, renewals, and clients that vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import grpc.aio
+import pytest
+from tests.grpc.service.caller import consumer_settings, message
+from tests.grpc.serving import M
+from tests.kit.brokers import create
+from tests.kit.waiting import until
+
+from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, MessageType
+from cometmq.grpc.service import renewals
+from cometmq.protocol.pop import ReceiptHandle
+
+
+def code_of(response):
+    return response.status.code
+
+
+@pytest.fixture
+async def orders(cluster):
+    await create(cluster.peer(), "Orders", 1, 1)
+    return cluster
+
+
+class TestReceive:
+    async def test_a_message_with_all_of_its_parts(self, orders, caller):
+        sent = message(tag="paid", keys=["k1", "k2"], message_group="g", trace_context="00-1")
+        sent.body, sent.system_properties.body_encoding = gzip.compress(b"body"), Encoding.GZIP
+        sent.user_properties["colour"] = "red"
+        await caller.send(sent)
+        (got,) = await caller.receive()
+        system = got.system_properties
+        assert (got.topic.name, got.body, dict(got.user_properties)) == ("Orders", sent.body, {"colour": "red"})
+        assert (system.message_id, system.tag, list(system.keys)) == ("id-1", "paid", ["k1", "k2"])
+        assert (system.message_group, system.trace_context) == ("g", "00-1")
+        assert (system.message_type, system.body_encoding) == (MessageType.FIFO, Encoding.GZIP)
+        assert (system.queue_id, system.queue_offset, system.delivery_attempt) == (0, 0, 1)
+        assert system.invisible_duration.ToSeconds() == 30
+        assert ReceiptHandle.decode(system.receipt_handle).commit_log_offset is not None
+
+    async def test_an_acknowledged_message_does_not_come_again(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        acked = await caller.ack(got)
+        assert code_of(acked) == Code.OK
+        assert [entry.status.code for entry in acked.entries] == [Code.OK]
+        assert orders.broker.parts.tables.offsets.query("G", "Orders", 0) == 1
+        again = await caller.ack(got)
+        assert code_of(again) == Code.INVALID_RECEIPT_HANDLE
+
+    async def test_a_leased_message_is_not_delivered_to_others(self, orders, caller, connect):
+        await caller.send(message())
+        assert len(await caller.receive()) == 1
+        other = await connect(orders, "client-2")
+        assert await other.receive() == []
+        assert len(await other.receive(group="Other")) == 1
+
+    async def test_a_long_poll_ends_when_a_message_arrives(self, orders, caller, connect):
+        waiting = asyncio.create_task(caller.receive(poll_s=20))
+        await until(lambda: len(orders.broker.parts.pops.pops.polls))
+        await (await connect(orders, "client-2")).send(message())
+        assert [each.body for each in await waiting] == [b"body"]
+
+    async def test_a_message_of_a_call_that_was_cancelled_comes_at_once_and_first(self, orders, caller, connect):
+        request = caller.receive_request(poll_s=20)
+        call = caller.receiving(request)
+        reading = asyncio.create_task(call.read())
+        await until(lambda: len(orders.broker.parts.pops.pops.polls))
+        call.cancel()
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await reading
+        sender = await connect(orders, "client-2")
+        await sender.send(message())
+        (got,) = await sender.receive(poll_s=20)
+        assert got.system_properties.delivery_attempt == 1
+
+    @pytest.mark.parametrize(
+        ("kind", "text", "found"),
+        [(FilterType.TAG, "paid", ["id-1"]), (FilterType.SQL, "amount > 5", ["id-2"]), (FilterType.TAG, "*", ["id-1", "id-2"])],
+    )  # fmt: skip
+    async def test_a_filter(self, orders, caller, kind, text, found):
+        await caller.send(message(tag="paid"))
+        other = message(message_id="id-2", tag="open")
+        other.user_properties["amount"] = "7"
+        await caller.send(other)
+        expression = M.FilterExpression(type=kind, expression=text)
+        got = await caller.receive(expression=expression)
+        assert sorted(each.system_properties.message_id for each in got) == found
+
+    @pytest.mark.parametrize("seconds", [9.999, 12 * 3600 + 1])
+    async def test_a_lease_is_neither_too_short_nor_too_long(self, orders, caller, seconds):
+        request = caller.receive_request(invisible_s=seconds)
+        (answer,) = [each async for each in caller.receiving(request)]
+        assert answer.status.code == Code.ILLEGAL_INVISIBLE_TIME
+
+    async def test_an_unknown_topic(self, start_cluster, connect):
+        cluster = await start_cluster(grpcPort="0")
+        caller = await connect(cluster)
+        (answer,) = [each async for each in caller.receiving(caller.receive_request("Nowhere"))]
+        assert answer.status.code == Code.TOPIC_NOT_FOUND
+
+    async def test_an_invalid_sql_filter(self, orders, caller):
+        expression = M.FilterExpression(type=FilterType.SQL, expression="a >")
+        (answer,) = [each async for each in caller.receiving(caller.receive_request(expression=expression))]
+        assert answer.status.code == Code.ILLEGAL_FILTER_EXPRESSION
+
+
+class TestLeases:
+    async def test_the_handle_stays_valid_when_the_lease_changes(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        changed = await caller.change(got, 60)
+        assert (code_of(changed), changed.receipt_handle) == (Code.OK, got.system_properties.receipt_handle)
+        assert code_of(await caller.ack(got)) == Code.OK
+
+    async def test_a_message_that_is_given_back_comes_again_with_a_higher_count(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        assert code_of(await caller.change(got, 0)) == Code.OK
+        (again,) = await caller.receive(poll_s=20)
+        assert (again.topic.name, again.system_properties.delivery_attempt) == ("Orders", 2)
+        assert code_of(await caller.ack(again)) == Code.OK
+
+    @pytest.mark.parametrize("handle", ["", "x", "0 0 0 0 0 broker-a 0 0 0", "1 2 3 4 5 6 7 8 9", "0 " * 600])
+    async def test_an_invalid_handle(self, orders, caller, handle):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        got.system_properties.receipt_handle = handle
+        assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
+        assert code_of(await caller.change(got, 60)) == Code.INVALID_RECEIPT_HANDLE
+
+    async def test_a_dead_letter(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        request = M.ForwardMessageToDeadLetterQueueRequest(
+            group=M.Resource(name="G"),
+            topic=got.topic,
+            receipt_handle=got.system_properties.receipt_handle,
+            message_id="id-1",
+        )
+        forwarded = await caller.call("ForwardMessageToDeadLetterQueue", request)
+        assert code_of(forwarded) == Code.OK
+        assert orders.broker.parts.store.max_offset("%DLQ%G", 0) == 1
+        assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
+
+    async def test_a_lease_of_a_push_consumer_is_renewed_while_it_is_connected(self, orders, caller, connect):
+        await caller.send(message())
+        push = await connect(orders, "client-2")
+        assert len(await push.receive(auto_renew=True)) == 1
+        (client,) = [each for each in orders.broker.endpoint.clients.connected if each.client_id == "client-2"]
+        assert len(client.leased) == 1
+        renewals.renew_all(orders.broker.endpoint.clients, asyncio.get_running_loop().time())
+        assert await caller.receive() == []
+        await push.channel.channel.close()
+        (got,) = await caller.receive(poll_s=20)
+        assert got.body == b"body"
+
+    async def test_a_renewal_ends_with_the_ack(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive(auto_renew=True)
+        (client,) = orders.broker.endpoint.clients.connected
+        assert client.leased
+        await caller.ack(got)
+        assert not client.leased
+
+
+class TestSessions:
+    async def test_settings_of_a_consumer_are_merged(self, orders, caller):
+        peer = orders.peer()
+        await peer.set_group(b'{"groupName":"G","consumeMessageOrderly":true,"retryMaxTimes":3}')
+        stream = caller.telemetry()
+        await stream.write(consumer_settings())
+        answer = await stream.read()
+        assert code_of(answer) == Code.OK
+        settings = answer.settings
+        assert settings.subscription.fifo
+        assert settings.backoff_policy.max_attempts == 4
+        assert settings.backoff_policy.customized_backoff.next[0].ToSeconds() == 1
+        assert not settings.HasField("metric")
+        stream.cancel()
+
+    async def test_a_heartbeat_without_settings_registers_the_group(self, orders, caller):
+        assert code_of(await caller.heartbeat("G")) == Code.OK
+        members = orders.broker.parts.consumers.groups["G"]
+        assert members.client_ids() == ["client-1"]
+
+    async def test_a_client_that_reports_its_end_is_forgotten(self, orders, caller):
+        await caller.heartbeat("G")
+        answer = await caller.call("NotifyClientTermination", M.NotifyClientTerminationRequest())
+        assert code_of(answer) == Code.OK
+        await until(lambda: "G" not in orders.broker.parts.consumers.groups)
+        assert not orders.broker.endpoint.clients.connected
+
+    async def test_a_client_whose_connection_closes_is_forgotten(self, orders, caller):
+        await caller.heartbeat("G")
+        await caller.channel.channel.close()
+        await until(lambda: "G" not in orders.broker.parts.consumers.groups)
+
+    async def test_telemetry_without_a_client_id(self, orders, caller):
+        caller.metadata = []
+        stream = caller.telemetry()
+        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    @pytest.mark.parametrize("kind", [ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER])
+    async def test_after_a_restart_a_client_goes_on_without_new_settings(self, orders, caller, connect, kind):
+        await caller.send(message())
+        await orders.restart()
+        later = await connect(orders)
+        assert code_of(await later.heartbeat("G", kind)) == Code.OK
+        assert len(await later.receive()) == 1

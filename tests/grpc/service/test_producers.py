@@ -1,0 +1,293 @@
+"""Producers of 5.x: routes, sends of all types, refusals, transactions and recalls."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from tests.grpc.service.caller import message, producer_settings
+from tests.grpc.serving import M
+from tests.kit.brokers import create, records, refused
+from tests.kit.waiting import until
+
+from cometmq.grpc.rpc.enums import (
+    AddressScheme,
+    ClientType,
+    Code,
+    Encoding,
+    MessageType,
+    Permission,
+    TransactionResolution,
+    TransactionSource,
+)
+from cometmq.grpc.service.sent import MIXED, queue_of
+
+
+async def route(caller, topic="Orders", host=""):
+    request = M.QueryRouteRequest(topic=M.Resource(name=topic))
+    if host:
+        request.endpoints.scheme = AddressScheme.DOMAIN_NAME
+        request.endpoints.addresses.add(host=host, port=18081)
+    return await caller.call("QueryRoute", request)
+
+
+def code_of(response: Any) -> int:
+    return response.status.code
+
+
+class TestRoute:
+    async def test_the_queues_of_a_topic_with_the_endpoints_of_the_request(self, cluster, caller):
+        await create(cluster.peer(), "Orders", 3, 2)
+        found = await route(caller, host="mq.example.org")
+        permissions = [each.permission for each in found.message_queues]
+        assert permissions == [Permission.READ, Permission.READ_WRITE, Permission.READ_WRITE]
+        (address,) = found.message_queues[0].broker.endpoints.addresses
+        assert (address.host, address.port) == ("mq.example.org", 18081)
+        assert found.message_queues[0].broker.name == "broker-a"
+
+    async def test_without_endpoints_in_the_request_the_brokers_own_address(self, cluster, caller):
+        await create(cluster.peer())
+        (address,) = (await route(caller)).message_queues[0].broker.endpoints.addresses
+        assert (address.host, address.port) == ("127.0.0.1", cluster.broker.endpoint.port)
+
+    async def test_a_topic_that_a_send_may_create_has_a_route(self, caller):
+        found = await route(caller, "New")
+        assert len(found.message_queues) == 4
+        assert (await caller.send(message("New"))).entries[0].status.code == Code.OK
+
+    async def test_an_unknown_topic(self, start_cluster, connect):
+        cluster = await start_cluster(grpcPort="0", autoCreateTopicEnable="false")
+        assert code_of(await route(await connect(cluster), "New")) == Code.TOPIC_NOT_FOUND
+
+    @pytest.mark.parametrize(
+        ("attribute", "types"),
+        [
+            ("", {*MIXED, MessageType.PRIORITY}),
+            ("NORMAL", {MessageType.NORMAL}),
+            ("FIFO", {MessageType.FIFO}),
+            ("MIXED", MIXED),
+        ],
+    )  # fmt: skip
+    async def test_the_types_that_a_topic_accepts(self, cluster, caller, attribute, types):
+        attributes = f"+message.type={attribute}" if attribute else None
+        await create(cluster.peer(), version=500, attributes=attributes)
+        assert set((await route(caller)).message_queues[0].accept_message_types) == types
+
+
+class TestSend:
+    async def test_a_message_with_all_of_its_parts(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, "Orders", 1, 1)
+        sent = message(tag="paid", keys=["k1", "k2"], trace_context="00-1", body_encoding=Encoding.GZIP)
+        sent.user_properties["colour"] = "red"
+        response = await caller.send(sent)
+        assert code_of(response) == Code.OK
+        (entry,) = response.entries
+        assert (entry.message_id, entry.offset, entry.status.code) == ("id-1", 0, Code.OK)
+        (stored,) = records(await peer.pull())
+        assert (stored.body, stored.tags, stored.keys, stored.msg_id) == (
+            b"body",
+            "paid",
+            ("k1", "k2"),
+            "id-1",
+        )
+        assert stored.properties["colour"] == "red"
+        assert stored.properties["TRACE_CONTEXT"] == "00-1"
+        assert stored.sys_flag & 1
+        assert stored.born_timestamp_ms == sent.system_properties.born_timestamp.ToMilliseconds()
+        assert stored.born_host.startswith("127.0.0.1:")
+
+    async def test_messages_of_a_group_are_in_one_queue(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, "Orders", 8, 8)
+        for number in range(5):
+            response = await caller.send(message(message_id=f"id-{number}", message_group="customer-7"))
+            assert code_of(response) == Code.OK
+        found = records(await peer.pull(queue_id=queue_of("customer-7", 8)))
+        assert [each.properties["__SHARDINGKEY"] for each in found] == ["customer-7"] * 5
+
+    @pytest.mark.parametrize(
+        ("group", "queues", "expected"), [("a", 1, 0), ("customer-7", 8, None), ("", 3, None)]
+    )
+    def test_a_queue_of_a_group_exists(self, group, queues, expected):
+        found = queue_of(group, queues)
+        assert 0 <= found < queues
+        assert expected is None or found == expected
+
+    def test_few_groups_move_when_a_queue_is_added(self):
+        groups = [f"group-{number}" for number in range(1000)]
+        moved = [group for group in groups if queue_of(group, 8) != queue_of(group, 9)]
+        assert {queue_of(group, 9) for group in moved} == {8}
+        assert len(moved) < 200
+
+    async def test_a_message_with_a_delivery_time_can_be_recalled(self, cluster, caller):
+        await create(cluster.peer())
+        delayed = message()
+        delayed.system_properties.delivery_timestamp.FromMilliseconds(int(time.time() * 1000) + 60_000)
+        (entry,) = (await caller.send(delayed)).entries
+        assert entry.recall_handle
+        request = M.RecallMessageRequest(topic=M.Resource(name="Orders"), recall_handle=entry.recall_handle)
+        recalled = await caller.call("RecallMessage", request)
+        assert (code_of(recalled), recalled.message_id) == (Code.OK, "id-1")
+
+    @pytest.mark.parametrize(
+        ("field", "value", "code"),
+        [
+            ("message_id", "", Code.ILLEGAL_MESSAGE_ID),
+            ("tag", " ", Code.ILLEGAL_MESSAGE_TAG),
+            ("tag", "a|b", Code.ILLEGAL_MESSAGE_TAG),
+            ("keys", [" "], Code.ILLEGAL_MESSAGE_KEY),
+            ("message_group", "x" * 64, Code.ILLEGAL_MESSAGE_GROUP),
+            ("priority", -1, Code.BAD_REQUEST),
+            ("trace_context", "\n", Code.BAD_REQUEST),
+        ],
+    )
+    async def test_a_bad_field_is_refused_with_its_name(self, caller, field, value, code):
+        response = await caller.send(message(**{field: value}))
+        assert code_of(response) == code
+        assert field in response.status.message
+
+    @pytest.mark.parametrize(
+        ("topic", "body", "code"),
+        [
+            ("", b"x", Code.ILLEGAL_TOPIC),
+            ("a b", b"x", Code.ILLEGAL_TOPIC),
+            ("Orders", b"", Code.MESSAGE_BODY_EMPTY),
+            ("Orders", bytes((4 << 20) + 1), Code.MESSAGE_BODY_TOO_LARGE),
+        ],
+    )
+    async def test_a_bad_topic_or_body_is_refused(self, caller, topic, body, code):
+        assert code_of(await caller.send(message(topic, body))) == code
+
+    @pytest.mark.parametrize(
+        ("properties", "code"),
+        [
+            ({"UNIQ_KEY": "x"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+            ({"__SHARDINGKEY": "x"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+            ({"a\x01": "x"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+            ({"a": "x\x02"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+            ({str(number): "x" for number in range(129)}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
+            ({"a": "x" * 17_000}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        ],
+    )
+    async def test_bad_user_properties_are_refused(self, caller, properties, code):
+        bad = message()
+        bad.user_properties.update(properties)
+        response = await caller.send(bad)
+        assert code_of(response) == code
+        assert "user_properties" in response.status.message
+
+    async def test_messages_of_two_topics_in_one_request_are_refused(self, caller):
+        assert code_of(await caller.send(message("A"), message("B"))) == Code.MESSAGE_CORRUPTED
+        assert code_of(await caller.send()) == Code.MESSAGE_CORRUPTED
+
+    async def test_a_type_that_the_topic_does_not_accept_is_refused(self, cluster, caller):
+        await create(cluster.peer(), version=500, attributes="+message.type=FIFO")
+        response = await caller.send(message())
+        assert code_of(response) == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+        assert "NORMAL, but topic Orders accepts FIFO" in response.status.message
+        assert code_of(await caller.send(message(message_group="g"))) == Code.OK
+
+    async def test_what_the_broker_refuses_is_refused(self, start_cluster, connect):
+        cluster = await start_cluster(grpcPort="0", autoCreateTopicEnable="false")
+        response = await (await connect(cluster)).send(message())
+        assert code_of(response) == Code.TOPIC_NOT_FOUND
+        assert "Orders" in response.status.message
+
+    async def test_without_a_client_id(self, cluster, caller):
+        caller.metadata = []
+        response = await caller.send(message())
+        assert code_of(response) == Code.CLIENT_ID_REQUIRED
+
+
+class TestTransactions:
+    async def half(self, caller):
+        sent = message(message_type=MessageType.TRANSACTION)
+        (entry,) = (await caller.send(sent)).entries
+        assert entry.status.code == Code.OK
+        return entry
+
+    async def end(self, caller, transaction_id, resolution, message_id="id-1"):
+        request = M.EndTransactionRequest(
+            topic=M.Resource(name="Orders"),
+            message_id=message_id,
+            transaction_id=transaction_id,
+            resolution=resolution,
+            source=TransactionSource.SOURCE_CLIENT,
+        )
+        return await caller.call("EndTransaction", request)
+
+    async def test_a_committed_message_is_visible(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, "Orders", 1, 1)
+        entry = await self.half(caller)
+        refused(await peer.pull(), 19, "")
+        assert code_of(await self.end(caller, entry.transaction_id, TransactionResolution.COMMIT)) == Code.OK
+        assert [each.body for each in records(await peer.pull())] == [b"body"]
+
+    async def test_one_that_was_rolled_back_is_not(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, "Orders", 1, 1)
+        entry = await self.half(caller)
+        assert (
+            code_of(await self.end(caller, entry.transaction_id, TransactionResolution.ROLLBACK)) == Code.OK
+        )
+        refused(await peer.pull(), 19, "")
+        assert code_of(await self.end(caller, entry.transaction_id, TransactionResolution.COMMIT)) != Code.OK
+
+    async def test_it_can_be_ended_after_a_restart_of_the_broker(self, cluster, caller, connect):
+        await create(cluster.peer(), "Orders", 1, 1)
+        entry = await self.half(caller)
+        await cluster.restart()
+        later = await connect(cluster)
+        assert code_of(await self.end(later, entry.transaction_id, TransactionResolution.COMMIT)) == Code.OK
+        assert [each.body for each in records(await cluster.peer().pull())] == [b"body"]
+
+    @pytest.mark.parametrize("text", ["", "x", "f" * 31, "g" * 32, "-" + "1" * 31, "0" * 32])
+    async def test_an_invalid_id(self, cluster, caller, text):
+        await create(cluster.peer())
+        assert code_of(await self.end(caller, text, TransactionResolution.COMMIT)) != Code.OK
+
+    async def test_the_message_of_another_transaction_is_not_committed(self, cluster, caller):
+        await create(cluster.peer(), "Orders", 1, 1)
+        entry = await self.half(caller)
+        wrong = await self.end(caller, entry.transaction_id, TransactionResolution.COMMIT, message_id="id-2")
+        assert code_of(wrong) != Code.OK
+
+    async def test_the_broker_asks_the_producer(self, start_cluster, connect):
+        cluster = await start_cluster(
+            grpcPort="0", transactionTimeOut="0", transactionCheckInterval="1000000"
+        )
+        peer = cluster.peer()
+        await create(peer, "Orders", 1, 1)
+        caller = await connect(cluster)
+        stream = caller.telemetry()
+        await stream.write(producer_settings("Orders"))
+        assert (await stream.read()).settings.publishing.max_body_size == 4 << 20
+        assert code_of(await caller.heartbeat(kind=ClientType.PRODUCER)) == Code.OK
+        await self.half(caller)
+        await cluster.broker.parts.transactions.checks.round()
+        asked = (await stream.read()).recover_orphaned_transaction_command
+        assert (asked.message.body, asked.message.topic.name) == (b"body", "Orders")
+        assert asked.message.system_properties.message_id == "id-1"
+        await self.end(caller, asked.transaction_id, TransactionResolution.COMMIT)
+        await until(lambda: cluster.broker.parts.store.max_offset("Orders", 0) == 1)
+        stream.cancel()
+
+
+async def test_the_groups_of_a_producer_are_its_topics(cluster, caller):
+    stream = caller.telemetry()
+    await stream.write(producer_settings("Orders", "Bills"))
+    await stream.read()
+    await caller.heartbeat(kind=ClientType.PRODUCER)
+    assert set(cluster.broker.parts.producers.groups) == {"Orders", "Bills"}
+    stream.cancel()
+
+
+async def test_requests_of_remoting_and_grpc_meet_in_one_topic(cluster, caller):
+    peer = cluster.peer()
+    await create(peer, "Orders", 1, 1)
+    await peer.send(body=b"remoting")
+    await caller.send(message(body=b"grpc"))
+    assert {each.body for each in records(await peer.pull())} == {b"remoting", b"grpc"}
