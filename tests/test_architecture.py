@@ -66,6 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "admin": {"client"},
     "console": {"client", "admin"},
     "pipeline": {"client", "admin", "store"},
+    "broker_process": {"broker", "grpc", "remoting", "store"},
     "standalone": {"*"},
     "testing": {"*"},
     "cli": {"*"},
@@ -89,7 +90,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "client": ("cluster", "producer", "group", "consumer", "pull", "simple", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
     "console": ("base", "auth", "widgets", "messages", "pages"),
-    "grpc": ("http2", "rpc"),
+    "grpc": ("http2", "rpc", "listener", "service"),
 }
 
 # Rooms that others import only through the package itself, and the exceptions: room -> sub-room it may

@@ -87,8 +87,11 @@ grpc/test_connection.py: grpc/http2/errors grpc/http2/events grpc/http2/frames g
     grpc/http2/requests grpc/http2/sending
 grpc/test_hpack.py: grpc/http2/huffman
 grpc/test_messages.py: grpc/rpc/enums
-grpc/test_server.py: grpc/dispatch
-grpc/test_strangers.py: grpc/rpc/calls
+grpc/service/test_consumers.py: grpc/service/clients grpc/service/delivered grpc/service/outcomes
+    grpc/service/receives grpc/service/renewals grpc/service/sessions
+grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
+grpc/test_server.py: grpc/listener/dispatch
+grpc/test_strangers.py: grpc/listener/connection grpc/rpc/calls
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task

@@ -38,7 +38,7 @@ def make_broker(config: BrokerConfig, *, disk: Disk | None = None) -> Broker:
     if config.grpc_port < 0:
         return Broker(config, disk=disk)
     # Imported here, because the start of a broker without the endpoint is faster without it.
-    from cometmq.grpc.service.endpoint import GrpcEndpoint
+    from cometmq.grpc.endpoint import GrpcEndpoint
 
     return Broker(config, disk=disk, endpoint=GrpcEndpoint())
 

@@ -56,6 +56,8 @@ class Standalone(Running):
             store for this run only, but segment sizes are also written to it.
         disk: The disk to which the files broker.conf are written.
         host: Address that all servers listen on.
+        grpc_port: Port of the first broker for 5.x clients; those of the next brokers are 10, 20, … higher.
+            -1: none.
 
     A port of 0 means any free port.
     """
@@ -69,6 +71,7 @@ class Standalone(Running):
         settings: Mapping[str, str] | None = None,
         disk: Disk | None = None,
         host: str = HOST,
+        grpc_port: int = -1,
     ) -> None:
         self.data_dir = os.fspath(data_dir)
         self.namesrv_addr = ""
@@ -76,6 +79,7 @@ class Standalone(Running):
         self._host = host
         self._namesrv_port = namesrv_port
         self._broker_port = broker_port
+        self._grpc_port = grpc_port
         self._count = brokers
         self._settings = dict(settings or {})
         self._disk = disk if disk is not None else OsDisk()
@@ -155,6 +159,9 @@ class Standalone(Running):
             "storePathRootDir": root,
             "brokerConfigPath": path,
         }
+        if self._grpc_port >= 0 or "grpcPort" in properties:
+            step = number * PORT_STEP if self._grpc_port > 0 else 0
+            properties["grpcPort"] = str(self._grpc_port + step)
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
         with settings_of(path, self._settings, data):

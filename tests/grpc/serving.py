@@ -12,9 +12,9 @@ import h2.config
 import h2.connection
 import h2.events
 
+from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.calls import Handler
 from cometmq.grpc.rpc.messages import SERVICE, messages
-from cometmq.grpc.server import GrpcServer
 
 M = messages()
 

@@ -265,7 +265,7 @@ class BrokerParts:
 
     def _pop_service(self, filters: SqlFilters) -> PopService:
         return PopService(
-            config=self._config,
+            config=self.config,
             clock=self._clock,
             store=self.store,
             tables=self.tables,

@@ -6,20 +6,26 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cometmq import logs
 from cometmq.cli import STARTED_S
 from cometmq.cli.console import DEFAULT_PORT, check_installed
 from cometmq.cli.options import HELP
 from cometmq.cli.serving import log_format_option, serve
+from cometmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from cometmq.standalone import Standalone as StandaloneServer
 
+log = logs.logger(__name__)
+
 DEFAULT_DATA = Path("~/.cometmq/data")
+DEFAULT_GRPC_PORT = 8081
 NAMESRV_LINE = "name server"
 CONSOLE_STOP_TIMEOUT_S = 10.0
 
@@ -51,6 +57,12 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
     help="Number of brokers; each one after the first is a separate process and uses a CPU core.",
 )
 @click.option(
+    "--grpc-port",
+    type=click.IntRange(-1, 65535),
+    help="Port for RocketMQ 5.x clients; 0 is any free port, -1 is none. Default: 8081, if it is free and "
+    "the extra cometmq[grpc] is installed.",
+)
+@click.option(
     "--console", "with_console", is_flag=True, help="Also run the web console, in a separate process."
 )
 @click.option(
@@ -61,7 +73,13 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
 )
 @log_format_option
 def standalone(
-    data_dir: Path, namesrv_port: int, broker_port: int, brokers: int, with_console: bool, console_port: int
+    data_dir: Path,
+    namesrv_port: int,
+    broker_port: int,
+    brokers: int,
+    grpc_port: int | None,
+    with_console: bool,
+    console_port: int,
 ) -> None:
     """Run a name server and its brokers on 127.0.0.1 until Ctrl-C or SIGTERM."""
     from cometmq.standalone import Standalone
@@ -70,18 +88,33 @@ def standalone(
     if with_console:
         check_installed()
 
+    def server_with(port: int) -> StandaloneServer:
+        return Standalone(data_dir, namesrv_port, broker_port, brokers, grpc_port=port)
+
     def make() -> Cluster:
-        server = Standalone(data_dir, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers)
-        return Cluster(server, data_dir / "console", console_port if with_console else None)
+        default = DEFAULT_GRPC_PORT if has_protobuf() else -1
+        server = server_with(default if grpc_port is None else grpc_port)
+        fallback = server_with(-1) if grpc_port is None else None
+        return Cluster(server, fallback, data_dir / "console", console_port if with_console else None)
 
     def announce(cluster: Cluster) -> str:
         server = cluster.server
         lines = [f"CometMQ is ready after {time.monotonic() - STARTED_S:.2f} s. Ctrl-C stops it."]
         lines.append(f"  {NAMESRV_LINE}  {server.namesrv_addr}")
         lines += [f"  {name:<11}  {addr}  {data_dir / name}" for name, addr in server.broker_addrs.items()]
+        if server.broker is not None and server.broker.endpoint is not None:
+            lines.append(f"  5.x clients  {server.broker.config.broker_ip1}:{server.broker.endpoint.port}")
         return "\n".join(lines)
 
     serve("standalone", make, announce)
+
+
+def has_protobuf() -> bool:
+    """Return whether the package protobuf, of the extra `grpc`, is installed."""
+    try:
+        return find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:  # There is no package `google` at all
+        return False
 
 
 @dataclass(eq=False)
@@ -89,9 +122,14 @@ class Cluster:
     """The servers of `cometmq standalone` and, if enabled, the web console.
 
     The console is a separate process, which prints its own ready line and errors.
+
+    Attributes:
+        server: The servers.
+        fallback: The same without a port for 5.x clients, in case the default port is in use.
     """
 
     server: StandaloneServer
+    fallback: StandaloneServer | None
     console_data: Path
     console_port: int | None
     console: asyncio.subprocess.Process | None = None
@@ -101,7 +139,14 @@ class Cluster:
 
         Raises the error of a server that cannot start.
         """
-        await self.server.start()
+        try:
+            await self.server.start()
+        except ConfigError as error:
+            if error.key != "grpcPort" or self.fallback is None:
+                raise
+            log.warning("5.x clients are not served: %s", error)
+            self.server = self.fallback
+            await self.server.start()
         if self.console_port is not None:
             command = [sys.executable, "-m", "cometmq", "console", "-n", self.server.namesrv_addr]
             command += ["--port", str(self.console_port), "--data", str(self.console_data), "--with-parent"]

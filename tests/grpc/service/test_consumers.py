@@ -35,7 +35,11 @@ class TestReceive:
         await caller.send(sent)
         (got,) = await caller.receive()
         system = got.system_properties
-        assert (got.topic.name, got.body, dict(got.user_properties)) == ("Orders", sent.body, {"colour": "red"})
+        assert (got.topic.name, got.body, dict(got.user_properties)) == (
+            "Orders",
+            sent.body,
+            {"colour": "red"},
+        )
         assert (system.message_id, system.tag, list(system.keys)) == ("id-1", "paid", ["k1", "k2"])
         assert (system.message_group, system.trace_context) == ("g", "00-1")
         assert (system.message_type, system.body_encoding) == (MessageType.FIFO, Encoding.GZIP)
@@ -66,7 +70,9 @@ class TestReceive:
         await (await connect(orders, "client-2")).send(message())
         assert [each.body for each in await waiting] == [b"body"]
 
-    async def test_a_message_of_a_call_that_was_cancelled_comes_at_once_and_first(self, orders, caller, connect):
+    async def test_a_message_of_a_call_that_was_cancelled_comes_at_once_and_first(
+        self, orders, caller, connect
+    ):
         request = caller.receive_request(poll_s=20)
         call = caller.receiving(request)
         reading = asyncio.create_task(call.read())
@@ -81,8 +87,12 @@ class TestReceive:
 
     @pytest.mark.parametrize(
         ("kind", "text", "found"),
-        [(FilterType.TAG, "paid", ["id-1"]), (FilterType.SQL, "amount > 5", ["id-2"]), (FilterType.TAG, "*", ["id-1", "id-2"])],
-    )  # fmt: skip
+        [
+            (FilterType.TAG, "paid", ["id-1"]),
+            (FilterType.SQL, "amount > 5", ["id-2"]),
+            (FilterType.TAG, "*", ["id-1", "id-2"]),
+        ],
+    )
     async def test_a_filter(self, orders, caller, kind, text, found):
         await caller.send(message(tag="paid"))
         other = message(message_id="id-2", tag="open")
@@ -152,9 +162,10 @@ class TestLeases:
         await caller.send(message())
         push = await connect(orders, "client-2")
         assert len(await push.receive(auto_renew=True)) == 1
-        (client,) = [each for each in orders.broker.endpoint.clients.connected if each.client_id == "client-2"]
+        clients = orders.broker.endpoint.clients
+        (client,) = [each for each in clients.connected if each.client_id == "client-2"]
         assert len(client.leased) == 1
-        renewals.renew_all(orders.broker.endpoint.clients, asyncio.get_running_loop().time())
+        renewals.renew_all(clients, asyncio.get_running_loop().time())
         assert await caller.receive() == []
         await push.channel.channel.close()
         (got,) = await caller.receive(poll_s=20)

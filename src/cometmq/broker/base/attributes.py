@@ -1,7 +1,7 @@
 """The attributes of topics: their keys, and changes in 5.x's form `+key=value,-key`.
 
-`retention.ms` and `retention.bytes` exist only in CometMQ. `message.type` has no effect in CometMQ; it is
-stored for 5.x's tools and clients. topics.json stores keys and values in the same form as 5.x's broker.
+`retention.ms` and `retention.bytes` exist only in CometMQ. `message.type` is for 5.x clients: the gRPC
+endpoint refuses messages of other types. topics.json stores keys and values in the same form as 5.x's broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cometmq.store import TopicLimit
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
 MESSAGE_TYPE = "message.type"
-MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 _HOUR_MS = 3_600_000
 
 

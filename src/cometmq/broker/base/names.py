@@ -29,6 +29,10 @@ CHECK_BY_THEMSELVES = frozenset(
 """Frequent requests, whose handlers check a topic or group name only the first time that they receive it."""
 
 
+MAX_LITE_TOPIC_LENGTH = 64
+"""The maximum number of characters in the name of a lite topic."""
+
+
 def check_topic(topic: str | None, version: int) -> str:
     """Return a topic name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
     return _checked(topic, "topic", MAX_TOPIC_LENGTH, version)
@@ -37,6 +41,11 @@ def check_topic(topic: str | None, version: int) -> str:
 def check_group(group: str | None, version: int) -> str:
     """Return a group name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
     return _checked(group, "group", MAX_GROUP_LENGTH, version)
+
+
+def check_lite_topic(name: str | None, version: int) -> str:
+    """Return a lite topic's name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
+    return _checked(name, "lite topic", MAX_LITE_TOPIC_LENGTH, version)
 
 
 def _checked(name: str | None, kind: str, longest: int, version: int) -> str:
@@ -63,6 +72,7 @@ FIELDS: dict[str, Check] = {
     "srcGroup": check_group,
     "destGroup": check_group,
     "compareGroup": check_group,
+    "liteTopic": check_lite_topic,
 }
 """For each ext field that contains the name of a topic or group, the function that checks the name.
 

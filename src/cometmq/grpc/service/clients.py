@@ -17,7 +17,7 @@ from cometmq.broker.access.accounts import Account
 from cometmq.broker.access.guard import Guard
 from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
 from cometmq.errors import RequestTimeout, SendFailed
-from cometmq.grpc.connection import GrpcConnection
+from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.status import ServiceError

@@ -42,6 +42,3 @@ def failure(response: Frame) -> ServiceError:
 def status(code: Code, text: str = "") -> Any:
     """Return a `Status` message."""
     return messages().Status(code=code, message=text or code.name)
-
-
-OK_TEXT = Code.OK.name

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from cometmq import logs
-from cometmq.grpc.connection import GrpcConnection
+from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import ClientType, Code, FilterType
 from cometmq.grpc.rpc.messages import messages

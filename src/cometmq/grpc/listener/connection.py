@@ -12,9 +12,9 @@ from time import monotonic
 from typing import Any, cast
 
 from cometmq import logs
-from cometmq.grpc.dispatch import Dispatcher
 from cometmq.grpc.http2.connection import Http2Connection
 from cometmq.grpc.http2.limits import Http2Limits
+from cometmq.grpc.listener.dispatch import Dispatcher
 from cometmq.grpc.rpc.calls import NOT_GRPC, Calls, Method
 from cometmq.remoting import Limits, Tick, describe_peer
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from cometmq import logs
-from cometmq.grpc.connection import GOAWAY_S, GrpcConnection
-from cometmq.grpc.dispatch import Dispatcher
+from cometmq.grpc.listener.connection import GOAWAY_S, GrpcConnection
+from cometmq.grpc.listener.dispatch import Dispatcher
 from cometmq.grpc.rpc.calls import Handler, Kind
 from cometmq.grpc.rpc.messages import service_methods
 from cometmq.grpc.rpc.status import GrpcStatus

@@ -7,7 +7,8 @@ import asyncio
 from cometmq import logs
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ConfigError
-from cometmq.grpc.server import GrpcServer
+from cometmq.grpc.listener.server import GrpcServer
+from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.receives import Receives
@@ -15,7 +16,7 @@ from cometmq.grpc.service.routes import Routes
 from cometmq.grpc.service.sends import Sends
 from cometmq.grpc.service.sessions import Sessions
 from cometmq.periodic import Periodic
-from cometmq.remoting import Limits
+from cometmq.remoting import Limits, port_error
 
 log = logs.logger(__name__)
 
@@ -35,6 +36,11 @@ class GrpcEndpoint:
 
     async def start(self, parts: BrokerParts, host: str, port: int) -> int:
         """Listen on an address and return the port. Raises ConfigError if the port cannot be used."""
+        try:
+            messages()
+        except ImportError:
+            expected = "-1 (none), unless the extra cometmq[grpc] is installed"
+            raise ConfigError("grpcPort", str(port), expected) from None
         loop = asyncio.get_running_loop()
         config, tables = parts.config, parts.tables
         max_body = config.store.max_message_size
@@ -70,7 +76,7 @@ class GrpcEndpoint:
         try:
             self.port = routes.port = await self._server.start(host, port)
         except OSError as error:
-            raise ConfigError("grpcPort", str(port), f"a port that can be used ({error})") from None
+            raise port_error("grpcPort", port, error) from error
         self._renewals = Periodic(
             loop, renewals.RENEW_S, lambda: renewals.renew_all(clients, loop.time()), name="renewal of leases"
         )

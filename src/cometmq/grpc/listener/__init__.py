@@ -1,0 +1,1 @@
+"""The listener: connections, and the handlers of their calls."""
