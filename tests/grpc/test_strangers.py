@@ -13,10 +13,10 @@ import pytest
 from tests.grpc.serving import M, Peer, client, connected, sending, serving, stored
 from tests.kit.waiting import until
 
+from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
-from cometmq.grpc.server import GrpcServer
 from cometmq.remoting import Limits, Tick
 
 MIB = 1024 * 1024
