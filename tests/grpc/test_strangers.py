@@ -72,6 +72,27 @@ async def test_a_wrong_request_fails_alone(data: tuple[bytes, ...], status: str,
     assert (good[0]["grpc-status"], good[1]) == ("0", RESPONSE)
 
 
+async def test_messages_after_the_end_of_a_bidi_call_are_dropped() -> None:
+    received = []
+
+    def telemetry(call: Call) -> None:
+        def on_message(command: Any) -> None:
+            received.append(command.status.message)
+            call.finish()
+
+        call.on_message = on_message
+
+    messages = [M.TelemetryCommand(status=M.Status(message=text)) for text in ("one", "two")]
+    data = b"".join(frame_message(each.SerializeToString()) for each in messages)
+    handlers: dict[str, Any] = {"SendMessage": echo, "Telemetry": telemetry}
+    async with serving(handlers) as (_, port), connected(port) as peer:
+        headers, _ = await answer_of(peer, data, path=TELEMETRY, end=False)
+        await answer_of(peer, REQUEST)
+
+    assert headers["grpc-status"] == "0"
+    assert received == ["one"]
+
+
 async def test_a_gzip_bomb_is_not_decompressed() -> None:
     bomb = gzip.compress(bytes(64 * MIB))
     async with serving(HANDLERS) as (_, port), connected(port) as peer:

@@ -322,7 +322,8 @@ class Calls:
         self.completed += 1
         if call.method.kind is Kind.BIDI:
             self._count_buffered(call, 0)
-            self._dispatch.deliver(call, message)
+            if not call.ended:  # an earlier message of the same data may have ended it
+                self._dispatch.deliver(call, message)
         elif call.request is not None:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the call has more than one request")
         else:
