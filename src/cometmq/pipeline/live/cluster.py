@@ -68,13 +68,17 @@ from cometmq.protocol.headers import TopicRequestHeader
 log = logs.logger(__name__)
 
 _RETRY_S = 0.2
-_AT_ONCE = 256  # Maximum concurrent requests; more could fill the buffers of both directions and deadlock
+# Maximum concurrent requests on a connection. More could fill the socket buffers of both directions: this
+# side would then wait for the broker to read requests, and the broker for this side to read responses.
+_AT_ONCE = 256
 _RECORDS_AT_ONCE = 8  # Maximum concurrent requests for records, because each response may have 4 MiB
 # First and maximum interval between attempts to reach an unreachable broker, in seconds.
 _AWAY_S = (1.0, 30.0)
 _REFUSED_S = 10.0  # Seconds during which an address that refused a connection is tried last
 _ROUTE_S = 5.0  # Seconds for which a route, or the list of all topics, is used before it is requested again
-_SAMPLES = 64  # Number of records whose sizes are sampled, to limit a batch by bytes
+# Number of records, over all queues, whose sizes are used to estimate each queue's mean record size. With the
+# estimates, a batch's limit in bytes is converted to offsets.
+_SAMPLES = 64
 _SHRUNK_S = 1.0  # Pause before `look_twice` repeats a call, in seconds
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # Number of queues that a producer requests when its first message creates a topic
@@ -95,7 +99,7 @@ class Cluster:
         self._routed: dict[str, float] = {}  # Time of each topic's last lookup
         # Time of the last request for all topic names, and the names.
         self._listed: tuple[float, list[str]] = (-math.inf, [])
-        self._ordinary: set[str] = set()  # Names of topics whose kind was checked: the source can read them
+        self._ordinary: set[str] = set()  # Topics whose kind was checked and is supported by the source
 
     # -- routes
 
@@ -496,12 +500,12 @@ class Cluster:
         return self.offsets_at({queue: timestamp_ms}, {queue: bounds})[queue]
 
     def offsets_at(self, times: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Return each queue's first offset whose message was stored at or after a time in ms.
+        """Return, for each queue, the offset of the first message that was stored at or after a time in ms.
 
-        A queue without such a message has its end. A binary search over the messages, concurrently for all
-        queues, finds the offsets, because the brokers' own search (request code 29) returns the nearest
-        message in 4.x and the next message in 5.x. Store times ascend within a queue, except where a broker's
-        clock was set back.
+        If a queue has no such message, its end offset is returned. The offsets are found by a binary search
+        over the messages, concurrently for all queues. The brokers' own search (request code 29) is not used,
+        because it returns the nearest message in 4.x and the next message in 5.x. Store times ascend within a
+        queue, except where a broker's clock was set back.
         """
         low = {queue: bounds[queue].minimum for queue in times}
         high = {queue: bounds[queue].maximum for queue in times}

@@ -129,11 +129,21 @@ def resume(
 ) -> Offsets:
     """Return the offset at which reading continues in each replaced queue, and log a warning for each.
 
-    If `kept` has the mark of the last record read, this is the offset of the first record that was stored no
-    earlier than CLOCKS_MS before it, so some records may be read twice. Otherwise it is the first offset of
-    the queue. With `fail`, no offsets are returned: the error of the first replaced queue is raised.
-    `offset_at` returns the first offset of a queue that was stored at or after a time, like
-    `Cluster.offset_at`.
+    Reading continues at the first record that was stored at or after a time: CLOCKS_MS before the store time
+    of the last record read, as its mark in `kept` states. So some records may be read twice. If `kept` lacks
+    the queue, reading continues at the queue's first offset.
+
+    Args:
+        read: The offset up to which each queue was read.
+        kept: The mark (log position and store time) of the last record that was read from each queue.
+        found: The mark of the record that is at the same offset now.
+        bounds: The present first and end offsets of each queue.
+        fail: Whether to raise the error of the first replaced queue instead of returning offsets.
+        offset_at: Returns the offset of a queue's first record that was stored at or after a time, like
+            `Cluster.offset_at`.
+
+    Raises:
+        DataLossError: A queue was replaced, and `fail` is set.
     """
     positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():

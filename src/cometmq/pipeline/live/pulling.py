@@ -177,7 +177,7 @@ class PullWindow:
         return verdict
 
     def retry(self, segment: Segment) -> None:
-        """Request the remainder of this segment again, in the next `requests`."""
+        """Let the next call of `requests` request the remainder of this segment again."""
         self._again.append(segment)
 
     def lost_connection(self) -> None:

@@ -59,7 +59,7 @@ _NOT_YET_S = 2.0
 A restarted master lacks its newest records until its recovery has ended.
 """
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # First and maximum pause between attempts to read, in seconds
-_ROLE_S = 1.0  # Seconds for which the check whether an address is a replica is cached
+_ROLE_S = 1.0  # Seconds for which the reader caches whether the address that it reads from is a replica's
 
 
 @functools.cache
@@ -246,7 +246,9 @@ class _BrokerReader:
             raise DataLossError(*place, f"{segment.lost} records are gone")
 
     def _read_at(self, broker_id: int) -> None:
-        """Continue to read at the given broker id. Raises SendFailed if this id has another address.
+        """Continue to read from the process with this broker id: the master or a replica.
+
+        Raises SendFailed if the current connection is to another address; the caller then reconnects.
 
         A task follows a busy master's suggestion to read from a replica only once, because each change of the
         address costs a connection. The task returns to the master if the replica lacks the offsets or refuses
@@ -293,9 +295,9 @@ class _BrokerReader:
                     self._pauses.failed(error)
 
     def _on_replica(self) -> bool:
-        """Return whether the current address is a replica.
+        """Return whether the broker at the current address is a replica.
 
-        Its master may hold records that the replica lacks.
+        A replica may lack records that its master has.
 
         Raises SendFailed if the broker must now be read at another address; the caller then reconnects there.
         """

@@ -3,7 +3,7 @@
 A position is one offset per queue. The end of a batch is fixed before reading begins, so a repeated batch
 reads the same rows in the same order. Spark calls `partitions` and the stream's methods in Python processes
 on the driver, and `read` in the workers. `pushFilters` is deliberately not implemented: in Spark 4.3 a pushed
-filter also affects other scans of the same frame.
+filter also affects other scans of the same DataFrame.
 """
 
 from __future__ import annotations

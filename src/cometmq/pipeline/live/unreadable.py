@@ -109,10 +109,11 @@ class UnreadableQueues:
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
         """Return the unreadable queues that have unread messages, sorted.
 
-        `read` holds the offset at which reading would continue in each queue; a queue that it lacks is unread
-        from its first message on. Topics without a route are omitted. A queue whose number is beyond the
-        route's can only be found by a probe, a request for its offsets. Such numbers are probed once, and
-        again when the topic's number of queues changes.
+        `read` holds the offset at which reading would continue in each queue. In a queue that `read` does not
+        contain, all messages are unread. Topics without a route are omitted. A queue that the topic's route
+        does not list is found by a probe: a request to the broker for the offsets of a queue number above the
+        listed ones. Each broker is probed once for a topic, and again when the number of the topic's queues
+        on the broker changes.
         """
         topics = {queue.topic for queue in read if self._topics.includes(queue)}
         with suppress(*((RemotingError,) if self._lenient else ())):

@@ -125,9 +125,9 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """Return a function that counts the values in a value's arrays and maps as MOST_VALUES counts them.
+    """Return a function that counts the items in all arrays and maps of a parsed value of this type.
 
-    Return None for a type that contains neither arrays nor maps.
+    The limit MOST_VALUES applies to this count. Return None for a type that contains neither arrays nor maps.
     """
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]

@@ -45,8 +45,8 @@ TABLE = ("cometmq", "archive")
 _PROPERTIES = {
     # Old metadata is deleted, because each commit writes the table's whole metadata again.
     "write.metadata.delete-after-commit.enabled": "true",
-    # Statistics are disabled for columns of which the files have none; otherwise pyiceberg would log a
-    # warning for each.
+    # The Parquet files have no statistics for these columns. If Iceberg's statistics of the columns were not
+    # disabled, pyiceberg would log a warning for each column.
     **{
         f"write.metadata.metrics.column.{name}": "none"
         for name in ("body", "properties.key", "properties.value", "body_rest", "body_error")
