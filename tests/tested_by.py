@@ -40,7 +40,7 @@ broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
 broker/test_replication.py: broker/replication/commit_waits broker/replication/context
     broker/replication/ha_client broker/replication/ha_server broker/replication/raft_wire
-broker/test_revive.py: broker/pop/order_info
+broker/test_revive.py: broker/pop/lease_table broker/pop/order_info
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 
 import pytest
 from tests.broker.pop.conftest import RETRY_TOPIC, PopClient, offset_in
@@ -10,7 +12,10 @@ from tests.interop.stores import loads
 from tests.kit.brokers import running, store_raw
 from tests.kit.waiting import until
 
-from cometmq.broker.pop import revive
+from cometmq.broker.pop import revive, service
+from cometmq.broker.pop.lease_table import restore
+from cometmq.broker.pop.leases import Leases
+from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.protocol.bodies import AckMsg, BatchAckMsg, PopCheckPoint
 from cometmq.protocol.codes import REVIVE_GROUP
 from cometmq.protocol.properties.values import encode_properties
@@ -134,6 +139,59 @@ async def test_a_kill_after_the_start_repeats_what_was_not_done(tmp_path):
         before = broker.parts.tables.offsets.query(REVIVE_GROUP, LOG, 0)
         assert await PopClient(peer).ack(found.handles[0]) == 0
         assert broker.parts.tables.offsets.query(REVIVE_GROUP, LOG, 0) == before == -1
+
+
+class TestAKill:
+    """The store is closed as a kill leaves it, while the broker's tables are not written any more."""
+
+    @pytest.fixture(autouse=True)
+    def often(self, monkeypatch):
+        monkeypatch.setattr(service, "SAVE_S", 0.02)
+
+    async def test_acks_and_leases_outlive_a_kill(self, tmp_path):
+        root, copy = tmp_path / "store", tmp_path / "copy"
+        async with running(root, flushConsumerOffsetInterval="10") as (broker, peer):
+            consumer = PopClient(peer)
+            await peer.send_numbers(6)
+            found = await consumer.pop(5)
+            for number in (1, 3):
+                assert await consumer.ack(found.handles[number]) == 0
+            assert (await consumer.renew(found.handles[4], 0, suspend=True)).code == 0
+            await until(lambda: broker.parts.store.max_offset(RETRY_TOPIC, 0) == 1)
+            pops = broker.parts.pops
+            await until(lambda: not pops.leases.dirty)
+            await broker.parts.tables.offsets_file.save_now()
+            await pops.lease_file.save_now()
+            await asyncio.to_thread(shutil.copytree, root, copy)
+        assert (copy / "abort").exists()
+        async with running(copy) as (broker, peer):
+            consumer = PopClient(peer)
+            again = await consumer.pop()
+            assert sorted(again.bodies) == ["4", "5"]
+            for handle in (found.handles[0], found.handles[2]):
+                assert await consumer.ack(handle) == 0
+            assert broker.parts.tables.offsets.query("G", "Orders", 0) == 5
+
+    async def test_an_offset_that_was_set_back_counts(self, tmp_path):
+        table = {"floor": 1, "head": 4, "pops": [[1, 0, 1 << 50, True, [1, 3]]]}
+        offsets = ConsumerOffsets()
+        for queue_id, offset in enumerate((0, 1, 3, 9)):
+            offsets.commit("G", "Orders", queue_id, offset)
+        leases = Leases(offsets, 5)
+        entries = {str(queue_id): table for queue_id in range(4)} | {"7": table, "8": {"floor": "x"}}
+        restore({"leaseTable": {"Orders@G": entries}}, leases, offsets, lambda *_: 9, 0, 0)
+        heads = {queue.key[2]: (queue.head, list(queue.leases)) for queue in leases}
+        assert heads == {1: (4, [1, 3]), 2: (4, [3])}
+        assert [offsets.query("G", "Orders", queue_id) for queue_id in range(4)] == [0, 1, 3, 9]
+
+    async def test_messages_that_a_crash_has_removed_are_not_done(self):
+        offsets = ConsumerOffsets()
+        offsets.commit("G", "Orders", 0, 1)
+        leases = Leases(offsets, 5)
+        table = {"floor": 1, "head": 9, "pops": [[1, 0, 1 << 50, True, [1, 6]]]}
+        restore({"leaseTable": {"Orders@G": {"0": table}}}, leases, offsets, lambda *_: 4, 0, 0)
+        (queue,) = leases
+        assert (queue.head, list(queue.leases)) == (4, [1])
 
 
 class TestOrdered:

@@ -184,6 +184,8 @@ class Leases:
         self._queues: dict[QueueKey, LeasedQueue] = {}
         self._heap: list[tuple[int, Lease]] = []
         self._count = 0
+        self.dirty = False
+        """Whether leases have changed since this attribute was last set to False."""
 
     def __len__(self) -> int:
         return self._count
@@ -260,6 +262,7 @@ class Leases:
         """
         if self.find(queue.key) is not queue:
             return False
+        self.dirty = True
         deadline_ms = now_ms + pop.invisible_ms
         if pop.ordered:
             queue.pop_ms = pop.pop_ms
@@ -308,6 +311,27 @@ class Leases:
             queue.open += 1
             self._count += 1
             self._schedule(lease)
+
+    def restore_pops(self, key: QueueKey, head: int, pops: Iterable[tuple[int, Pop, int, bool]]) -> None:
+        """Create the state of a queue with leases of ordinary pops that a killed run has saved.
+
+        Args:
+            key: The queue.
+            head: The offset at which pops continue, unless the stored offset is greater.
+            pops: The leases in ascending order of their offsets, none before the stored offset: offset, pop,
+                deadline, and whether the delivery counts towards the maximum number of retries.
+        """
+        queue = LeasedQueue(key, self._offsets.query(*key))
+        queue.head = queue.rewound = max(head, queue.floor)
+        self._queues[key] = queue
+        for offset, pop, deadline_ms, counts in pops:
+            if offset < queue.head:
+                lease = Lease(queue, offset, pop, deadline_ms)
+                lease.counts = counts
+                queue.add(lease)
+                self._count += 1
+                self._schedule(lease)
+        self.settle(queue)
 
     # -- requests of consumers
 
@@ -376,6 +400,7 @@ class Leases:
             return False
         if lease.pop.ordered and not lease.heap_ms:
             queue.open += 1  # The lease had expired, but another one has kept the queue blocked
+        self.dirty = True
         lease.counts = counts
         lease.deadline_ms = now_ms + invisible_ms
         self._schedule(lease)
@@ -415,6 +440,7 @@ class Leases:
         queue = lease.queue
         if queue is None or self.find(queue.key) is not queue:
             return
+        self.dirty = True
         lease.queue = None
         del queue.leases[lease.offset]
         self._count -= 1

@@ -12,10 +12,10 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.filters.sql_filters import SqlFilters
+from cometmq.broker.pop import lease_table, order_info
 from cometmq.broker.pop.checks import PopChecks
 from cometmq.broker.pop.expiry import LeaseExpiry
 from cometmq.broker.pop.leases import Leases, QueueKey
-from cometmq.broker.pop.order_info import restore, to_table
 from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pop.revive import CheckpointKey, ReviveLog
@@ -27,7 +27,9 @@ from cometmq.remoting import Tick
 from cometmq.store import Arrivals, Clock, MessageStore
 
 SWEEP_S = 10.0
+SAVE_S = 2.0
 ORDER_INFO = "consumerOrderInfo.json"
+LEASES = "popLeases.json"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,12 +71,34 @@ class PopService:
             clock=self.clock, store=self.store, tick=self.tick, tables=self.tables, stats=self.stats,
             leases=self.leases, arrivals=self.arrivals, on_leased=self.expiry.arm,
         )  # fmt: skip
+        self.lease_file = TableFile(
+            self.store.disk,
+            os.path.join(self.config.store.root, "config", LEASES),
+            self._lease_table,
+            self.tables.log_flushed,
+        )
+        self._lease_file_used = False
+        self._saves = Periodic(
+            asyncio.get_running_loop(),
+            SAVE_S,
+            self._save_leases,
+            name="writing the leases of popped messages",
+        )
         self._sweeps = Periodic(
             asyncio.get_running_loop(), SWEEP_S, self.pops.sweep, name="sweep of the topics with parked pops"
         )
 
     def _order_table(self) -> dict[str, Any]:
-        return to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
+        return order_info.to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
+
+    def _lease_table(self) -> dict[str, Any]:
+        return lease_table.to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
+
+    def _save_leases(self) -> None:
+        if self.leases.dirty:
+            self.leases.dirty = False
+            self._lease_file_used = True
+            self.lease_file.save()
 
     def _freed(self, key: QueueKey) -> None:
         self.pops.freed(key)
@@ -113,10 +137,16 @@ class PopService:
         return len(self.revive) > 0 and self.revive.renew(checkpoint, offset, invisible_ms, counts)
 
     def load(self) -> None:
-        """Restore the leases of ordered pops. Must run in a thread, before requests are served."""
+        """Restore leases from their files. Must run in a thread, before requests are served."""
         table = self._order_file.load_or_empty()
         self._order_file_used = bool(table.get("table"))
-        restore(table, self.leases, self.tables.offsets, mono_ms(self.clock), self.clock.time_ms())
+        now_ms, wall_ms = mono_ms(self.clock), self.clock.time_ms()
+        order_info.restore(table, self.leases, self.tables.offsets, now_ms, wall_ms)
+        table = self.lease_file.load_or_empty()
+        if not self.store.recovered.clean:
+            lease_table.restore(
+                table, self.leases, self.tables.offsets, self.store.max_offset, now_ms, wall_ms
+            )
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Handle messages that have become visible."""
@@ -133,18 +163,22 @@ class PopService:
     def start(self) -> None:
         """Begin to handle expired leases, and to read the revive log."""
         self._sweeps.start()
+        self._saves.start()
         self.expiry.start()
         self.revive.start()
 
     async def stop(self) -> None:
         """Answer waiting pops, handle no further leases, and save the leases if this broker is a master."""
         self._sweeps.cancel()
+        self._saves.cancel()
         await self.pops.stop()
         self.expiry.stop()
         await self.retries.stop()
         await self.revive.stop(write=not self.store.slave)
 
     async def save(self) -> None:
-        """Write the leases of ordered pops to their file, because the broker stops."""
+        """Write the files of leases, because the broker stops and the revive log has its records."""
         if self._order_file_used or self._order_table()["table"]:
             await self._order_file.finish()
+        if self._lease_file_used:
+            await self.lease_file.finish()
