@@ -234,11 +234,6 @@ class ReviveLog:
 
     # -- acks and renewals by consumers
 
-    def open_messages(self, key: CheckpointKey) -> list[int]:
-        """Return the offsets of the messages of a checkpoint that are not done."""
-        checkpoint = self._pending.get(key)
-        return [] if checkpoint is None else list(checkpoint.open)
-
     def _find(self, key: CheckpointKey, offset: int) -> Checkpoint | None:
         checkpoint = self._pending.get(key)
         if checkpoint is None or checkpoint.open.get(offset, True):
