@@ -491,7 +491,7 @@ class BrokerParts:
 
     def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
-        self.pops.arrived(arrivals)
+        self.pops.pops.arrived(arrivals)
         if not self.store.slave:
             self.schedule.arrived(arrivals)
             self.timers.arrived(arrivals)

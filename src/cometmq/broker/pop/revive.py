@@ -27,7 +27,6 @@ from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.pop.leases import Lease, LeasedQueue, Leases
 from cometmq.broker.pop.retries import Overdue, Retries
-from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import BodyError, CommandError, RecordError, StoreError
 from cometmq.message import MessageExt
@@ -43,7 +42,7 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import REVIVE_GROUP, REVIVE_TOPIC_PREFIX
 from cometmq.protocol.properties.values import encode_properties, stored_tags_code
 from cometmq.protocol.record.one import decode_record, record_starts
-from cometmq.store import Arrivals, Clock, MessageStore, ReadResult, Reads
+from cometmq.store import Clock, MessageStore, ReadResult, Reads
 
 log = logs.logger(__name__)
 
@@ -108,7 +107,6 @@ class ReviveLog:
     writer: Writer
     leases: Leases
     retries: Retries
-    arrivals: LongPoll
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -143,15 +141,9 @@ class ReviveLog:
         self._stopped = False
         known = self.tables.topics.get(self.topic)
         for queue_id in range(REVIVE_QUEUES if known is None else known.read_queue_nums):
-            self.arrivals.watch(self.topic, queue_id)
             self._next[queue_id] = self.tables.offsets.query(REVIVE_GROUP, self.topic, queue_id) + 1
         self._read_soon()
         self._checks.start()
-
-    def arrived(self, arrivals: Arrivals) -> None:
-        """Read new records of the log."""
-        if any(arrival[0] == self.topic for arrival in arrivals):
-            self._read_soon()
 
     def _read_soon(self) -> None:
         if not self._reading and not self._stopped and self._has_more():
@@ -311,7 +303,7 @@ class ReviveLog:
         heappush(self._heap, (checkpoint.due_ms, next(self._numbers), checkpoint))
 
     def _check(self) -> None:
-        """Copy messages whose time is over."""
+        """Read new records of the log, and copy messages whose time is over."""
         self._read_soon()
         now_ms, left = mono_ms(self.clock), PER_TURN
         while self._heap and self._heap[0][0] <= now_ms and left > 0:

@@ -24,7 +24,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.table_file import TableFile
 from cometmq.periodic import Periodic
 from cometmq.remoting import Tick
-from cometmq.store import Arrivals, Clock, MessageStore
+from cometmq.store import Clock, MessageStore
 
 SWEEP_S = 10.0
 SAVE_S = 2.0
@@ -57,7 +57,7 @@ class PopService:
         )
         self.revive = ReviveLog(
             config=self.config, clock=self.clock, store=self.store, tables=self.tables, writer=self.writer,
-            leases=self.leases, retries=self.retries, arrivals=self.arrivals,
+            leases=self.leases, retries=self.retries,
         )  # fmt: skip
         self._order_file_used = False
         path = os.path.join(self.config.store.root, "config", ORDER_INFO)
@@ -147,11 +147,6 @@ class PopService:
             lease_table.restore(
                 table, self.leases, self.tables.offsets, self.store.max_offset, now_ms, wall_ms
             )
-
-    def arrived(self, arrivals: Arrivals) -> None:
-        """Handle messages that have become visible."""
-        self.pops.arrived(arrivals)
-        self.revive.arrived(arrivals)
 
     def restart(self) -> None:
         """Forget all leases: this broker becomes the leader, and other leaders have moved the offsets."""
