@@ -360,5 +360,22 @@ class TestRefusals:
         bad = b'{"acks":[{"c":"G","t":"Orders","r":"7","b":"AQ=="}]}'
         refused(await peer.call(RequestCode.BATCH_ACK_MESSAGE, None, bad, version=V5), 13, "not 0, 1 or 2")
 
+    async def test_a_slave_neither_pops_nor_acks(self, cluster, peer, consumer):
+        await peer.send_numbers(2)
+        (handle,) = (await consumer.pop(1)).handles
+        waiting = asyncio.create_task(consumer.pop(exp="none", exp_type="TAG", hold_ms=20_000))
+        pops = cluster.broker.parts.pops.pops
+        await until(lambda: len(pops.polls))
+        cluster.broker.parts.store.slave = True
+        try:
+            refused((await consumer.pop()).answer, 1, "this broker is a slave")
+            assert await consumer.ack(handle) == 1
+            assert (await consumer.renew(handle, 1)).code == 1
+            pops.wake(pops.polls.wake_all())
+            assert (await waiting).code == 210
+        finally:
+            cluster.broker.parts.store.slave = False
+        assert offset_in(cluster) == 0
+
     async def test_nothing_to_roll_back(self, peer):
         assert (await peer.call(RequestCode.POP_ROLLBACK)).code == 0
