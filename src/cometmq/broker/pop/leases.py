@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 MAX_LEASES = 500_000
 """The maximum number of leases of a broker. They take about 300 bytes each."""
 MAX_LEASES_PER_QUEUE = 20_000
@@ -67,22 +69,29 @@ class Pop(NamedTuple):
     attempt_id: str = ""
 
 
-class Lease:
-    """A leased message."""
+class Lease(msgspec.Struct, eq=False, gc=False):
+    """A leased message.
 
-    __slots__ = ("counts", "deadline_ms", "heap_ms", "moving", "offset", "pop", "queue")
+    The garbage collector ignores leases, so that many of them do not delay the event loop. The reference to
+    the queue, which refers to the lease, is removed when the lease ends.
 
-    def __init__(self, queue: LeasedQueue, offset: int, pop: Pop, deadline_ms: int) -> None:
-        self.queue: LeasedQueue | None = queue
-        """The queue of the message; None once the lease has ended."""
-        self.offset = offset
-        self.pop = pop
-        self.deadline_ms = deadline_ms
-        self.heap_ms = 0  # The deadline in the newest entry of this lease in the heap
-        self.counts = True
-        """Whether the delivery counts towards the group's maximum number of retries."""
-        self.moving = False
-        """Whether the lease has expired and the caller is storing a copy of the message."""
+    Attributes:
+        queue: The queue of the message; None once the lease has ended.
+        offset: The message's queue offset.
+        pop: The pop that has received the message.
+        deadline_ms: When the lease expires.
+        heap_ms: The deadline in the newest entry of this lease in the heap; 0 without an entry.
+        counts: Whether the delivery counts towards the group's maximum number of retries.
+        moving: Whether the lease has expired and the caller is storing a copy of the message.
+    """
+
+    queue: LeasedQueue | None
+    offset: int
+    pop: Pop
+    deadline_ms: int
+    heap_ms: int = 0
+    counts: bool = True
+    moving: bool = False
 
     def __lt__(self, other: Lease) -> bool:  # The heap compares leases with equal deadlines
         return self.offset < other.offset
