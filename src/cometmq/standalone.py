@@ -51,10 +51,10 @@ class Standalone(Running):
     """A name server and brokers. Use `async with`, `start` and `stop`, or `run_in_thread` in blocking code.
 
     Args:
-        data_dir: Directory of all files.
-        settings: Further broker settings by RocketMQ's keys. They override the broker.conf of an existing
-            store for this run only, but segment sizes are also written to it.
-        disk: The disk to which the files broker.conf are written.
+        data_dir: The directory that contains the files of the name server and of all brokers.
+        settings: Further broker settings by RocketMQ's keys. For this run, they override the broker.conf of
+            an existing store. Only the file sizes among them are also written to broker.conf.
+        disk: The disk to which the broker.conf of each broker is written.
         host: Address that all servers listen on.
         grpc_port: Port of the first broker for 5.x clients; those of the next brokers are 10, 20, … higher.
             -1: none.
@@ -185,7 +185,7 @@ class Standalone(Running):
 
     @contextmanager
     def run_in_thread(self, timeout_s: float = 30.0) -> Iterator[Standalone]:
-        """Run the cluster in a thread with its own event loop while the block runs."""
+        """Run the cluster in a thread with its own event loop while the `with` block runs."""
         with loop_in_thread("cometmq-standalone", timeout_s) as run:
             run(self.start())
             try:

@@ -72,14 +72,17 @@ class Checkpointing:
 
     @property
     def far_behind(self) -> bool:
-        """Whether a recovery would have to scan so many records that the checkpoint must be moved now."""
+        """Whether a recovery would have to scan so much of the log that the checkpoint must be moved now."""
         return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
-        """Return the records dispatched so far. A write of queues and index that begins now covers them."""
-        # While topics are being deleted, the sum of the maximum offsets is left out (0). After a crash,
-        # recovery would compute a smaller sum, because it drops the queues of deleted topics. It could not
-        # see that the deletion is the cause, because the deletion is recorded with a log position before the
+        """Return what is known of the records dispatched so far.
+
+        A write of all queues and the index that begins now includes all these records.
+        """
+        # While topics are being deleted, `queue_ends` is 0 (unknown). Otherwise, after a crash, recovery
+        # would compute a smaller sum of maximum offsets, because it drops the queues of deleted topics. It
+        # could not attribute the difference to the deletion, which is recorded with a log position before the
         # checkpoint position.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)

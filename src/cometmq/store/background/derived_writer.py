@@ -34,8 +34,9 @@ log = logs.logger(__name__)
 _MIN_RECORDS_PER_SEARCH = 4096
 # Above this number of unsynced files, one sync of the whole file system is cheaper than a sync of each file.
 _MANY_FILES = 256
-# A write cycle writes queues in this number of loop iterations, unless it is thorough. Cycles begin every
-# second by default. So up to 512 queues are written per second, and ten thousand in 20 s.
+# A write cycle writes queues in this number of loop iterations; only a thorough cycle continues until all
+# queues are written. By default, a cycle begins every second. So up to 512 queues are written per second, and
+# ten thousand in 20 s.
 _SLICES_PER_CYCLE = 2
 _SLICE = 256  # Number of queues written per iteration of the event loop
 _CYCLE = "writing queues and index"
@@ -67,7 +68,10 @@ def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class DerivedWriter:
-    """Writes queues and index of one store. For the loop thread only. Changed settings replace `config`."""
+    """Writes queues and index of one store. For the loop thread only.
+
+    When settings change, `config` is replaced.
+    """
 
     disk: Disk
     clock: Clock
@@ -96,11 +100,11 @@ class DerivedWriter:
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """Record that `count` more records were dispatched. Write some of their queue units and index keys.
+        """Count `count` more dispatched records. Write queue units and index keys when enough have collected.
 
-        Keys are added to the index when a batch of them is complete. Queues with many unwritten units are
-        searched for, and written, only after some thousand records. A failed write is logged and raises a
-        flag.
+        Keys are added to the index when a batch of them is complete. Once every few thousand records, the
+        queues with many unwritten units are searched for and written. A failed write is logged, and a flag is
+        raised that makes the store refuse messages.
         """
         self._unwritten += count
         index = self.index
@@ -179,7 +183,9 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # After a timeout, the next thorough cycle retries. After a failed sync, none does.
+            # The log was not synced. If the wait timed out, the next thorough cycle tries again. If a sync of
+            # the log failed, no later cycle tries.
+            return
         try:
             await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:
@@ -252,7 +258,10 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """Return the files and directories of queues and index to sync, including those of a failed sync."""
+        """Return what must be synced: files of the queues and of the index, and directories of such files.
+
+        Files and directories whose last sync failed are included.
+        """
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)

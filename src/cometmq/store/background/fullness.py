@@ -19,8 +19,8 @@ log = logs.logger(__name__)
 class Fullness:
     """The used shares of the partitions that hold log, queues and index, as last measured.
 
-    A share is between 0 and 1, or -1 if it could not be read. For the loop thread only. Changed settings
-    replace `config`.
+    A share is between 0 and 1, or -1 if it could not be read. For the loop thread only. When
+    settings change, `config` is replaced.
     """
 
     disk: Disk
@@ -51,7 +51,7 @@ class Fullness:
 
     @property
     def deletes_any_age(self) -> bool:
-        """Whether segments are deleted even before they expire."""
+        """Whether the disks are so full that segments are deleted even before they expire."""
         return self.config.clean_file_forcibly_enable and self._fullest > self._forced_above
 
     @property

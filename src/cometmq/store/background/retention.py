@@ -1,10 +1,10 @@
 """Retention: deletion of old files by age, by disk usage, and on request.
 
-The age of a segment is the age of its file's modification time, measured by `SteadyTime`, so a clock that is
-ahead for a while does not cause deletions. Deletion begins with the oldest segment, pauses after each one,
-and never deletes the last one. Segments that a slave still needs are kept until the disk is full. Files of
-queues, of their extension (queue_ext.py) and of the index are deleted after all records that they refer to.
-The minimum offset of each queue moves to its first record that still exists.
+The age of a segment is the time since its file was last modified. It is measured by `SteadyTime`, so a wall
+clock that is ahead for a while does not cause deletions. Deletion begins with the oldest segment, pauses
+after each one, and never deletes the last one. Segments that a slave still needs are kept until the disk is
+full. The files of queues, queue extensions (queue_ext.py) and index are deleted after all records that they
+refer to. The minimum offset of each queue moves to its first record that still exists.
 
 A power failure must not leave gaps in the queues. Once a segment has been deleted, only the queue units of
 its records show which offsets were assigned. So a segment is deleted only after these units have been synced.
@@ -88,9 +88,10 @@ class Retention:
         self._corrected_min = self.commit_log.min_position
         self._derived_min = -1
         self._sweep_end = -1  # End of the log when a deletion of unexpired segments last began; else -1
-        self._swept = 0  # Bytes that moved messages have added to the log after `_sweep_end`
+        self._swept = 0  # Bytes after `_sweep_end` that consist of messages moved out of deleted segments
         self._logged_full = False
-        self._logged_needed = -1  # End of the segment that was last logged as needed by a slave
+        # End of the last segment whose deferred deletion was logged: a slave still needs the segment.
+        self._logged_needed = -1
         self.synced_min = -1
         """The position at which the log would begin after a power failure."""
 
@@ -280,7 +281,8 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
-        async with self._correcting:  # Each run holds a list of all queues, so only one may run at a time
+        # Each call holds a list of all queues in memory, so calls run one after the other.
+        async with self._correcting:
             log_min = self.commit_log.min_position
             if log_min <= self._corrected_min:
                 return
@@ -293,7 +295,7 @@ class Retention:
     # -- queues and index -------------------------------------------------------------------------
 
     async def derived_cycle(self) -> list[str]:
-        """Delete queue and index files that only refer to deleted records. Return the deleted paths."""
+        """Delete the queue and index files that refer only to deleted records. Return their paths."""
         log_min = self.commit_log.min_position
         if log_min <= self._derived_min:
             return []
@@ -308,9 +310,10 @@ class Retention:
         return deleted
 
     async def _delete_derived(self, log_min: int, deleted: list[str]) -> bool:
-        """Delete index, queue and ext files whose records are all before `log_min`. Add them to `deleted`.
+        """Delete the index, queue and ext files that refer only to records before `log_min`.
 
-        Return False if a deletion failed or the store is stopping.
+        The paths of the deleted files are added to `deleted`. Return False if a deletion failed or the store
+        is stopping.
         """
         executor = self.executor
         while not executor.ending and (path := self.index.forget_expired(log_min)) is not None:
@@ -340,8 +343,8 @@ class Retention:
             if queue.deleted:
                 break
             try:
-                # The deletion runs on the loop. In the executor it could be late, and remove a file of the
-                # same name that belongs to a new topic.
+                # This deletion runs on the event loop, not in a thread. A thread could be late: if the topic
+                # were deleted and created again meanwhile, it would remove a file of the new topic.
                 queue.delete_file(path)
             except OSError as failure:
                 log.error("%s could not be deleted, trying again: %s", path, failure)
@@ -353,10 +356,10 @@ class Retention:
         return True
 
     async def _shorten_ext(self, deleted: list[str]) -> bool:
-        """Delete the ext files that only expired queue units refer to, and those of deleted queues.
+        """Delete ext files that are referred to by no unexpired queue unit, and those of deleted queues.
 
-        The paths are added to `deleted`. Return False if a deletion failed or the store is stopping. Raises
-        OSError.
+        The paths of the deleted files are added to `deleted`. Return False if a deletion failed or the store
+        is stopping. Raises OSError.
         """
         executor, ext = self.executor, self.ext
         for topic, queue_id in await executor.run(ext.queues):

@@ -21,7 +21,8 @@ log = logs.logger(__name__)
 
 # Pause after a failed reservation of a segment, in seconds. It ends early if retention frees space.
 _RESERVE_RETRY_INTERVAL_S = 10.0
-PART = 512 << 10  # Bytes of zeros per write: few, because the next sync of the log writes them, too
+# Bytes of zeros per write. The number is small, because the next sync of the log must write these bytes, too.
+PART = 512 << 10
 # The minimum distance, in bytes, from the end of the log to the range to which zeros are written next. It is
 # large, so that the log seldom reaches that range before the zeros are written.
 MARGIN = 16 << 20
@@ -46,16 +47,22 @@ class ZeroAhead:
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
-        """Start to write zeros to the next part, unless a part is being written or enough zeros lie ahead."""
+        """Start to write the next PART bytes of zeros to the newest log segment.
+
+        Nothing is started while a write of zeros is still running, when the zeros already reach AHEAD bytes
+        beyond the end of the log, or when the segment has no room for another PART bytes.
+        """
         commit_log = self._log
         if self._task is not None:
             if not self._task.done():
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # Only a warning, because a log without zeros merely syncs more slowly
+            if failure is not None:
+                # A warning suffices: syncs are slower in a segment without zeros, but work. Since `_stop` is
+                # now the end of the segment, no more zeros are written to this segment.
                 log.warning("the next part of the log could not be allocated: %s", failure)
-                self._stop = commit_log.limit  # Ends the writing of zeros to this segment
+                self._stop = commit_log.limit
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:
@@ -74,7 +81,7 @@ class ZeroAhead:
         `stop` is the log position at which the next write of the log will end.
         """
         if self._task is not None and stop > self._start:
-            self._task.exception()  # Waits for the end of the write; `write_next` logs its exception
+            self._task.exception()  # Waits until the task ends; `write_next` logs a failure
 
 
 @dataclass(eq=False)
@@ -91,15 +98,17 @@ class SpaceAhead:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
         self._retry_at = 0.0  # Earliest time (monotonic clock) of the next reservation after a failed one
-        self._unreserved_segment = -1  # Newest segment's start when a failed reservation was last logged
+        # Log position at which the newest segment began when a failed reservation was last logged. Only one
+        # failure is logged per segment.
+        self._unreserved_segment = -1
 
     def attach(self, pool: Executor) -> None:
         self._pool = pool
 
     def add_zeros(self, zeros: ZeroAhead) -> None:
-        """From now on, let `zeros` write zeros to the log's newest segment before records reach them.
+        """From now on, let `zeros` write zeros to the log's newest segment, beyond the end of the log.
 
-        A write of the log to the same range waits for the zeros.
+        If the log reaches a range to which zeros are being written, the log waits until they are written.
         """
         self._zeros = zeros
         self.commit_log.before_write = zeros.wait_for_zeros
@@ -126,6 +135,6 @@ class SpaceAhead:
         self._retry_at = 0.0
 
     def write_zeros(self) -> None:
-        """Start to fill the log file with zeros after its end. Only called with SYNC_FLUSH."""
+        """Start to write zeros beyond the end of the log, if `add_zeros` was called (SYNC_FLUSH only)."""
         if self._zeros is not None:
             self._zeros.write_next()

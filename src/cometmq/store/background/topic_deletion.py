@@ -53,11 +53,10 @@ class TopicDeletion:
         self._lock = asyncio.Lock()
 
     async def delete(self, topics: Sequence[str]) -> int:
-        """Delete the queues of topics, including messages that are not written yet.
+        """Delete the queues of topics, and return the number of deleted queues.
 
-        Return the number of queues.
-
-        The records stay in the log until their segments are deleted.
+        Messages that the store has accepted but not yet written to the log count as deleted, too. All records
+        stay in the log, without a queue, until retention deletes their segments.
 
         Raises:
             OSError: A step failed. Topics that have not been deleted yet continue as before.
@@ -110,7 +109,8 @@ class TopicDeletion:
             kept = [queue for queue in kept if queue not in old]
             end = max(end, *(queue.max_physical for queue in old))
         if not kept:
-            # Records from `dispatched` on may not have a queue yet, but belong to the deleted topic, too.
+            # All queues are old, so all records of the topic that have been added to a queue belong to the
+            # deleted topic. They end at `dispatched`.
             end = max(end, dispatched)
         before, floors = self.deleted.ends, self.min_offsets.by_topic
         self.min_offsets.drop([topic])
@@ -164,7 +164,9 @@ class TopicDeletion:
             self._record(left, end, begin)
         else:
             await self.executor.run(self._record, list(left), end, begin)
-        self.appender.encode_pending()  # Makes `next_offsets` include messages that arrived in the meantime
+        # Assign offsets to the messages that have arrived since `seen` was computed. The comparison below
+        # then detects these messages.
+        self.appender.encode_pending()
         if self.commit_log.end < end and tries <= 2 * TRIES:
             # Do not delete the queues, because messages before `end` have not been written: their write has
             # failed or may fail. Later messages of the topics could then lie before `end`, and would count as
@@ -198,8 +200,8 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            # The log may have become shorter. No log position in the table may be after the end of the log,
-            # or new records would count as deleted.
+            # The log may have become shorter. If the table of deleted topics kept a log position after the
+            # end of the log, new records before that position would count as deleted.
             self.deleted.lower(self.commit_log.end)
             self.min_offsets.save()
         except OSError as failure:

@@ -1,8 +1,9 @@
 """Retention of single topics by age or by bytes, and purges on request.
 
-Both raise the minimum offsets of queues. The space is freed when the retention of the store deletes the
-segments. A run of topic retention processes only some of the queues and a limited number of queue units, so
-its work is bounded. A thread reads units that are not in memory.
+Retention and purges hide messages: they raise the minimum offsets of queues. The disk space is freed later,
+when the retention of the whole store (retention.py) deletes the log segments of these messages. A run of
+topic retention processes only some of the queues and a limited number of queue units, so its work is bounded.
+A thread reads units that are not in memory.
 
 Hidden messages never become visible again. So ages are measured by `SteadyTime`, which a wrong clock does not
 change immediately.
@@ -156,7 +157,7 @@ class TopicRetention:
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
-        while counted.begin < begin:  # Subtract the messages before `begin`, which the age limit hides
+        while counted.begin < begin:  # Subtract the bytes of messages that the age limit has hidden meanwhile
             sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
@@ -175,10 +176,10 @@ class TopicRetention:
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
-        """Return the record sizes in the queue units from offset `begin` on, but before `end`.
+        """Return the sizes of the records at the queue offsets in [begin, end).
 
-        The result covers at least one offset, and not always all of them. The size is 0 for a filler, and for
-        an offset whose queue file is missing.
+        The result begins at offset `begin` and has at least one size, but it may stop before `end`. The size
+        is 0 for a filler, and for an offset whose queue file is missing.
         """
         want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)

@@ -25,10 +25,12 @@ from cometmq.store.base.disk import Disk, opened, read_file, write_all
 FILE_SIZE = 4096
 _FIELDS = struct.Struct(">qqq")
 _MARGIN_MS = 3000
-_POSITION = struct.Struct(">8sqqqqqqqiiq")  # Magic, the three times, then the fields of `CheckpointPosition`
+_POSITION = struct.Struct(">8sqqqqqqqiiq")  # Magic, file times, fields of `CheckpointPosition`
 _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
-_POSITION_AT = 64 - _FIELDS.size  # Offset of the checkpoint position from the end of the three times
+# The file begins with three times. The checkpoint position follows at byte 64. This is its distance, in
+# bytes, from the end of the times.
+_POSITION_AT = 64 - _FIELDS.size
 POSITION_LOCATION = slice(64, 64 + _POSITION.size + _CRC.size)
 """The part of the file that holds the checkpoint position."""
 
@@ -115,7 +117,7 @@ class Checkpoint:
             self.flush()
 
     def reset_index(self) -> None:
-        """Reset the index time and the checkpoint position, and sync the checkpoint. Raises OSError.
+        """Reset the time of the full index files and the checkpoint position, and sync. Raises OSError.
 
         Recovery calls this method before it overwrites index entries that the checkpoint declares durable.
         The new entries may differ, because they leave out the keys of topics that have been deleted since.

@@ -34,8 +34,9 @@ ASYNC_FLUSH = "ASYNC_FLUSH"
 ASYNC_MASTER, SYNC_MASTER, SLAVE = "ASYNC_MASTER", "SYNC_MASTER", "SLAVE"
 
 
-# The largest body, and the largest total size of the messages of a pull: a frame of 16 MiB, less 64 KiB for
-# the headers and 64 KiB for the rest of the record.
+# Upper limit of the settings for the size of a message body and for the bytes that one pull returns. A frame
+# of the protocol has at most 16 MiB. This limit leaves 64 KiB for the headers of the frame, and 64 KiB for
+# the fields of a record other than the body.
 _MAX_BODY_BYTES = (16 << 20) - (128 << 10)
 _MS = Range(0, INT_MAX, "milliseconds")
 _PERIOD = Range(1, INT_MAX, "milliseconds")
@@ -261,7 +262,8 @@ def _paths(text: str) -> tuple[str, ...]:
 
 _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
-_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # 8 digits suffice: 99,999,999 days are 270,000 years
+# A delay: 8 digits suffice, because 99,999,999 days are 270,000 years.
+_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_DELAY_LEVELS = 256  # Maximum number of delay levels; each level costs a queue and an offset
 
@@ -297,7 +299,7 @@ SMALL_FILES = {
     "max_hash_slot_num": 50_000,
     "max_index_num": 200_000,
 }
-"""The small file lengths for `standalone` and tests.
+"""Settings that make store files smaller than Apache's defaults, for `cometmq.standalone` and tests.
 
-The lengths are always written to the store's broker.conf.
+They are always written to the store's broker.conf.
 """

@@ -16,7 +16,7 @@ _RESERVED_DESCRIPTORS = 8_192  # descriptors left for connections if the limit o
 
 
 def fair_share() -> int:
-    """Return the number of files that the store may keep open, a part of the process's limit."""
+    """Return how many files the store may keep open: a part of the process's limit on open files."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         _MAX_DESCRIPTORS

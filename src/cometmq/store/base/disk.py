@@ -344,7 +344,7 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
         Whether the range held anything other than zeros, or could not be read in part.
     """
     changed = False
-    length = 1 << 12  # The first read is short, because the rest of the range is usually a hole
+    length = 1 << 12  # Short at first, because usually a hole begins after a few bytes
     at: int | None = start
     while at is not None and at < stop:
         length = min(length, stop - at)

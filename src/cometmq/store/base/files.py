@@ -1,8 +1,8 @@
-"""Reads files of the store without letting the loop wait for a disk. Every reader of the store uses it.
+"""Reads files of the store without letting the event loop wait for a disk.
 
-Every reader has a parameter `reads` and passes it on, down to the file. If data is not in memory and `reads`
-does not allow waiting for the disk, the read raises `NotInMemory`. A thread then reads the missing range, and
-the query is repeated (see uncached_reads.py).
+Each function of the store that reads has a parameter `reads` and passes it on, down to the read of the file.
+If data is not in memory and `reads` does not allow waiting for the disk, the read raises `NotInMemory`. A
+thread then reads the missing range, and the query is repeated (see uncached_reads.py).
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | No
     """Return the facts about a store file that must have `size` bytes; None if it does not exist.
 
     Raises:
-        StoreError: The path is not a regular file, or the file was written with another size.
+        StoreError: The path is not a regular file, or the file's length or name does not fit `size`: the
+            file was written with another value of `setting`.
     """
     facts, base = disk.facts(path), int(os.path.basename(path))
     if facts is not None and not facts.regular:

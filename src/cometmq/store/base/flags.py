@@ -28,7 +28,7 @@ class RunningFlags:
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:
-        """Clear a flag, because the cause of the flag no longer exists."""
+        """Clear `flag`, because the reason for which it was raised no longer applies."""
         self.reasons.pop(flag, None)
 
     @property

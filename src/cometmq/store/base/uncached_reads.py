@@ -49,7 +49,9 @@ class UncachedReads:
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                break  # Read only the needed ranges, as the bad sector may be elsewhere in the block
+                # The bad sector may be in a part of the block that the query does not need. So below, only
+                # the needed ranges are read.
+                break
         async with self._passing:
             return await self._pass_ranges(question, missing)
 

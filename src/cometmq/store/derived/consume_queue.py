@@ -79,12 +79,12 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        # Values for the records of the queue: the topic with its length, the magic number of the record
-        # format, and the `key_prefix` of the topic.
-        self.record_topic = b""  # Topic with its length, shared by the topic's queues; empty at first
+        # Three values for encoding the records of the queue, computed before the first record: the length and
+        # name of the topic, the magic number of the record format, and the hash of `topic#` for the index.
+        self.record_topic = b""  # One object, shared by all queues of the topic
         self.magic = 0
         self.key_prefix = 0
-        self.positions: list[int] = []  # First positions of the existing files, ascending
+        self.positions: list[int] = []  # Position of the first byte of each existing file, ascending
         self.next_offset = 0  # Queue offset of the next message
         self.max_offset = 0  # End of the queue: the offset after its last queue unit
         self.min_offset = 0
@@ -244,7 +244,8 @@ class ConsumeQueue:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
         if self.deleted:
-            return None  # A new queue of the same topic may have created files of the same name
+            # A new topic of the same name may have created files at the paths of this deleted queue.
+            return None
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -337,9 +338,9 @@ class ConsumeQueue:
         self.min_offset = self.search(self.min_offset, self.max_offset, log_min, reads)
 
     def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
-        """Return the queue's files, oldest first, whose records are all before `log_min`.
+        """Return the paths of the queue's files that refer only to records before `log_min`, oldest first.
 
-        The result never includes the last file.
+        The last file of the queue is never included.
         """
         expired: list[str] = []
         for base in self.positions[:-1]:
@@ -496,7 +497,9 @@ class ConsumeQueue:
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                self.new_names = changed = True  # Causes a sync of the directory, so the file cannot reappear
+                # `new_names` causes a sync of the directory. Otherwise the file could reappear after a power
+                # failure.
+                self.new_names = changed = True
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

@@ -29,7 +29,9 @@ ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOTS_A_STEP = 1 << 19
-_MAX_CHECKED_ENTRIES = 1_000_000  # Number of newest entries that a start checks despite a checkpoint
+# At a start, up to this number of the newest entries of a file are checked even if the checkpoint declares
+# them durable.
+_MAX_CHECKED_ENTRIES = 1_000_000
 _MAX_SECONDS = 0x7FFFFFFF
 MAX_ENTRIES_PER_STEP = 256
 """The maximum number of entries that a search visits per loop iteration: 1 to 2 ms, at 5 us per entry."""
@@ -51,7 +53,8 @@ def file_length(slots: int, capacity: int) -> int:
 def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[Any]:
     """Return, for each new entry, the previous entry of its chain (0 for none). Update `slots` in place.
 
-    `slots` holds the newest entry of each chain. Negative hashes (damage) share the slot of their remainder.
+    `slots` holds the newest entry of each chain. The slot of a hash is the hash modulo
+    the number of slots. This also holds for a negative hash, which only a damaged entry has.
     """
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
@@ -194,7 +197,7 @@ class IndexFile:
         good &= (entries["previous"] >= 0) & (entries["previous"] < number)
         good &= (position >= self.begin_position) & (position <= self.end_position)
         good[1:] &= position[1:] >= position[:-1]
-        # An entry of zeros only is invalid, because a lost sector reads as zeros.
+        # An entry that consists only of zeros is invalid, because a lost sector reads as zeros.
         good &= (position > 0) | (entries["hash"] > 0)
         if len(entries):
             good[0] &= first > 1 or position[0] == self.begin_position
@@ -251,7 +254,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # The hash slots refer to removed entries, so all are computed anew
+                slots = None  # Some slots refer to removed entries, so all are computed again
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -278,8 +281,8 @@ class IndexFile:
             self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
         seconds = self._seconds(times_ms, self.begin_ms)
         if first == 1:
-            # As in Apache's broker, the time of the first entry is relative to `seed_ms`, the begin time of
-            # the header before the first entry was added.
+            # As in Apache's broker, the time of the first entry is relative to `seed_ms`: the begin time that
+            # the header had until this entry replaced it.
             seconds[0] = self._seconds(times_ms[:1], seed_ms)[0]
         previous = chain(self._slots, hashes, np.arange(first, first + added, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
@@ -335,7 +338,7 @@ class IndexFile:
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
-                return  # The file has become full and was written completely since the last step
+                return  # Between two steps, the file became full, and all its slots were written
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
             fd = self._files.descriptors.get(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)

@@ -30,7 +30,7 @@ from cometmq.store.derived.index_file import IndexFile, IntArray
 
 _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # Maximum total length of topic and key, in characters
 NO_POSITION = 1 << 63
-"""A position that is greater than that of any record."""
+"""A log position that is greater than the position of any record."""
 _MIN_BATCH = 1024  # Number of records whose keys are hashed together
 # The maximum number of entries that may be missing from the hash slots in the file. Recovery adds 2 million
 # missing entries in 0.1 s.
@@ -119,7 +119,8 @@ class IndexService:
                 self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
-                self._roll()  # Even if no record has a key, as recovery treats a missing index as lost
+                # Create a file even if no record has a key: recovery would treat a missing index as lost.
+                self._roll()
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
@@ -184,9 +185,10 @@ class IndexService:
             self._unsynced.add(file.path)
 
     def checkpoint_position(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
-        """Return the checkpoint position for the index files as they were last written.
+        """Return a checkpoint position that declares everything written to the index files durable.
 
-        It becomes valid when these files have been synced. The arguments are its fields of the same names.
+        The caller must sync these files before it uses the checkpoint position. The arguments become the
+        fields `position`, `last` and `queue_ends` of the checkpoint position.
         """
         if not self.files:
             return CheckpointPosition(position, last, queue_ends)
@@ -197,9 +199,10 @@ class IndexService:
         )
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return the index files written, and the directories with new or deleted files, since the last call.
+        """Return two lists of paths that the caller must sync.
 
-        The caller syncs both.
+        They contain the index files that were written since the last call, and the directories in which
+        something was created or deleted since then.
         """
         paths, self._unsynced = sorted(self._unsynced), set()
         names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
@@ -244,13 +247,13 @@ class IndexService:
 
         A disabled index is loaded, too, for searches and retention, but its files are not rebuilt.
 
-        After an unclean stop, Apache's broker deletes every file whose end is later than the checkpoint.
+        After an unclean stop, Apache's broker deletes every file whose end time is later than the checkpoint.
         CometMQ removes only the entries and files after the checkpoint position. If there is no checkpoint
-        position, each file whose end is later than `checkpoint_ms` is checked entry by entry. Only a damaged
-        file is removed, together with all later files.
+        position, each file whose end time is later than `checkpoint_ms` is checked entry by entry. Only a
+        damaged file is removed, together with all later files.
 
-        `resume` deletes the files. Before it is called, the caller must make sure that the checkpoint does
-        not declare any of them durable.
+        This method only selects the files to remove; `resume` deletes them. Before calling `resume`, the
+        caller must make sure that the checkpoint does not declare any of these files durable.
 
         Returns:
             Notes about damage, and whether entries are lost. If entries are lost, the caller must dispatch
@@ -330,9 +333,11 @@ class IndexService:
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Drop the oldest index file if the log begins after all records in it. The newest file always stays.
+        """Drop the oldest index file if all its records lie before the log begins, at `log_min`.
 
-        Return the path of the dropped file, which the caller deletes, or None.
+
+        The newest file is never dropped. Return the path of the dropped file, which the caller must delete,
+        or None if no file was dropped.
         """
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
@@ -400,12 +405,15 @@ def _hash_equal(keys: list[Any]) -> NDArray[np.uint32] | None:
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
     """Return the hashes that index entries contain: the absolute values of the hashes of `topic#key`."""
     absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
-    absolute[absolute > 0x7FFFFFFF] = 0  # Apache's broker uses 0 for the smallest 32-bit integer
+    absolute[absolute > 0x7FFFFFFF] = 0  # For -2**31, Apache's broker uses 0
     return absolute
 
 
 def _as_properties(properties: bytes, keys: Keys) -> bytes:
-    """Return the properties string that contains the keys of a record."""
+    """Return the keys of a record in the form of a properties string.
+
+    If `keys` is None, `properties` already is this string.
+    """
     if keys is None:
         return properties
     return UNIQUE_KEY + keys if isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()

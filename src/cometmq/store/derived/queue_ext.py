@@ -29,7 +29,7 @@ def ext_directory(root: str) -> str:
 
 
 class ExtFiles:
-    """The ext files of one store, by queue. Any thread may use it; the methods raise OSError."""
+    """Lists and deletes the consume queue extension files of one store. For any thread. Raises OSError."""
 
     __slots__ = ("_disk", "_root")
 

@@ -51,7 +51,8 @@ class QueueTable:
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size
-        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # Other modules must only read it
+        # Queues by topic and queue id. Other modules may read this table, but must not change it.
+        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: deque[ConsumeQueue] = deque()  # Queues with unwritten units, the longest waiting first
 
@@ -147,9 +148,10 @@ class QueueTable:
         return not dirty
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return the queue files written, and the directories with new or deleted files, since the last call.
+        """Return two lists of paths that the caller must sync.
 
-        The caller syncs both.
+        They contain the queue files that were written since the last call, and the directories in which
+        something was created or deleted since then.
         """
         paths: list[str] = []
         directories: set[str] = set()
@@ -224,7 +226,7 @@ class QueueTable:
             The number of queues moved.
 
         Raises:
-            OSError: A move failed. If no queue was to be kept, nothing has changed.
+            OSError: A move failed. If `keep` is empty, nothing has changed.
         """
         disk = self._files.disk
         queues = self._topics.get(topic, {})
@@ -240,7 +242,8 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).mark_deleted()  # `write_dirty` then writes nothing for the queue
+            # The queue may still be in `_dirty`. Once it is marked, writing the queue does nothing.
+            queues.pop(queue_id).mark_deleted()
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)
@@ -266,7 +269,7 @@ class QueueTable:
         for name in disk.listdir(self._trash):
             topic_dir = os.path.join(self._trash, name)
             if disk.is_link(topic_dir):
-                disk.unlink(topic_dir)  # A link's target is not part of the store; only the link is removed
+                disk.unlink(topic_dir)  # Removes the symbolic link; its target is not part of the store
                 continue
             for queue_id in disk.listdir(topic_dir):
                 self._remove_files(os.path.join(topic_dir, queue_id))
