@@ -1,6 +1,6 @@
-"""Creation of files and directories that only their owner can read, for messages and settings.
+"""Creation of private files and directories, for messages and settings. Only their owner can read them.
 
-New files have mode 0600, new directories 0700. Existing ones keep their mode.
+New files have mode 0600, new directories 0700. Existing files and directories keep their mode.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def lock_file(path: str) -> Callable[[], None]:
 
 
 def keep_mode(path: str, replaced: str) -> None:
-    """Set the mode of the file `path` to that of the file `replaced`, if `replaced` exists.
+    """Set the mode of the file `path` to the mode of the file `replaced`.
+
+    If `replaced` does not exist or is not a regular file, the mode of `path` does not change.
 
     Raises OSError.
     """

@@ -82,7 +82,7 @@ def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview,
 def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview) -> bool:
     """Return whether a request has a valid signature for this secret.
 
-    Both signatures are valid: the one that covers the field `UNIQUE_QUERY`, and the one that does not.
+    If the request has the field `UNIQUE_QUERY`, a signature is valid whether or not it covers this field.
     """
     given = ext.get(SIGNATURE, "").encode("utf-8", "replace")
     for all_fields in (False, True) if UNIQUE_QUERY in ext else (False,):

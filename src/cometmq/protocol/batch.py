@@ -14,7 +14,7 @@ from cometmq.errors import BodyError, MessageIllegal
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 ITEM_HEAD = struct.Struct(">iiiii")
-"""The fixed fields of an item: size, magic, CRC, flag, body length."""
+"""The layout of the first fields of a message in a batch: size, magic, CRC, flag, body length."""
 MIN_ITEM = ITEM_HEAD.size + 2
 _LENGTH = struct.Struct(">h")
 

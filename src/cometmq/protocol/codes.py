@@ -334,7 +334,7 @@ class TopicSysFlag(IntFlag):
     UNIT_SUB = 0x2
 
 
-# Version numbers of the protocol: the position of a release in RocketMQ's list of releases.
+# The protocol identifies a RocketMQ release by a number: its position in RocketMQ's list of releases.
 VERSION_4_9_4 = 401
 VERSION_4_9_7 = 407
 VERSION_5_0_0 = 413
@@ -413,7 +413,10 @@ BUILT_IN_GROUPS = (
 """Groups that a broker creates when it starts (docs/reference/storage.md, Topics and groups at start)."""
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"
-"""The broker's internal group. Its consumer offsets are the broker's progress in half and op messages."""
+"""The group with which the broker itself consumes half messages and op messages when it checks transactions.
+
+The consumer offsets of this group are the broker's progress.
+"""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 """The broker's internal group that reads the topic with REVIVE_TOPIC_PREFIX."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
@@ -422,9 +425,10 @@ TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 MAX_TOPIC_LENGTH = 127
 MAX_GROUP_LENGTH = 255
 MAX_STORED_TOPIC_LENGTH = 255
-"""The maximum length of a topic name in a store. Retry topics of 5.x exceed the limit of names from clients.
+"""The maximum length of a topic name in a store.
 
-See docs/reference/storage.md, Names.
+It is larger than `MAX_TOPIC_LENGTH`, the limit for names that clients send, because retry topics of 5.x
+can have longer names. See docs/reference/storage.md, Names.
 """
 MAX_QUEUES_PER_TOPIC = 1 << 16
 """The maximum number of queues that a broker or a name server accepts for a topic.

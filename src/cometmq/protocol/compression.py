@@ -148,7 +148,7 @@ def _unlz4(body: bytes) -> Iterator[bytes]:
             raise BodyError("compressed body", f"LZ4: {error}") from None
         if decompressor.needs_input and not decompressor.eof:
             raise BodyError("compressed body", "LZ4: the frame is cut off")
-        body = b""  # Not passed again: the decompressor keeps the input that it has not used yet
+        body = b""  # The decompressor keeps the input that it has not used yet, so pass the input only once
         yield piece
 
 

@@ -21,7 +21,8 @@ I64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 class Header(msgspec.Struct, gc=False, rename="camel"):
     """The base class of all headers.
 
-    No code changes a header; the class is not frozen, as that slows reading.
+    No code changes a header after its creation. The class is nevertheless not frozen, because decoding
+    frozen structs is slower.
     """
 
     # For each field: its attribute, its wire name, its kind, and whether it is required. The tuple is
@@ -62,7 +63,7 @@ def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
 
 
 def encode_ext(header: Header) -> dict[str, str]:
-    """Return the ext fields of a header as text by wire name, without those that are None."""
+    """Convert a header to ext fields: a dict of texts by wire name. Fields that are None are omitted."""
     ext: dict[str, str] = {}
     for attribute, wire_name, _, _ in plan_of(type(header)):
         value = getattr(header, attribute)

@@ -154,7 +154,10 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     ext_fields: dict[str, str] | None = None
     typed: Header | None = None
     raw_header: bytes = b""
-    """The header's JSON, if the header was decoded into `typed`, which does not have all fields."""
+    """The header's JSON text, if the header was decoded directly into `typed`, and otherwise empty.
+
+    It is kept because `typed` has only the fields that its class declares.
+    """
 
     # -- creation
 
@@ -171,7 +174,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
         language: str = _PYTHON,
         version: int = VERSION_4_9_7,
     ) -> Frame:
-        """Create a request. `ext` holds fields in addition to the header's."""
+        """Create a request. `ext` holds ext fields that are added to the fields of `header`."""
         fields = ext if header is None else {**encode_ext(header), **ext} if ext else None
         return Frame(
             code=code,
@@ -203,8 +206,8 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
             code=code,
             opaque=self.opaque,
             flag=RESPONSE_FLAG,
-            # A response names Java as its language, as Apache's servers do, because clients in other
-            # languages check this field.
+            # Clients in languages other than Java check the language of a response. They expect Java, which
+            # Apache's servers send.
             language=_JAVA,
             remark=remark,
             body=body,
@@ -259,8 +262,8 @@ else:
     _Language = Literal[LANGUAGES]
 # The following structs are decoded from the header's JSON. A field of the frame that this JSON does not
 # contain, such as the body, gets a JSON key that no client uses ("#b" and others). A hostile sender can set
-# the body and the header text by these keys, but the decoder overwrites both afterwards. The other fields
-# accept only their default.
+# the body ("#b") and the header text ("#r") by these keys, but the decoder overwrites both afterwards. The
+# types of "#s" and "#e" permit only the default.
 
 
 class _TypedFrame(Frame, gc=False, kw_only=True):
@@ -304,8 +307,8 @@ _pull = msgspec.json.Decoder(_PullFrame, strict=False).decode
 _end = msgspec.json.Decoder(_EndFrame, strict=False).decode
 _plain = msgspec.json.Decoder(_PlainFrame, strict=False).decode
 
-# The decoders of frequent headers, by the first bytes of the header. These bytes hold the code, because Java,
-# C++ and Go write the keys in alphabetical order.
+# The decoders of frequent headers, by the first bytes of the header's JSON. Java, C++ and Go write the keys
+# in alphabetical order, so these bytes hold the request code.
 _PREFIX = len(b'{"code":310,')
 _TYPED: dict[bytes, Callable[[bytes], Frame]] = {
     b'{"code":310,': _send_v2,
@@ -425,7 +428,10 @@ def _decode_lenient(header: bytes) -> Frame:
 
 
 def _int_of(fields: dict[Any, Any], name: str) -> int:
-    """Return a field of the header as Java reads an int: 0 if it is absent; text is parsed as a number."""
+    """Return a field of the header as an int, by Java's rules.
+
+    If the field is absent, null or an empty text, the result is 0. Any other text is parsed as a number.
+    """
     value = fields.get(name, 0)
     if value is None or value == "":
         return 0
@@ -485,8 +491,8 @@ def encode_frame(frame: Frame) -> bytes:
     body = frame.body
     size = 8 + length + len(body)
     if size > MAX_FRAME_LENGTH:
-        # A longer frame is not sent: the receiver would close the connection, which would also fail all other
-        # requests on the connection.
+        # A longer frame is not sent, because its receiver would close the connection. All other requests on
+        # the connection would then fail, too.
         raise FrameError(f"the frame has {size} bytes, at most {MAX_FRAME_LENGTH} are allowed")
     head = _two_words(size - 4, frame.serialize_type << 24 | length) + header
     return head + body if body else head

@@ -18,7 +18,8 @@ from cometmq.errors import ProtocolError
 _TAIL = struct.Struct(">iq")  # Fields of an offset id after the host address: port, physical offset
 # Fields of a unique key after the address: process id, process constant, ms since the month began.
 _UNIQUE = struct.Struct(">HII")
-# Last fields of a unique key, which differ in each key: ms since the month began, counter.
+# The last two fields of a unique key: ms since the month began, and a counter. Together they differ in each
+# key of a process.
 _moving = struct.Struct(">IH").pack
 _LENGTHS = (32, 56)
 
@@ -149,7 +150,7 @@ class UniqueKeys:
         self._counter = counter & 0xFFFF
         self._at_ms = 0
         self._first = self._counter
-        """The counter in the first key that contains the time `_at_ms`."""
+        """The counter of the first key that was made with the time `_at_ms`."""
 
     def roll(self, month_start_ms: int, next_month_ms: int) -> None:
         """Begin a new month. Both arguments are in epoch ms."""

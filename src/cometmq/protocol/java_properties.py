@@ -35,7 +35,9 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def line_of(key: str, text: str) -> int | None:
-    """Return the number of the line, from 1 on, where a key's last pair begins, or None.
+    """Return the number of the line where the last pair with this key begins, or None if there is no pair.
+
+    Lines are counted from 1.
 
     Raises PropertiesError.
     """
@@ -63,8 +65,8 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
 
     Args:
         text: The text to change.
-        values: The new values by key. The last pair of a key is changed in its place; a key without a pair is
-            appended.
+        values: The new values by key. If the text has several pairs with a key, the last one is changed. If
+            it has none, a pair is appended.
 
     Returns:
         The changed text.
@@ -104,11 +106,12 @@ _SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each logical line's content, with the number of the first line of the file that it spans.
+    """Yield each logical line: the number of its first line in the file, and its content.
 
+    A logical line consists of one line and of the lines that continue it after a trailing backslash.
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""  # `first` is the number of a logical line's first line, 0 between logical lines
+    first, joined = 0, ""  # `first` is the line where the logical line began, or 0 between two of them
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
         if not first and line[:1] in ("#", "!"):
@@ -172,7 +175,10 @@ def unescape(text: str, line: int) -> str:
 
 
 def escape(text: str, *, key: bool) -> str:
-    """Escape text for Java's reader. Blanks are escaped in a key anywhere, in a value only at its start."""
+    """Escape a key or a value, so that Java's reader returns `text`.
+
+    In a key, all blanks are escaped. In a value, only a blank at the start is escaped.
+    """
     out: list[str] = []
     for at, char in enumerate(text):
         if char == " ":

@@ -23,12 +23,21 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 MAX_SERVER_BYTES = 1 << 20
-"""The maximum size of a non-standard body for servers. Reading a larger one could occupy them for seconds."""
+"""The maximum size, in bytes, of a body that is not standard JSON and that a server reads.
+
+Reading a larger body could occupy the server for seconds.
+"""
 MAX_CLIENT_BYTES = 16 << 20
-"""The maximum size of a non-standard body for clients and tools: the size of a frame, for large tables."""
+"""The maximum size, in bytes, of a body that is not standard JSON and that a client or tool reads.
+
+It equals the maximum size of a frame, because such bodies can hold large tables.
+"""
 
 BYTES_OF_A_VALUE = 16
-"""A body with a size limit of n bytes may have n / 16 values. Real bodies have fewer values."""
+"""The divisor of the size limit that gives the maximum number of values in a body.
+
+A body with a size limit of n bytes may have n / 16 values. Real bodies have fewer values.
+"""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _standard: set[type] = set()
@@ -39,8 +48,8 @@ _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 def always(value: T, name: str | None = None) -> T:
     """Return the definition of a field that is encoded even if it has its default value.
 
-    msgspec omits a field whose value equals the default, but it cannot compare a default that a function
-    creates. So the definition contains such a function.
+    msgspec omits a field that has its default value. It cannot do this if a function creates the default,
+    because it does not compare the value with the function's result. So the definition has such a function.
 
     Args:
         value: The default.
@@ -104,7 +113,10 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        """Convert forms of this body that other clients write to the usual form, before types are checked."""
+        """Convert a parsed body to the usual form, before its types are checked.
+
+        Some clients write the body differently. Body classes override this method to accept their forms.
+        """
         return value
 
 
@@ -125,7 +137,11 @@ class QueueKeyed(IntegerKeyed):
 
 
 def tidy(value: Json) -> Json:
-    """Return the lenient reader's values without nulls in objects, and with queues for object keys."""
+    """Convert values that the lenient reader returned to values that a body class accepts.
+
+    Pairs of an object whose value is null are omitted. A key that is itself an object becomes the queue that
+    it describes.
+    """
     if isinstance(value, dict):
         return {_key(key): tidy(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -134,9 +150,9 @@ def tidy(value: Json) -> Json:
 
 
 def _key(key: Any) -> Any:
-    """Return a key, where an object used as a key is replaced by the queue that it describes.
+    """Convert a key of a decoded map. An object used as a key becomes the queue that it describes.
 
-    Raises ValidationError if the object describes no queue.
+    Any other key is returned unchanged. Raises ValidationError if the object does not describe a queue.
     """
     return msgspec.convert(key.as_dict(), MessageQueue, strict=False) if isinstance(key, ObjectKey) else key
 

@@ -37,7 +37,10 @@ _WORDS: dict[str, Json] = {"null": None, "undefined": None, "NaN": None, "true":
 
 
 class LenientError(ProtocolError):
-    """The text is invalid even for fastjson. `pos` is the index of the first invalid character."""
+    """A text is neither standard JSON nor fastjson's dialect.
+
+    `pos` is the index of the first invalid character.
+    """
 
     def __init__(self, problem: str, pos: int) -> None:
         super().__init__(problem, pos)

@@ -1,9 +1,9 @@
 """The part of a compaction that runs in Spark's workers: merge many small files of one hour.
 
-Merged files are about as large as the target size, with rows in the order of queue and offset. A file has one
-range of rows for each queue that its task read. The ranges of all files are sorted, and their rows are copied
-range by range. Memory is limited because only some of the decoded row groups are cached; a row group outside
-the cache is decoded again when it is needed.
+Merged files are about as large as the target size. Their rows are ordered by queue and offset. In a small
+file, consecutive rows of the same queue are a range. The merge sorts the ranges of all small files and copies
+the rows range by range. Memory is limited because only some of the decoded row groups are cached. A row group
+outside the cache is decoded again when it is needed.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Stretch(NamedTuple):
 
 
 def merge(unit: Merge) -> list[dict[str, Any]]:
-    """Write the rows of the files to new files. Return the new files' entries for a commit.
+    """Merge the files of `unit` into new files. Return a description of each new file for a commit.
 
-    The result is empty, and no file is written, if the columns have different types. Raises ArchiveError for
-    a full disk.
+    If a column has different types in different files, no file is written and the result is empty. Raises
+    ArchiveError if the disk is full.
     """
     with full_disk_named(unit.uri):
         return _merge(unit)
@@ -112,8 +112,9 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
 class _RowGroups:
     """A reader of row groups, with a cache of limited size for row groups that will be needed again.
 
-    The merge passes through all files for each queue, so the least recently used row group is the one that
-    will be needed next. The cache therefore does not evict it.
+    A row group stays in the cache until the merge has read all its ranges. A full cache accepts no other row
+    group. It does not evict the least recently used one: the merge passes through all files for each queue,
+    so that row group will be needed next.
     """
 
     def __init__(

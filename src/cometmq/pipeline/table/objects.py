@@ -17,14 +17,17 @@ from pyarrow import fs
 from cometmq.errors import ConfigError
 
 ConditionalPut = Callable[[str, bytes], bool]
-"""A function that creates an object, called with a path (`bucket/key`) and the content.
+"""A function that creates an object in an object store, unless an object with this path exists.
 
-It returns whether the object was created, and raises OSError if that is unknown.
+Its arguments are the path (`bucket/key`) and the content. It returns whether it created the object. It
+raises OSError if the outcome is unknown.
 """
 
 
 def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | None:
-    """Return the conditional put for the store of this URI, or None for file systems, which rename instead.
+    """Return a function that creates an object in this URI's store unless the object exists.
+
+    For a file system, return None: there the caller writes a temporary file and renames it.
 
     obstore receives the settings that pyarrow reads from the URI. Both libraries read all other settings from
     the environment.
@@ -98,16 +101,19 @@ _OPTIONS = re.compile(r"(://[^,?#]*)[?#][^,]*")
 
 
 def without_user(uri: str) -> str:
-    """Return a path, a URI or a list of these without key and secret.
+    """Remove the key and the secret from a URI, or from each URI in a text. A path is returned unchanged.
 
-    A secret may contain a `/`. Therefore the text from `://` to the last `@` before the next URI counts as
-    key and secret.
+    The text between `://` and `@` counts as key and secret. A secret may contain `/` and `@`, so the last `@`
+    before the next URI counts.
     """
     return _USER.sub("", uri)
 
 
 def shown(uri: str) -> str:
-    """Return a path, a URI or a list of these for display: without key, secret and options."""
+    """Remove the key, the secret and the options from a URI, or from each URI in a text, to display it.
+
+    A path is returned unchanged.
+    """
     return _OPTIONS.sub(r"\1", without_user(uri))
 
 

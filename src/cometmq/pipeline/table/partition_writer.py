@@ -46,9 +46,9 @@ class Partition(NamedTuple):
 
 
 class StagedFile:
-    """A Parquet file for an archive's `directory`.
+    """A new Parquet file of an archive, whose final location is the archive's directory `directory`.
 
-    It is written in the directory `staging`, if there is one.
+    If `staging` is not empty, the file is first written in the directory `staging`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StagedFile:
         return int(self._stream.tell())
 
     def close(self) -> dict[str, Any]:
-        """Finish the file. Return its description for a commit's list of files."""
+        """Finish the file. Return its path and sizes, in the form that a commit needs."""
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
@@ -93,10 +93,11 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """A writer that distributes the rows of batches over files by topic and hour of `store_timestamp`.
+    """A writer that distributes the rows of batches over files: each file has the rows of one topic and hour.
 
-    The files do not have the column `topic`, which is part of their path, unless `topic_in_files` is set.
-    After `close`, `files` has a description of each finished file for a commit's list of files.
+    The hour is taken from the column `store_timestamp`. The topic is part of a file's path. The files have
+    the column `topic` only if `topic_in_files` is set. After `close`, `files` describes all finished files,
+    in the form that a commit needs.
     """
 
     def __init__(
@@ -177,7 +178,10 @@ class PartitionWriter:
 
 
 def leaves(path: str, kind: pa.DataType) -> list[str]:
-    """Return the names of the Parquet columns into which a column of this type is divided."""
+    """Return the names of the Parquet columns that hold a column of this type.
+
+    Parquet divides a struct, list or map into several columns. `path` is the name of the column to divide.
+    """
     if pa.types.is_struct(kind):
         return [leaf for field in kind for leaf in leaves(f"{path}.{field.name}", field.type)]
     if pa.types.is_list(kind):
@@ -188,7 +192,10 @@ def leaves(path: str, kind: pa.DataType) -> list[str]:
 
 
 def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:
-    """Yield (partition, first row, last row + 1) for each range of rows that belong to the same file."""
+    """Divide the rows of a batch into ranges of consecutive rows with the same topic and hour.
+
+    Yield (partition, first row, last row + 1) for each range.
+    """
     if not batch.num_rows:
         return
     hours = batch.column("store_timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
@@ -199,7 +206,10 @@ def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]
 
 
 def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield (first row, last row + 1) for each range of rows in which all columns keep their values."""
+    """Divide the rows into ranges of consecutive rows that are equal in all `columns`.
+
+    Yield (first row, last row + 1) for each range.
+    """
     count = len(columns[0])
     change = np.zeros(count, bool)
     for column in columns:

@@ -15,7 +15,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
     """Return the JSON object in a file, or None if there is no file.
 
-    Raises ArchiveError for other content.
+    Raises ArchiveError if the content of the file is not a JSON object.
     """
     try:
         with filesystem.open_input_stream(path) as stream:
@@ -51,7 +51,7 @@ def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
 
 
 def sync_local(path: str) -> None:
-    """Make the content of a local file, or the list of names in a local directory, durable."""
+    """Sync a local file or directory to disk. For a directory, this makes the names in it durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

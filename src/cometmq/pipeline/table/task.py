@@ -54,7 +54,7 @@ _ROW_BYTES = 1024  # Estimated maximum size of a bad record's row in bytes, with
 class ArchiveTask:
     """The work of one task.
 
-    `staging` is the result of `ArchiveTable.staging`, and `addresses` has the brokers' addresses by name.
+    `staging` is the result of `ArchiveTable.staging`. `addresses` maps the name of a broker to its address.
     """
 
     batch: int
@@ -105,7 +105,10 @@ class TaskResult:
 
 
 def run_task(task: ArchiveTask) -> TaskResult:
-    """Do the work of one task. Raises ArchiveError for a full disk, so that Spark does not retry."""
+    """Do the work of one task.
+
+    Raises ArchiveError if the disk is full, so that Spark does not retry the task.
+    """
     with full_disk_named(task.output):
         return _run(task)
 
@@ -167,9 +170,10 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
 
 
 class Quarantine:
-    """A writer of bad records to one staged file, which is created for the first record.
+    """A writer that collects the bad records of a task and writes them to one file.
 
-    Only some records are held in memory, because all records of a topic may be bad.
+    The file is created when the first records are written. Because all records of a topic may be bad, the
+    writer limits the size of the records that it holds in memory: when they reach the limit, it writes them.
     """
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
@@ -194,9 +198,9 @@ class Quarantine:
         self._rows, self._held = [], 0
 
     def close(self) -> list[dict[str, Any]]:
-        """Finish the file. Return a list with its description for a commit.
+        """Finish the file of bad records. Return a list of one entry, which describes the file for a commit.
 
-        The list is empty if there was no bad record.
+        If there was no bad record, there is no file and the list is empty.
         """
         if self._rows:
             self._write()

@@ -1,4 +1,7 @@
-"""All classes of JSON bodies. `X.decode(body)` reads a body of class X, `x.encode()` writes one."""
+"""The classes of all JSON bodies.
+
+For a class `X`, `X.decode(body)` returns an instance, and the instance's method `encode` returns a body.
+"""
 
 from cometmq.protocol.bodies.admin import *  # noqa: F403
 from cometmq.protocol.bodies.client import *  # noqa: F403

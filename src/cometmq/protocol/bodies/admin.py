@@ -72,7 +72,8 @@ class ConsumeStats(QueueKeyed):
 class BrokerConsumeStats(QueueKeyed):
     """The progress of all groups of a broker (response to request 317).
 
-    `consume_stats_list` has one entry per group, with one table per topic of the group.
+    `consume_stats_list` has one dict per group. It maps the group's name to a list, which holds one
+    `ConsumeStats` for each topic of the group.
     """
 
     broker_addr: str = always("")

@@ -24,8 +24,8 @@ CONSUME_FROM_WHERE = (
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
 )
-# The names of each field's enum by ordinal, because C++ clients send ordinals where Java clients send names
-# (docs/reference/remoting.md, Heartbeats).
+# The names of the values of each enum field, in the order of their ordinals. They are needed because C++
+# clients send ordinals where Java clients send names (docs/reference/remoting.md, Heartbeats).
 _ENUMS = {
     "consumeType": CONSUME_TYPES,
     "messageModel": MESSAGE_MODELS,
@@ -137,7 +137,10 @@ class ConsumerList(Body):
 
 
 class OffsetMovedEvent(Body):
-    """The body of a message in OFFSET_MOVED_EVENT: a group's requested offset and the corrected offset."""
+    """The body of a message in the topic OFFSET_MOVED_EVENT.
+
+    `offset_request` is the offset that a consumer group requested, `offset_new` the offset that replaces it.
+    """
 
     message_queue: MessageQueue
     consumer_group: str = always("")
@@ -169,7 +172,7 @@ class ResetOffsetBody(QueueKeyed):
     offset_table: dict[MessageQueue, int] = empty(dict)
 
     def encode_for_cpp(self) -> bytes:
-        """Return the body as a list, which C++ clients expect."""
+        """Return the encoded body with the offsets as a list, which C++ clients expect."""
         rows = [
             msgspec.to_builtins(queue) | {"offset": offset}
             for queue, offset in sorted(self.offset_table.items())

@@ -29,9 +29,9 @@ from cometmq.protocol.json_body import (
 from cometmq.protocol.lenient import Json, loads
 
 VERSION_FULL_REGISTRATION = 37
-"""The version from which on a registration's body is complete.
+"""The number of the first protocol version whose registrations have a complete body.
 
-In earlier versions, the body is only the topic table.
+In earlier versions, the body of a registration holds only the topic table.
 """
 MAX_REGISTRATION = 16 << 20
 """The maximum size of a decompressed registration in bytes.
@@ -98,7 +98,7 @@ class TopicConfigTable(Body):
 class TopicConfigList(Body):
     """Topics to create or change in one request (body of request 18, 5.x).
 
-    The attributes of a topic are changes ("+key": value).
+    The `attributes` of a topic hold only changes of attributes: "+key" with a value adds or replaces `key`.
     """
 
     topic_config_list: list[TopicConfig] = empty(list)
@@ -170,7 +170,7 @@ class BrokerData(IntegerKeyed):
 class TopicRouteData(IntegerKeyed):
     """The route of a topic (response to request 105).
 
-    `order_topic_conf` has the number of queues of each broker for an ordered topic: "broker-a:8;broker-b:8".
+    For an ordered topic, `order_topic_conf` lists how many queues each broker has: "broker-a:8;broker-b:8".
     """
 
     queue_datas: list[QueueData] = empty(list)
@@ -264,7 +264,8 @@ class RegisterBrokerBody(Body):
     def encode(self, compressed: bool = False) -> bytes:
         """Return the encoded body.
 
-        The compressed body has the format of 4.9, which cannot hold the attributes that topics have in 5.x.
+        With `compressed`, the body has the compressed format of 4.9. This format cannot hold the attributes
+        that topics have in 5.x.
         """
         if not compressed:
             return super().encode()
@@ -283,7 +284,10 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode(cls, data: Buffer, compressed: bool = False, version: int = VERSION_5_0_0) -> Self:
-        """Read the registration that a broker of this version sent. Raises BodyError."""
+        """Decode the body of a registration. `version` is the protocol version of the broker that sent it.
+
+        Raises BodyError.
+        """
         if compressed:
             return cls._decode_compressed(decompress(1, bytes(data), MAX_REGISTRATION))
         if version < VERSION_FULL_REGISTRATION:
@@ -373,10 +377,10 @@ class _Counted:
         return self._data[start : self._pos]
 
     def json(self, text: bytes, what: str) -> Json:
-        """Return the value of a part that is written in standard JSON or fastjson's dialect.
+        """Decode one part of the registration from standard JSON or fastjson's dialect.
 
-        The parts in fastjson's dialect share a size limit, like that of other bodies, because reading them is
-        slow. Raises BodyError.
+        Reading fastjson's dialect is slow. The total size of all parts in this dialect is therefore limited
+        to `MAX_SERVER_BYTES`. Raises BodyError.
         """
         try:
             return msgspec.json.decode(text)

@@ -1,9 +1,9 @@
 """Typed command headers: the ext fields of each request and response, with Python names.
 
-Each class corresponds to one class of Java; the wire names are that class's field names. A field has no
-default only if no broker can process the request without it. All other fields may be None, even those that
-RocketMQ declares as mandatory, because RocketMQ does not enforce that (docs/reference/remoting.md, Missing
-fields).
+Each class corresponds to a class of RocketMQ's Java code. The names of the Java class's fields are the wire
+names. A field is required, and so has no default, only if no broker can process the request without it. All
+other fields may be None. These include fields that RocketMQ declares as mandatory, because RocketMQ accepts
+requests without them (docs/reference/remoting.md, Missing fields).
 """
 
 from cometmq.protocol.ext import Header as Header

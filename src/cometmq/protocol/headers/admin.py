@@ -84,7 +84,7 @@ class DeleteTopicRequestHeader(Header, gc=False):
 class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
     """The header of request 207, which deletes a group.
 
-    The flag is named `removeOffset` in 4.9 and `cleanOffset` in 5.x.
+    The flag that also deletes the group's offsets is named `removeOffset` in 4.9 and `cleanOffset` in 5.x.
     """
 
     group_name: str
@@ -160,7 +160,11 @@ class DeleteAccessConfigRequestHeader(Header, gc=False):
 
 
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
-    """The header of request 53: comma-separated address patterns, for the named or default access file."""
+    """The header of request 53, which replaces the global white list of an access file.
+
+    `global_white_addrs` holds address patterns, separated by commas. Without `acl_file_full_path`, the list
+    of the default access file is replaced.
+    """
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
@@ -216,9 +220,11 @@ class GetBrokerConfigResponseHeader(Header, gc=False):
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """The header of the response to request 25 (UPDATE_BROKER_CONFIG). The fields are CometMQ's own.
 
-    They list keys, separated by blanks: keys that take effect at the next start, unknown keys, which were
-    ignored, and keys without effect. `not_written` means that the broker has no settings file and loses the
-    change at its next start.
+    Attributes:
+        at_next_start: The keys that take effect when the broker starts again, separated by blanks.
+        unknown: The keys that the broker does not know and ignored, separated by blanks.
+        not_written: Whether the broker has no settings file, so that it loses the change when it stops.
+        without_effect: The keys that the broker accepts but does not use, separated by blanks.
     """
 
     at_next_start: str | None = None

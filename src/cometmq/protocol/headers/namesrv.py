@@ -38,7 +38,7 @@ class RegisterBrokerResponseHeader(Header, gc=False):
 
 
 class UnregisterBrokerRequestHeader(Header, gc=False):
-    """The header of request 104 (UNREGISTER_BROKER), and of request 322 (QUERY_DATA_VERSION)."""
+    """The header of requests 104 (UNREGISTER_BROKER) and 322 (QUERY_DATA_VERSION)."""
 
     broker_name: str
     broker_addr: str

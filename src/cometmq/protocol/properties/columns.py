@@ -20,8 +20,8 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-# If the number of records times the number of names is at most this limit, repeated names are found by
-# counting, which is then faster than sorting.
+# Names that a record repeats are found by counting or by sorting. Counting is faster as long as the number of
+# records, multiplied by the number of different names, is below this limit.
 _DENSE_LIMIT = 1 << 22
 
 
@@ -76,8 +76,8 @@ class PropertyColumns:
         stops = np.flatnonzero(self._bytes == _VALUE_END)
         open_end = end > begin
         open_end[open_end] = self._bytes[end[open_end] - 1] != _VALUE_END
-        # The last value of a record may have no separator after it. The end of the record is then inserted
-        # into the ends of values: after the separators of this record and before those of the next record.
+        # The last value of a record may have no separator after it. It then ends where the record ends. Each
+        # such end is inserted at its place in the ascending list `stops`, to get the ends of all values.
         ends = np.insert(stops, np.searchsorted(stops, end[open_end]), end[open_end])
         count = np.diff(np.searchsorted(stops, self._offsets)) + open_end
         record = np.repeat(np.arange(self.count), count)
@@ -91,9 +91,9 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """Return all pairs, after those of the records `rows` have been replaced.
+        """Replace the pairs of the records `rows` by the result of `decode_properties` for each record.
 
-        The new pairs are the result of `decode_properties` for each of these records.
+        Return the record index, the name and the value of all pairs, including those of the other records.
         """
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True

@@ -39,11 +39,14 @@ def key_prefix(topic: str) -> int:
 
 
 def hash_keys(properties: Sequence[bytes]) -> tuple[NDArray[np.uint32], IntArray, IntArray]:
-    """Return for each key of many records its Java hash, its length in UTF-16 units, and its record's index.
+    """Hash the index keys of many records, given the records' property strings.
 
-    The keys are in the order of the records; within a record the unique key comes first. The properties are
-    joined, searched and hashed as one array, which takes 0.6 µs per record with two keys. One by one it would
-    take 2 µs.
+    The property strings are joined, searched and hashed as one array. This takes 0.6 µs per record with two
+    keys. Hashing the keys one by one takes 2 µs.
+
+    Returns:
+        Three arrays with one value per key: the key's Java hash, its length in UTF-16 units, and the index of
+        its record. The keys are in the order of the records. Within a record, the unique key comes first.
     """
     blob = b"\x02".join(properties) + b"\x02" + bytes(len(UNIQUE_KEY))
     if len(blob) > _MAX_BLOB_BYTES or not blob.isascii():
@@ -73,8 +76,8 @@ def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
     units = np.frombuffer(blob, np.uint8).reshape(len(keys), length)
     powers = _POWERS.up_to(length)[::-1]
     hashes = np.empty(len(keys), np.uint32)
-    # The texts are hashed in small pieces, because a large array may need fresh memory each time, which
-    # doubles the cost.
+    # The texts are hashed in small groups. One large array for all texts could be allocated in new memory at
+    # each call, and that doubles the time.
     for piece in range(0, len(keys), _ROWS):
         rows = slice(piece, piece + _ROWS)
         # `einsum` is used, because numpy's matrix product takes twice as long for integers.
@@ -149,7 +152,13 @@ _INVERSE_POWERS = _Powers(pow(31, -1, 1 << 32))
 def behind_prefix(
     prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray
 ) -> NDArray[np.uint32]:
-    """Return the Java hashes of prefix + text, given the hashes of prefix and text and the text's length."""
+    """Return the Java hash of `prefix + text` for each text.
+
+    Args:
+        prefixes: The hash of each text's prefix.
+        hashes: The hash of each text.
+        lengths: The length of each text in UTF-16 units.
+    """
     if not len(hashes):
         return hashes
     return hashes + prefixes * _POWERS.up_to(int(lengths.max()) + 1)[lengths]

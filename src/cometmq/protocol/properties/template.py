@@ -27,9 +27,10 @@ SKIPPED = 100_000
 
 
 class Template(msgspec.Struct, frozen=True, gc=False):
-    """A stored property string without the value of its unique key, which was between `before` and `behind`.
+    """A stored property string without the value of its unique key.
 
-    If the string has no unique key, or its value cannot be cut out, `before` holds the whole string.
+    `before` and `behind` are the parts of the string before and after this value. If the string has no unique
+    key, or its value cannot be cut out, `before` holds the whole string.
     """
 
     before: bytes
@@ -54,10 +55,10 @@ def unique_key_at(properties: bytes) -> tuple[int, int]:
 
 
 def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Return the values of a `Template`'s fields for a property string.
+    """Return the values for the fields of a `Template`, computed from a property string.
 
-    `unique` is the value of the unique key, which is cut out of the string. If it is empty, nothing is cut
-    out.
+    `unique` is the value of the string's unique key. The template omits this value. If `unique` is empty,
+    the template holds the whole string.
     """
     code = stored_tags_code(stored)
     if not unique:
@@ -67,9 +68,10 @@ def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bo
 
 
 def template_of(stored: bytes) -> tuple[Template, bytes]:
-    """Return the template of a stored property string, and the unique key that was cut out of it.
+    """Split a stored property string into its template and the value of its unique key.
 
-    The key is empty if the template holds the whole string.
+    The template holds the string without the value. If the value cannot be cut out, the template holds the
+    whole string and the returned value is empty.
     """
     at, end = unique_key_at(stored)
     unique = stored[at:end]
@@ -80,11 +82,12 @@ T = TypeVar("T", bound=Template)
 
 
 class TemplateCache(Generic[T]):
-    """A cache of templates, by the property string without the value of its unique key.
+    """A cache of templates. The key of an entry is a property string without the value of its unique key.
 
-    `make` creates a template from a property string and the value of its unique key, which may be empty.
-    Senders whose properties differ in each message would fill the cache without any hit. Therefore a full
-    cache that had few hits is cleared and not used for the next strings.
+    `make` creates a template from a property string and the value of its unique key. An empty value means
+    that the template holds the whole string. Senders whose properties differ in each message would fill the
+    cache without any hit. Therefore a full cache that had few hits is cleared, and the next `SKIPPED` strings
+    are not cached.
     """
 
     __slots__ = ("_known", "_make", "_served", "_skip")
@@ -99,9 +102,10 @@ class TemplateCache(Generic[T]):
         return len(self._known)
 
     def find(self, properties: bytes) -> tuple[T, bytes]:
-        """Return the template of a property string, and the unique key that was cut out of it.
+        """Split a property string into its template and the value of its unique key.
 
-        The key is empty if the template holds the whole string. Raises the errors of `make`.
+        The template holds the string without the value. If the value was not cut out, the template holds
+        the whole string and the returned value is empty. Raises the errors of the cache's `make` function.
         """
         if self._skip or len(properties) > MAX_BYTES:
             self._skip = max(self._skip - 1, 0)
@@ -128,9 +132,9 @@ _stored = TemplateCache(lambda stored, unique: Template(*template_fields(stored,
 
 
 def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
-    """Return a record's tags code, and its unique key if this is known to be its only key.
+    """Return a record's tags code and its unique key, computed from its property string.
 
-    Otherwise None takes the place of the unique key.
+    The second value is None unless the record is known to have no key except the unique key.
     """
     template, unique = _stored.find(properties)
     return template.tags_code, unique if template.only_key else None
@@ -150,8 +154,8 @@ def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] 
         keys = [each[at:end] for each in properties]
         whole = b"".join(properties)
         pairs = first.count(VALUE_END)
-        # The comparison of the bytes alone would accept a unique key that contains separators. The comparison
-        # of the numbers of separators excludes this.
+        # A unique key that contains a separator must not be accepted. The comparison of the bytes does not
+        # detect it, so the number of separators is compared, too.
         if (
             before + (behind + before).join(keys) + behind == whole
             and whole.count(VALUE_END) == len(keys) * pairs

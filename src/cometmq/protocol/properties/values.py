@@ -115,8 +115,8 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
         MessageIllegal: A name or value contains a separator, so the string could not be parsed again.
     """
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
-    # Each pair adds exactly one separator of each kind. So two counts over the whole string suffice, which
-    # are faster than a check of each name and value.
+    # Without separators in names and values, n pairs have n separators 0x01 and n - 1 separators 0x02. To
+    # count these in the whole string is faster than to check each name and value.
     pairs = len(properties)
     if text.count("\x01") != pairs or text.count("\x02") != max(pairs - 1, 0):
         for name, value in properties.items():
@@ -197,7 +197,10 @@ def append(properties: bytes, pair: bytes) -> bytes:
 
 
 def put(properties: bytes, name: bytes, value: bytes) -> bytes:
-    """Set a property and return the new string, in which it is the only pair of this name."""
+    """Return the property string with the pair of `name` and `value` appended.
+
+    All earlier pairs with this name are removed.
+    """
     return append(drop(properties, name), name + NAME_END + value)
 
 
@@ -226,8 +229,8 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-# Number of UTF-16 units that are hashed before the value is reduced modulo 2**32. Reductions cost time, but
-# without them the values become large, which costs time, too.
+# The number of UTF-16 units that are hashed between two reductions of the value modulo 2**32. Each reduction
+# takes time, but without reductions the value would become a large integer, and hashing would be slow.
 _UNREDUCED = 64
 
 

@@ -91,7 +91,11 @@ class BadRecord:
 
 
 class Origin(NamedTuple):
-    """The queue from which a part of a buffer was read: from the end of the previous `Origin` to `end`."""
+    """The queue from which one part of a buffer was read.
+
+    The part begins where the part of the previous `Origin` ends, or at the start of the buffer. It ends
+    before the position `end`.
+    """
 
     end: int
     topic: str
@@ -133,13 +137,16 @@ def arrow_schema(columns: Sequence[str] | None = None) -> pa.Schema:
 
 
 class ColumnDecoder:
-    """A decoder from buffers of records to batches of one schema. It keeps no buffer between calls.
+    """A decoder that converts buffers of records to record batches, which all have one schema.
+
+    It keeps no buffer between calls.
 
     Args:
-        schema: The schema of the batches: names of `COLUMNS`, in any order and any spelling that
-            `canonical_column` accepts.
+        schema: The schema of the batches. Its fields are columns of `COLUMNS`, in any order and in any
+            spelling that `canonical_column` accepts.
         broker_name: The value of the column for the broker's name, which records do not contain.
-        check_crc: Whether to check the CRC of requested bodies.
+        check_crc: Whether to check the CRC of the bodies. They are checked only if the schema has the column
+            `body`.
         decompress: A function of sys_flag and the stored body that returns the plain body.
         plain_bytes: The maximum total size of the decompressed bodies in a batch. A body that is larger gets
             a batch of its own.
@@ -173,8 +180,8 @@ class ColumnDecoder:
             buffer: The records.
             starts: The positions of the records in ascending order. Each record ends within the buffer
                 according to its own length field.
-            origins: The queues from which the records were read, for all positions. A record with another
-                queue in its header is bad.
+            origins: The queue from which each part of the buffer was read. A record whose header names a
+                different queue is bad. If `origins` is empty, the queues are not checked.
         """
         if len(buffer) > MAX_BATCH:
             raise ValueError("a buffer of records must stay under 2 GiB: Arrow's offsets have 31 bits")
@@ -184,7 +191,7 @@ class ColumnDecoder:
         yield from self._decode(buffer, rows, bad, origins)
 
     def decode_rows(self, buffer: Buffer, rows: Rows) -> Iterator[Decoded]:
-        """Decode the records of `rows` like `decode`, but without its check of their lengths."""
+        """Decode the records of `rows`, like `decode` does, but do not check the lengths of the records."""
         return self._decode(buffer, rows, [], ())
 
     def _decode(
@@ -204,12 +211,13 @@ class ColumnDecoder:
                 except _RowProblems as problem:
                     run = _without(run, bad, problem.rows, problem.stage, problem.text)
             yield Decoded(batch, bad.copy())
-            bad.clear()  # The list is cleared, not replaced, because `_runs` appends to it
+            bad.clear()  # The list is cleared, not replaced, because the generator `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
-        """Yield groups of rows, so that the decompressed bodies of a group fit into one batch.
+        """Divide the rows into groups, so that the decompressed bodies of a group fit into one batch.
 
-        Each group comes with its decompressed bodies, by the position of their record.
+        Yield each group with a dict of its decompressed bodies. The key of a body is the position of its
+        record in the buffer. Records that cannot be decompressed are omitted and appended to `bad`.
         """
         plain: dict[int, bytes] = {}
         if self.decompress is None:
@@ -339,11 +347,11 @@ def _times(ms: Ints, column: str) -> pa.Array:
 
 
 def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
-    """Return `buffer[start:start+length]` of each row as one binary array.
+    """Return a binary array that holds, for each row, the slice `buffer[start:start+length]`.
 
-    In a binary array, each value ends where the next one begins. An array over the whole buffer is created
-    without a copy: its offsets are the start and end of each row in turn. Every second value of it is a
-    wanted slice; `take` collects these in C++.
+    In a binary array, each value ends where the next one begins. Therefore an array over the whole buffer is
+    created first, without a copy. Its values are, in turn, the slice of a row and the gap before the next
+    slice. `take` then copies the slices, and does so in C++.
     """
     offsets = np.empty(2 * len(start), dtype=np.int32)
     offsets[0::2] = start
@@ -386,7 +394,7 @@ def _offset_ids(rows: Rows) -> pa.Array:
 
 
 def _hosts(rows: Rows, column: str) -> pa.Array:
-    """Return the host of each row as 'address:port'. Each different host of the batch is formatted once."""
+    """Return the host of each row as 'address:port'. A host that occurs in several rows is formatted once."""
     start = rows.place(column)
     long = (rows.sys_flag & (BORN_V6 if column == "born_host" else STORE_V6)) != 0
     raw = items_at(rows.data, start, _HOST).view(">u8").astype(np.uint64)
@@ -407,9 +415,9 @@ def _hosts(rows: Rows, column: str) -> pa.Array:
 
 
 def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
-    """Return the records that begin at the positions `start`.
+    """Return the layout of the records that begin at the positions `start` in `data`.
 
-    Records with inconsistent lengths are omitted and added to `bad`.
+    Records whose length fields are inconsistent are omitted and added to `bad`.
     """
     fits = (start >= 0) & (start + MIN_SIZE <= len(data))
     for position in start[~fits].tolist():
@@ -437,7 +445,7 @@ def _bad_record(rows: Rows, row: int, stage: str, problem: str) -> BadRecord:
 
 
 def _strangers(rows: Rows, origins: Sequence[Origin]) -> Ints:
-    """Return the indices of rows whose topic or queue id differs from the queue they were read from."""
+    """Return the indices of the rows whose topic or queue id is not that of the queue in `origins`."""
     strange = np.zeros(len(rows.start), dtype=bool)
     edges = np.searchsorted(rows.start, [origin.end for origin in origins])
     for origin, first, stop in zip(origins, [0, *edges[:-1]], edges, strict=True):
