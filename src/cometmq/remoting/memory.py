@@ -1,4 +1,7 @@
-"""Connections in memory between two protocols, which may run in different event loops and threads."""
+"""Connections between two asyncio protocols in memory, without sockets.
+
+The two protocols may run in different event loops and threads.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,10 @@ class MemoryTransport(asyncio.Transport):
             self._loop.call_soon(self._lost)
 
     def abort(self) -> None:
-        """Do the same as `close`: no written bytes are pending, because they are already at the peer."""
+        """Close the connection as `close` does.
+
+        There are no unsent bytes to discard, because `write` passes all bytes to the peer immediately.
+        """
         self.close()
 
     def is_closing(self) -> bool:

@@ -85,7 +85,10 @@ def truncate_log(
 
 
 def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateReport, int]:
-    """Return the report of a dry run, and the latest store time (ms) of the records that remain."""
+    """Return a report of what a truncation at `position` would remove.
+
+    The second result is the latest store time (ms) of the records that would remain.
+    """
     size = layout.config.mapped_file_size_commit_log
     report = TruncateReport(layout.root, position, layout.log_min, 0, 0, [], [], False)
     queues: dict[tuple[str, int], QueueCut] = {}
@@ -133,9 +136,9 @@ def _count(
     queues: dict[tuple[str, int], QueueCut],
     report: TruncateReport,
 ) -> None:
-    """Count the records that the truncation removes, in the report and by queue.
+    """Add the records of `group` that the truncation removes to the counts in `report` and `queues`.
 
-    `goes` is True for each of them.
+    `goes` is True at the index of each record that is removed.
     """
     rows = np.flatnonzero(goes)
     report.records += len(rows)

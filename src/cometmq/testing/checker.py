@@ -97,7 +97,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class _Index:
-    """The operations of a history, with the groupings by which the rules look them up."""
+    """The operations of a history. Its properties group them as the rules need them, such as by message."""
 
     def __init__(self, history: list[Operation], expected: Expected) -> None:
         self.history = history
@@ -113,7 +113,7 @@ class _Index:
 
     @cached_property
     def deliveries(self) -> dict[str, list[Operation]]:
-        """Successful pulls and all listener calls, by message."""
+        """All deliveries, by message: successful pulls, and all listener calls, successful or not."""
         return by_message(each for each in self.of("read", "handle") if each.op == "handle" or is_ok(each))
 
     @cached_property
@@ -177,7 +177,11 @@ def check_history(lines: Iterable[str | bytes], expected: Expected | None = None
 
 
 def nothing_lost(index: _Index) -> Iterator[str]:
-    """A group that reads a topic reads or handles each acknowledged message, or has it as a dead letter."""
+    """No group misses a message whose send was acknowledged.
+
+    Each group of the topic has read the message (handled it, if the group uses listeners), or the message is
+    among the dead letters of the group.
+    """
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for message, deliveries in index.deliveries.items():
         for send in index.sends.get(message, [])[:1]:

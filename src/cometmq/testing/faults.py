@@ -88,8 +88,9 @@ def random_faults(seed: int, *, share: float = 0.5, within: int = 16 * 1024, sec
     Args:
         seed: Seed of the random faults.
         share: Fraction of connections that have faults. Such a connection has one to three faults.
-        within: Each fault happens within this number of bytes of its direction.
-        seconds: Maximum duration of a stall. A delay holds each piece for at most a tenth of it.
+        within: Each fault happens after at most this number of bytes have passed in its direction.
+        seconds: Maximum duration of a STALL. A DELAY holds each piece of the stream for at most a tenth of
+            this time.
     """
 
     def script(number: int) -> Sequence[Fault]:

@@ -353,7 +353,7 @@ class _Flow:
         if self._end_came and not self._waiting and self._timer is None and not self._stalled:
             self._finish()
         if not source.is_closing():
-            # The proxy reads more bytes only when none are waiting, so that a stall also stops the sender.
+            # The proxy stops reading while bytes wait to be forwarded, so that a stall also stops the sender.
             (source.pause_reading if self._waiting else source.resume_reading)()
 
     def _pass(self, target: asyncio.Transport) -> None:

@@ -127,8 +127,9 @@ class Recovery:
                 self.checkpoint.reset()
                 start = self._first
                 self._reload(start, result)
-        # After a clean stop, the index already contains the keys of the records up to its end position. The
-        # scan may begin before that position, because the newest records may have no queue units.
+        # After a clean stop, the index already contains the keys of all records up to its end position, so
+        # only later records are indexed. The scan may begin before that position: it begins at the newest
+        # record that has a queue unit.
         index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
             index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
@@ -146,10 +147,10 @@ class Recovery:
     # -- the start of the scan --------------------------------------------------------------------
 
     def _clean_end_holds(self) -> bool:
-        """Return whether the queues end with an existing record, as they must after a clean stop.
+        """Return whether the newest unit of all queues points to its record, as it must after a clean stop.
 
-        The queue whose end lies last in the log is checked: its last unit must point to a valid record that
-        names the same queue and offset.
+        The newest unit is the one with the highest log position. Its record must be valid, and contain the
+        same queue and queue offset. If retention has deleted the record, the result is True.
         """
         last = max(self.queues, key=lambda queue: queue.max_physical, default=None)
         if last is None or last.max_physical == 0:
@@ -192,10 +193,10 @@ class Recovery:
         return self._first
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return a log position: the first gap at or after this position ends the log.
+        """Return a log position. Recovery ends the log at the first gap that lies at or after it.
 
-        Only the log of a slave ends at a gap, because its master sends the records after the gap again. For
-        other brokers, the result is greater than all log positions.
+        Only a slave ends its log at a gap, because its master sends the records after the gap again. For
+        other brokers, the result is greater than all log positions, so that no gap ends the log.
         """
         if self.config.broker_role != SLAVE:
             return _NOWHERE

@@ -146,7 +146,8 @@ class RecoveryScan:
                     reached = group.end
                     yield group
             if scan.end > max(start, base) or base <= start:
-                result.damage += empty  # Segments without records are damaged if a later one has records
+                # A segment without records is damaged if a later segment has records.
+                result.damage += empty
                 empty.clear()
                 result.damage += scan.damage
                 if self.torn:

@@ -336,13 +336,14 @@ def check_paths(config: StoreConfig) -> None:
     if member:
         raft_log = os.path.basename(config.raft_log_dir)
         usual |= {raft_log: _LOG_KEYS[0], f"{raft_log}/index": ""}
-    # The paths that the store uses. Each is paired with the only setting whose path may equal it, lie inside
-    # it or contain it; "" permits no setting.
+    # Pairs of a path that the store uses and the key of a setting. Only a path in that setting may equal the
+    # used path, contain it or lie inside it. If the key is "", no configured path may.
     taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
     seen: set[tuple[str, str]] = set()
     for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
         resolved, owner = os.path.realpath(path), _LOG_KEYS[0] if key in _LOG_KEYS else key
-        if key in unused or (owner, path) in seen:  # Two settings may name the same directory of the log
+        # A directory of the log may be named several times, even by different settings. It is checked once.
+        if key in unused or (owner, path) in seen:
             continue
         seen.add((owner, path))
         if _is_within(root, resolved):
@@ -460,7 +461,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        # If the match is the position in the last entry, entry 0 begins at `first`
+        # If the bytes found at `at` are the position field of the last entry, entry 0 begins at `first`.
         first = at - 4 - (count - 1) * ENTRY.size
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):

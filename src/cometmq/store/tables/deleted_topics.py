@@ -40,9 +40,9 @@ class DeletedTopics:
     def __init__(self, disk: Disk, root: str) -> None:
         """Load the table of deleted topics.
 
-        An unreadable table counts as empty, so deleted messages may reappear.
+        A damaged table counts as empty, so that deleted messages may reappear.
 
-        Raises OSError.
+        Raises OSError if the file cannot be opened.
         """
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics

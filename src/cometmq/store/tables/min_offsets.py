@@ -31,9 +31,9 @@ class MinOffsets:
     def __init__(self, disk: Disk, root: str) -> None:
         """Load the table of minimum offsets.
 
-        An unreadable table counts as empty, so purged messages may reappear.
+        A damaged table counts as empty, so that purged messages may reappear.
 
-        Raises OSError.
+        Raises OSError if the file cannot be opened.
         """
         self._table = JsonTable(os.path.join(root, "config", MIN_OFFSETS), disk)
         self._lock = threading.Lock()

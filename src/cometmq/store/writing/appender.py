@@ -81,7 +81,7 @@ class TickMessage(msgspec.Struct, gc=False):
     keys: Keys
     traits: Traits
     prepared_position: int = 0
-    """See `prepared_transaction_offset` of `Appender.append`."""
+    """The log position that the record refers to: for a committed message, that of its half message; or 0."""
     size: int = 0
     """The size of the record in bytes; 0 before it is encoded, REFUSED if it was refused."""
     physical_offset: int = 0
@@ -198,7 +198,7 @@ class Appender:
         self._first_unput = 0  # Index in `_encoded` of the first record that is not in the write buffer yet
         # Groups of unwritten records. New records are added to the last group only.
         self._groups: list[EncodedGroup] = [self._encoded]
-        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911, until the broker's port is known
+        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911; the broker sets its real address
         self.set_max_message_size(config.max_message_size)
 
     def set_max_message_size(self, size: int) -> None:
@@ -403,7 +403,7 @@ class Appender:
         return b"".join(pieces)
 
     def _refuse_member(self, items: Items, records: list[int]) -> None:
-        """Raise StoreRefused for the first message of a batch that is too large."""
+        """Raise StoreRefused for the first oversized message of a batch."""
         for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
             if len(text) > _MAX_PROPERTIES_BYTES or record > self.limits.record:
                 _refuse_size(self.limits, len(body), len(text), record)
@@ -460,7 +460,7 @@ class Appender:
         """
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # The cause is a lack of memory, or a bug, so only the messages being encoded are refused
+        else:  # A lack of memory or a bug. It may affect only these messages, so the store stays usable.
             log.error("encoding a batch of messages failed", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._first_unput :]

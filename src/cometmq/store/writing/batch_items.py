@@ -158,10 +158,13 @@ Items = Alike | Mixed
 
 
 def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
-    """Return the messages of a batch send. The properties of the request (`extra`) are added to each message.
+    """Return the messages of a batch send, which `body`, the body of the request, contains.
+
+    The properties of the request (`extra`) are added to each message.
 
     Raises:
-        StoreRefused: The messages do not fill the body exactly (MESSAGE_ILLEGAL).
+        StoreRefused: `body` is empty or does not consist of complete messages, or `extra` is too long
+            (MESSAGE_ILLEGAL).
     """
     if len(extra) > MAX_PROPERTIES_BYTES:
         raise _too_much_shared(len(extra), 1)

@@ -114,7 +114,7 @@ class Dispatcher:
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
         """Make records visible.
 
-        Return the number of records, and those of the `watched` queues as `Arrivals`.
+        Return the number of these records, and an `Arrivals` list of those that are in `watched` queues.
         """
         arrivals: Arrivals = []
         count = 0

@@ -19,7 +19,9 @@ from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
-MAX_GAP_UNITS = 1_000_000  # Maximum number of units missing before a record; more mean a damaged offset
+# Maximum number of lost records directly before a record of the same queue. If the record's queue offset
+# implies more, the offset is considered damaged.
+MAX_GAP_UNITS = 1_000_000
 SPARE = 100_000
 """The maximum number of filler units, in all queues together, for lost records that the log had no space for.
 
@@ -79,7 +81,7 @@ class QueueOrder:
 
     @property
     def spare_used(self) -> int:
-        """The number of filler units that count against the limit SPARE."""
+        """The number of filler units, limited to SPARE, for lost records that the log had no space for."""
         return SPARE - self._spare
 
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:

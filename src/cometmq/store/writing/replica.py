@@ -87,8 +87,9 @@ class ReplicaLog:
     ) -> None:
         """Create a replica.
 
-        `written` is called with written records. It makes the records visible, immediately or after their
-        flush. It returns the number of visible records, and those of watched queues (see `Arrivals`).
+        `written` is called with the records that were written to the log. It makes them visible, immediately
+        or after they are flushed. It returns the number of records that became visible during the call, and
+        those among them that are in watched queues (see `Arrivals`).
         """
         self._log = commit_log
         self._flusher = flusher
@@ -97,7 +98,7 @@ class ReplicaLog:
         self._chunks: list[bytes] = []
         self._waiting = 0  # number of received bytes that are not written yet
         self._wanted = 0  # Number of bytes after `_log.end` that are needed for the next write
-        self._whole = 0  # Total size, in bytes, of the complete records that `_groups` returned last
+        self._whole = 0  # Total size, in bytes, of the complete records that the last `_groups` found
         self._damage: ReplicaDamaged | None = None
 
     @property
@@ -158,7 +159,7 @@ class ReplicaLog:
         done = ReplicaCommit(self._log.end)
         if self._waiting < max(self._wanted, 1):
             return done
-        # A full disk is no reason to refuse bytes before the write, as the write itself raises an error.
+        # The flag DISK_FULL alone does not refuse the bytes: the write raises an error if no space is left.
         if self._flags.reasons.keys() - {Flag.DISK_FULL}:
             why = f"the store accepts no messages: {self._flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
