@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from functools import partial
 from typing import Any, Protocol
 
-from cometmq.errors import RequestTimeout, SendFailed
+from cometmq.errors import CometError, RequestTimeout, SendFailed
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
 from cometmq.grpc.rpc.messages import messages
-from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.rpc.status import GrpcStatus, ServiceError
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import CODES, status
 from cometmq.grpc.service.sent import SendRequest, accepted_types, send_request
@@ -59,7 +61,7 @@ class Sends:
         self._max_body = max_body
         self._checks_type = checks_type
 
-    async def send_message(self, call: Call, request: Any) -> Any:
+    def send_message(self, call: Call, request: Any) -> Awaitable[Any] | None:
         """Store the messages of a request. Each has an outcome of its own."""
         client = self._clients.find(call)
         if not request.messages:
@@ -77,6 +79,21 @@ class Sends:
             )
             for each in sent
         ]
+        if len(sent) > 1:
+            return self._respond_all(sent, outcomes)
+        # Most requests have one message. A callback costs less than a task.
+        outcomes[0].add_done_callback(partial(self._respond, call, sent[0]))
+        return None
+
+    def _respond(self, call: Call, sent: SendRequest, outcome: asyncio.Future[Frame]) -> None:
+        try:
+            entry = _entry(sent, outcome.exception() or outcome.result())
+        except (CometError, asyncio.CancelledError) as error:
+            call.finish(GrpcStatus.INTERNAL, f"the response of the broker: {error}")
+            return
+        call.respond(messages().SendMessageResponse(status=entry.status, entries=[entry]))
+
+    async def _respond_all(self, sent: list[SendRequest], outcomes: list[asyncio.Future[Frame]]) -> Any:
         responses = await asyncio.gather(*outcomes, return_exceptions=True)
         entries = [_entry(each, response) for each, response in zip(sent, responses, strict=True)]
         codes = {entry.status.code for entry in entries}
