@@ -1,6 +1,7 @@
 """The parsing and validation of settings, which the store, the broker and the name server share.
 
-Every error is a ConfigError with the key. If the value came from a file, it also names the file and line.
+An invalid setting raises a ConfigError that names the key. If the value came from a file, the error also
+names the file and the line.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf"
 _BOM = b"\xef\xbb\xbf"
 
 BOOLEANS = {"true": True, "false": False}
-# RocketMQ's keys that differ from the camel case of the Python field.
+# RocketMQ's keys for those settings whose key is not the name of the Python field in camel case.
 _SPECIAL_NAMES = {
     "tls_config_file": "tls.config.file",
     "tls_server_mode": "tls.server.mode",
@@ -229,7 +230,7 @@ def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:
     """Log a warning about an unknown key. The warning suggests the most similar known key, if any."""
-    from difflib import get_close_matches  # a start without unknown keys does not need it
+    from difflib import get_close_matches  # Rarely needed: only for unknown keys
 
     near = get_close_matches(key, known, n=1, cutoff=0.7)
     log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")

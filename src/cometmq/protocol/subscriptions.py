@@ -41,7 +41,7 @@ def expression_of(subscription: SubscriptionData) -> str:
 
 
 def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]:
-    """For each topic in which members differ, return the client ids by expression.
+    """For each topic to which members subscribe differently, return the client ids by expression.
 
     Members without a subscription to the topic are listed under the expression "".
     """
@@ -62,7 +62,7 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
 
 
 def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, list[str]]]:
-    """For each setting in which members differ, return the client ids by value.
+    """For each setting whose value differs between members, return the client ids by value.
 
     Members whose value is unknown are omitted.
     """
@@ -78,9 +78,14 @@ _MAX_SHOWN_LENGTH = 200  # Maximum number of characters of an expression that ar
 
 
 def describe_differences(difference: Mapping[str, Collection[str]]) -> str:
-    """Describe a topic's first expressions in a phrase: each is shortened and followed by one of its clients.
+    """Describe the different expressions for one topic, or the different values of one setting, in a phrase.
 
+    At most `_MAX_SHOWN` of them are listed. Each is shortened if it is long, and followed by the id of one of
+    its clients and the number of the others.
     Example: `a || b (c1 and 3 more), not subscribed (c2)`.
+
+    Args:
+        difference: The client ids by expression or by value.
     """
     more = len(difference) - _MAX_SHOWN
     parts = [

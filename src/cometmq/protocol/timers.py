@@ -38,11 +38,12 @@ def out_ms_of(deliver_ms: int) -> int:
 
 
 class TimerCode(NamedTuple):
-    """The tags code of a timer message in its queue unit, so that brokers need not read the record.
+    """The tags code that a consume queue stores for a timer message.
 
-    Times are in epoch ms.
+    It contains all that a broker needs to schedule the message, so the broker need not read the record.
 
     Attributes:
+        out_ms: The property TIMER_OUT_MS, in epoch ms.
         delayed: Whether the client gave a delay instead of a time. The monotonic clock measures delays.
         recall: Whether the message recalls another message.
     """
@@ -84,8 +85,8 @@ def timer_tags_code(properties: bytes) -> int:
 def delete_keys(topic: bytes, unique_key: bytes) -> tuple[bytes, bytes]:
     """Return the two possible values of TIMER_DEL_UNIQKEY in a recall of this message.
 
-    5.5.0 and CometMQ use the first value by default. Brokers with `appendTopicForTimerDeleteKey` use the
-    second.
+    RocketMQ 5.5.0 and CometMQ use the first value by default. RocketMQ's brokers use the second value if
+    their setting `appendTopicForTimerDeleteKey` is true.
     """
     return unique_key, topic + b"+" + unique_key
 
@@ -106,7 +107,7 @@ class RecallHandle(NamedTuple):
     unique_key: str
 
     def encode(self) -> str:
-        """Return the handle as the text that clients receive."""
+        """Return this recall handle as the text that clients receive."""
         text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
         return base64.urlsafe_b64encode(text.encode()).decode()
 

@@ -213,15 +213,15 @@ def _value(text: str, type_: Any, field: str) -> Any:
 
 
 def traces_about(body: bytes, msg_id: str, unreadable: list[str]) -> Iterator[AnyTrace]:
-    """Yield the records in a body that are about one message.
+    """Yield those records of a trace message that are about the message `msg_id`.
 
-    Only records that contain the id are parsed. Java writes one record for a batch, with all ids joined by
-    commas.
+    Only records that contain this id are parsed. For a batch of messages, Java's clients write one record in
+    which all ids are joined by commas.
 
     Args:
         body: The body of a trace message.
         msg_id: The message's id.
-        unreadable: A list to which the reasons why records could not be parsed are added.
+        unreadable: Receives one error text for each record that could not be parsed.
     """
     wanted = msg_id.encode("utf-8", "replace")
     at = body.find(wanted) if wanted else -1

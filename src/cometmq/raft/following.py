@@ -22,7 +22,8 @@ class Following:
         """Refuse a request that contradicts committed entries. A correct leader never sends one.
 
         Raises:
-            RaftMessageError: An entry in the request has another term than the committed entry at its index.
+            RaftMessageError: The term of an entry in the request differs from the term of the committed entry
+                with the same index.
         """
         log_state, prev = self._log_state, request.prev_index
         if NO_TERM != request.prev_term != log_state.term_of(prev) != NO_TERM and prev <= log_state.commit:

@@ -93,7 +93,7 @@ class LogState:
         return max(index, self.first - 1)
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
-        """Return whether a log that ends with this entry is as up to date as this log, or more so.
+        """Return whether another log, which ends with the given entry, is at least as up to date as this log.
 
         A voter grants its vote only to such a log (docs/reference/raft.md, Votes).
         """

@@ -173,8 +173,8 @@ class AppendRequest(Message, frozen=True, kw_only=True):
         count, entries_term: The number of entries, and the term that all of them have.
         last: The last entry of the leader's log.
         commit: The last entry that the leader has committed.
-        members: The member lists among the entries. At the beginning of the leader's log, the list in force
-            there comes first.
+        members: The member lists among the entries. If the request begins with the first entry of the
+            leader's log, the list in force before that entry comes first.
         payload: The bytes of the entries, added by the caller.
     """
 
@@ -259,7 +259,9 @@ class Proposed(msgspec.Struct, frozen=True):
 class AppendOwn(msgspec.Struct, frozen=True):
     """An instruction to write an entry that the node created.
 
-    The entry is a member list, or, with None, the empty entry with which a leader begins its term.
+    Attributes:
+        index, term: The index and term of the entry.
+        members: The entry's member list. None stands for the empty entry with which a leader begins its term.
     """
 
     index: int

@@ -87,7 +87,7 @@ class RaftNode:
         self._trust = Trust(me, between(1, MAX_INCARNATION)) if state.suspect else None
         self._reply_due = False
         self._votes: set[str] = set()
-        self._by_transfer = False  # Whether the leader has requested this member's election
+        self._by_transfer = False  # Whether a leader asked this candidate to take over
         self._leading: Leading | None = None
         self._disk_writable = True
         self.may_stand = True
@@ -195,7 +195,9 @@ class RaftNode:
         return first
 
     def persisted(self, index: int, term: int) -> None:
-        """Record that the log is durable, as the flush mode promises, up to the entry `index` of `term`.
+        """Record that the entries up to `index`, which has the term `term`, are durable.
+
+        The flush mode determines when entries count as durable.
 
         A sync that began before a `Truncate` or `Reset` does not cover the entries written after that change.
         The caller reports such a sync with an index before the first removed entry, or not at all.
@@ -455,7 +457,7 @@ class RaftNode:
             self._become_leader()
 
     def _on_vote_request(self, request: VoteRequest) -> None:
-        """Process a vote request of the current term, or a pre-vote request of the current or later term."""
+        """Process a vote request of the current term, or a pre-vote request of this or a later term."""
         if (
             (
                 request.term == self.term

@@ -51,7 +51,10 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record a leader's request if it is the term's first one with this member's incarnation number."""
+        """Record the first request of a leader that contains this member's incarnation number.
+
+        It is replaced by the first such request of a later term. All other requests are ignored.
+        """
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
@@ -107,8 +110,8 @@ class Trust:
         if self._unanswered(log_state):
             return None
         if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
-            # If no other member has an entry or has seen a term, the group is new. So this member's empty log
-            # has not lost any entries.
+            # If every other member reports an empty log and the initial term, the group is new. Then this
+            # member's empty log has not lost any entries.
             whole = all(self._answers.values())
         elif self._tables_term != state.term:
             return None

@@ -139,7 +139,10 @@ async def _get(host: str, port: int, path: str) -> bytes:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Return whether an HTTP response states its length, or is chunked, and is complete."""
+    """Return whether a complete HTTP response was received.
+
+    The end of a response can be recognized only if it states its length or is chunked.
+    """
     try:
         response, _ = _parsed(answer)
     except _NotHttp:

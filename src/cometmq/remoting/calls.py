@@ -75,14 +75,14 @@ class CallTable:
         if call is None:
             return False
         if not call.future.done():
-            # Copy the body, because the receive buffer is overwritten before the caller runs.
+            # Copy the body: the task that awaits the response runs after the receive buffer is overwritten.
             if type(frame.body) is not bytes:
                 frame.body = bytes(frame.body)
             call.future.set_result(frame)
         return True
 
     def fail_all(self, error: Callable[[int], RemotingError]) -> None:
-        """Fail every outstanding call with `error(request code)`."""
+        """Fail every outstanding call with the exception that `error` returns for the call's request code."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -43,8 +43,8 @@ def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
         # The `errno` of a `gaierror` or an `SSLError` is not a system error number.
         return error.strerror or str(error)
-    # Return the operating system's text for the error number, because asyncio has replaced `strerror` by a
-    # less precise text.
+    # Return the operating system's text for `errno`. The text in `error.strerror` is less precise, because
+    # asyncio has replaced it.
     return os.strerror(error.errno) if error.errno else str(error)
 
 

@@ -56,7 +56,8 @@ class Connection(asyncio.BufferedProtocol):
         state: Data that the owner of the connection attaches to it.
         peer: The address of the other end, "ip:port".
         peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
-        addr: The address named in errors: the one that a client has called, otherwise `peer`.
+        addr: The address that errors name. In a client it is the address to which the client's caller
+            connected; in a server it equals `peer`.
         working: The number of the peer's requests that are processed after the read callback has returned;
             see `Limits.handlers`.
     """
@@ -186,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests that this side sends
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
-        """Send a request under a new number, and return the future of its response.
+        """Send a request with a new opaque number, and return the future of its response.
 
         Raises SendFailed if the connection is closed.
         """
@@ -231,7 +232,9 @@ class Connection(asyncio.BufferedProtocol):
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Record that a request counted by `hold` is completed, and read again if this ends a pause.
+        """Record that a request counted by `hold` has completed.
+
+        Reading resumes if it was paused and the number of such requests is now below the limit.
 
         `size` is the size of the request's body in bytes, as passed to `hold`.
         """
@@ -347,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Close after this loop iteration's responses, because the peer sends no more but may still read."""
         self._end_soon()
-        # The result True keeps the transport open for writing, which TLS does not support.
+        # If this method returns True, the transport stays open for writing. TLS does not support that.
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
@@ -402,8 +405,8 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, buf: memoryview, pos: int, end: int) -> int:
         """Handle the complete frames in buf[pos:end], and return the end of the last handled frame.
 
-        Stop early at the maximum number of frames or duration of a callback, of requests in progress, or of
-        unsent bytes.
+        Stop early when one of these reaches its limit: the number of frames handled in this callback, the
+        duration of the callback, the number of requests in progress, or the number of unsent bytes.
         """
         limits = self._limits
         max_payload = limits.max_frame - 4
@@ -462,8 +465,8 @@ class Connection(asyncio.BufferedProtocol):
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
         """Keep the bytes buf[pos:end], which have not been handled, until the next read.
 
-        `fresh` is True if these bytes are the beginning of another frame than the one of which the previous
-        read kept a part.
+        `fresh` is True if these bytes begin a new frame. It is False if they continue the incomplete frame
+        that the previous read kept.
         """
         if pos == end or self.closed:
             self._forget()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _STAGGER_S = 0.25
-"""Seconds after which the next address is tried, too, if the previous attempt has not ended."""
+"""Seconds after the start of one attempt until the next address is tried in parallel."""
 _MAX_ADDRESSES = 16
 
 Info = tuple[Any, ...]
@@ -36,13 +36,13 @@ async def dial(
         The transport and the protocol of the connection.
 
     Raises:
-        OSError: No address accepts; the error is that of the attempt that failed first. Or the host or port
-            is impossible, such as a label longer than 63 characters or a port above 65535.
+        OSError: No address accepts the connection: the error of the first failed attempt is raised. Or the
+            host or port is impossible, such as a port above 65535 or a host label of over 63 characters.
     """
     try:
         return await _dial(make, host, port, tls)
     except (ValueError, OverflowError) as error:  # Raised for an invalid host name or port
-        if isinstance(error, OSError):  # The error of a certificate is both an OSError and a ValueError
+        if isinstance(error, OSError):  # Such as a certificate error, which is a ValueError, too
             raise
         raise OSError(f"{host}:{port} is not an address: {error}") from error
 

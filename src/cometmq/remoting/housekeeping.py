@@ -1,4 +1,4 @@
-"""The check of all connections of a server or client, about once per second."""
+"""Checks all connections of a server or client about once per second, and closes idle and stalled ones."""
 
 from __future__ import annotations
 

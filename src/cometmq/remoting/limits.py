@@ -11,7 +11,7 @@ HANDLER_BYTES = 64 * 1024
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a server's or client's connections.
 
-    The default of each limit that RocketMQ has, too, is RocketMQ's default.
+    If RocketMQ has the same limit, its default is also the default here.
 
     Attributes:
         max_frame: The maximum size of a frame, including its length word (RocketMQ's

@@ -27,7 +27,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """Run a coroutine on a loop of `new_event_loop`, as `asyncio.run` does. For the processes of servers."""
+    """Run a coroutine as `asyncio.run` does, but on a loop of `new_event_loop`. Server processes use this."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""Connections in memory instead of sockets, selected by host. Tests use them for servers and clients."""
+"""In-memory networks for tests. Connections to a host that has such a network use no sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def network_of(host: str) -> Network | None:
 
 @contextmanager
 def serving(host: str, network: Network) -> Iterator[None]:
-    """Use `network` during a `with` block for connecting to `host` and for listening at it."""
+    """During a `with` block, use `network` instead of sockets to connect to `host` and to listen on it."""
     _networks[host] = network
     try:
         yield

@@ -27,7 +27,7 @@ HANDSHAKE = 0x16
 """The first byte of a TLS handshake. A frame without TLS begins with this byte only if it is 369 MB long."""
 READ_SIZE = 4096
 MAX_EARLY_BYTES = 1 << 20
-"""The maximum number of bytes that may arrive between the end of a TLS handshake and its processing."""
+"""Maximum number of bytes that may arrive after a TLS handshake, before the server's protocol takes over."""
 
 
 class Tls(Protocol):
@@ -167,7 +167,7 @@ class Opening(asyncio.BufferedProtocol):
             self._timer.cancel()
 
     def _hand_over(self, transport: asyncio.Transport | None) -> None:
-        """Replace this protocol by the server's, which gets the transport and the bytes received so far."""
+        """Replace this protocol with the server's, which gets the transport and the bytes received so far."""
         self._done()
         if transport is None or transport.is_closing():
             return

@@ -71,10 +71,10 @@ class RemotingServer:
         return self._table.connections
 
     def override_handlers(self, codes: Collection[int], handler: Handler) -> None:
-        """Pass requests with the given codes to `handler` instead of to their own handlers or shortcuts.
+        """Pass requests with the given codes to `handler` instead of to the handlers registered for them.
 
-        If `codes` is empty, each request goes to its own handler again. Requests with other codes do not get
-        slower.
+        Each call replaces the codes of the previous call; an empty `codes` restores all registered handlers.
+        While any code is overridden, the server uses no shortcuts, not even for other codes.
         """
         overridden = dict.fromkeys(self._handlers.keys() & set(codes), handler)
         self._dispatcher.handlers = self._handlers | overridden
@@ -114,7 +114,11 @@ class RemotingServer:
         self._listeners.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Stop listening, wait up to `drain_s` seconds for async handlers, respond, close all connections."""
+        """Stop listening, finish the requests in progress, and close all connections.
+
+        Async handlers that do not finish within `drain_s` seconds are cancelled. Connections whose responses
+        cannot be sent within another `drain_s` seconds are aborted.
+        """
         self.stop_listening()
         self._stopped = True
         if self._openings is not None:

@@ -25,13 +25,13 @@ class Partial(Protocol):
 
 
 class PartialFrames:
-    """A limit on the bytes kept for all connections of a loop: incomplete frames, or unsent responses.
+    """Limits the total size of the incomplete frames, or the unsent responses, of all connections of a loop.
 
     A connection may keep the beginning of a frame for a while, but thousands of connections must not fill the
     memory in this way. Above the limit, the connection that has kept its bytes for the longest time is
     aborted: a correct peer completes its frame, or receives its responses, within seconds.
 
-    `what` names the kind of bytes in the log.
+    Log lines call the bytes `what`, for instance "half-sent frames".
     """
 
     __slots__ = ("_kept", "_what", "total")
@@ -49,8 +49,8 @@ class PartialFrames:
             size: The number of bytes that the connection keeps in total.
             most: The limit, in bytes, for the sum over all connections. While it is exceeded, the connection
                 that has kept its bytes for the longest time is aborted.
-            fresh: Whether the bytes belong to another frame than those of the connection's previous call. The
-                time for which they have been kept then begins now.
+            fresh: Whether the connection now keeps a different frame than at its previous call. The time for
+                which it has kept its bytes then begins now.
         """
         kept = self._kept
         self.total += size - (kept.pop(connection, 0) if fresh else kept.get(connection, 0))
@@ -76,13 +76,13 @@ class Flushable(Protocol):
 class Tick:
     """Runs callbacks and flushes connections at the end of loop iterations.
 
-    The servers of one broker share one object.
+    All servers of one broker share one `Tick`.
 
     Attributes:
         scratch: The buffer into which all connections read. They can share it, because the bytes that were
             read from one connection are handled before the loop reads from the next.
-        partial: The numbers of received bytes of incomplete frames, by connection.
-        unsent: The numbers of unsent bytes of responses, by connection.
+        partial: Limits the memory for incomplete frames, summed over all connections.
+        unsent: Limits the memory for unsent responses, summed over all connections.
         scheduled: Whether `run_now` is already scheduled.
     """
 

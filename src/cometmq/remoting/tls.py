@@ -20,7 +20,7 @@ log = logs.logger(__name__)
 
 DISABLED, PERMISSIVE, ENFORCING = MODES = ("disabled", "permissive", "enforcing")
 FILE_CHECK_INTERVAL_S = 5.0
-"""The interval in seconds at which a server checks its files for changes."""
+"""The interval in seconds at which a server checks its TLS settings and certificate files for changes."""
 
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
 _PATHS = ("keyPath", "certPath", "trustCertPath")
@@ -58,9 +58,9 @@ class TlsFile:
         return BOOLEANS[text] if text else default
 
     def stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return the stamps of the settings file and of the files that it names.
+        """Return the modification time, size and inode of the settings file and of each file that it names.
 
-        A write to a file changes its stamp.
+        The values of a file change when the file is written or replaced. They are None for a missing file.
         """
         paths = [self.path, *(self.text(key) for key in KEYS if key.endswith("Path"))]
         return [_stamp(path) for path in paths if path]
@@ -150,7 +150,7 @@ class ServerTls:
     """The TLS of a server: its mode, and the context for new connections. Create it inside the loop."""
 
     def __init__(self, mode: str, file: TlsFile) -> None:
-        """Load the certificates, which blocks. Raises ConfigError."""
+        """Load the certificates. The constructor reads files, so it blocks. Raises ConfigError."""
         self.enforcing = mode == ENFORCING
         self._file = file
         self._stamps = file.stamps()
@@ -164,7 +164,7 @@ class ServerTls:
             )
 
     def start(self) -> None:
-        """Start to check periodically whether the files have changed."""
+        """Start to check periodically whether the settings file or the certificate files have changed."""
         self._looks = Periodic(
             asyncio.get_running_loop(),
             FILE_CHECK_INTERVAL_S,

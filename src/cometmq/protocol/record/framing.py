@@ -101,7 +101,7 @@ class Framing(NamedTuple):
         return START.pack(ENTRY_BLANK_MAGIC, rest) if self.gap else encode_blank(rest)
 
     def is_blank(self, data: bytes | bytearray | memoryview, rest: int) -> bool:
-        """Return whether the last `rest` bytes of a segment, which begin with `data`, are a closing blank."""
+        """Return whether `data` begins with the blank that closes a segment with `rest` bytes left."""
         return bytes(data[:BLANK_SIZE]) == self.blank(rest)
 
     @property

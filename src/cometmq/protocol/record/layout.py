@@ -33,7 +33,7 @@ MAGICS_BEGIN = b"\xda\xa3\x20"
 BLANK_MAGIC_BYTES = BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
 START = Struct(">ii")
-"""The struct of size and magic number, with which every record begins. A blank record has no other fields."""
+"""The first two fields of every record: its size and magic number. A blank record has no other fields."""
 BLANK_SIZE = START.size
 
 # The bits of sysFlag.
@@ -75,7 +75,7 @@ HEADS = {
 """The struct of the fixed fields, by the sizes in bytes of the born host and the store host."""
 HEAD_V4 = HEADS[HOST_V4, HOST_V4]
 LENGTH = Struct(">H")
-"""The struct of the length of a V2 topic, and of the length of the properties (at most 32,767 bytes)."""
+"""A length of two bytes: that of a V2 topic or of the properties. Both have at most 32,767 bytes."""
 
 AT = {name: Struct(">" + "".join(list(FIELDS.values())[:number])).size for number, name in enumerate(FIELDS)}
 """The offset of each field in a record with IPv4 hosts."""

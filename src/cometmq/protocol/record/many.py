@@ -49,7 +49,10 @@ Ints = NDArray[np.int64]
 
 
 def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the items of type `kind` at the positions, 2 to 6 times as fast as numpy's own operations."""
+    """Return the item of type `kind` at each position in `places`.
+
+    This is 2 to 6 times as fast as numpy's own operations.
+    """
     width = kind.itemsize
     if len(data) < width:
         return np.empty(0, kind)
@@ -72,7 +75,8 @@ class Rows(NamedTuple):
 
     data: Bytes
     start: Ints
-    # Fixed fields, located as if hosts were IPv4; `field` corrects those after an IPv6 host.
+    # The fixed fields, read as if all hosts were IPv4. So the fields after an IPv6 host are wrong here; the
+    # method `field` returns their correct values.
     head: NDArray[Any]
     sys_flag: NDArray[np.int32]
     body_start: Ints
@@ -269,9 +273,9 @@ def _leading(good: NDArray[np.bool_]) -> int:
 
 
 def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
-    """Return the index of each record's topic, and the topics to which these indices belong.
+    """Return two lists: the topic of each record, as an index into the second list, and the distinct topics.
 
-    Both lists end before the first invalid topic.
+    The first record with an invalid topic, and all records after it, are ignored.
     """
     known: dict[bytes, int] = {}
     numbers: list[int] = []

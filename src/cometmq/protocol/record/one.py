@@ -1,4 +1,7 @@
-"""The codec of a single commit-log record: to bytes, to a message, and to what consume queues and index need.
+"""The codec of a single commit-log record.
+
+It encodes a record, decodes a record to a message, and reads the fields from which consume queues and the
+index are built.
 
 `encode_record` encodes one record with all checks. The store has its own encoder for many records at a time
 (see layout.py).
@@ -66,10 +69,10 @@ def body_crc(body: Buffer) -> int:
 
 
 def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
-    """Return the struct of a record's fixed fields, and `sys_flag` with its IPv6 bits set.
+    """Return the struct of a record's fixed fields, and `sys_flag` with the IPv6 bits that fit the hosts.
 
-    The sizes of the two hosts (8 bytes for IPv4 with the port, 20 for IPv6) determine both results. Raises
-    MessageIllegal for a host of another size.
+    A host with its port has 8 bytes for IPv4 and 20 bytes for IPv6. Raises MessageIllegal for a host of any
+    other size.
     """
     sys_flag &= ~_ANY_V6
     if len(born_host) == HOST_V6:
@@ -260,11 +263,11 @@ Values = bytes | tuple[bytes, ...]
 
 
 def values_reader(names: tuple[bytes, ...]) -> Callable[[bytes | bytearray, int, int], Values]:
-    """Return a function that reads these properties of the record data[at : at + size].
+    """Return a function that reads the properties `names` from an encoded record.
 
-    Its arguments are `data`, `at` and `size`. It raises RecordError if the record is invalid. Budget: 0.7 µs
-    for one property of a V1 record with IPv4 hosts. Therefore the function reads only the fields that it
-    needs, and searches the data itself instead of a copy of the property string.
+    The function takes the arguments `data`, `at` and `size`, and reads the record data[at : at + size]. It
+    raises RecordError if the record is invalid. Budget: 0.7 µs for one property of a V1 record with IPv4
+    hosts. Therefore the function reads only the fields that it needs, and does not copy the property string.
     """
     lengths, at_topic, any_v6, most = _lengths, _TOPIC_AT, _ANY_V6, MAX_PROPERTIES
     single = names[0] if len(names) == 1 else None
@@ -441,11 +444,11 @@ def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True
 
 
 def _lost_sector(properties: bytes, position: int) -> bool:
-    """Return whether the part of the properties in one of the disk sectors consists of zeros only.
+    """Return whether a disk sector that holds a part of the property string was never written.
 
-    Such a sector was never written, because the machine lost power. The CRC does not detect this, because it
-    covers only the body. Clients do not write properties in which all bytes between two sector boundaries are
-    NUL.
+    If the machine loses power before a sector is written, the sector contains only zeros. The CRC does not
+    detect this, because it covers only the body. So the string is split at the sector boundaries, and a part
+    that consists of zeros counts as lost. Clients do not write such properties.
     """
     cuts = range(_SECTOR - position % _SECTOR, len(properties), _SECTOR)
     parts = zip([0, *cuts], [*cuts, len(properties)], strict=True)
@@ -466,7 +469,7 @@ CLAIM_BYTES = AT["physical_offset"] + 8
 
 
 def claim_of(data: Buffer, pos: int = 0) -> tuple[int, int]:
-    """Return the size and log position that the bytes at `pos` state, even if they are no record."""
+    """Return the size and log position that the bytes at `pos` state, even if they are not a record."""
     return _start(data, pos)[0], _long(data, pos + AT["physical_offset"])[0]
 
 

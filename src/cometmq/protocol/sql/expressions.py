@@ -28,7 +28,7 @@ from cometmq.protocol.sql.java_values import (
 )
 
 Get = Callable[[str], str | None]
-"""A function that returns the value of the property with a name, or None if the message does not have it."""
+"""A function that takes a property's name and returns the message's value for it, or None if it has none."""
 Evaluate = Callable[[Get], Any]
 
 DEEPEST: Final = 64
@@ -62,7 +62,7 @@ class Kind(enum.Enum):
 
     CONSTANT = 0
     PROPERTY = 1
-    NUMBER = 2  # A minus sign with its operand, whose value is a number or null
+    NUMBER = 2  # A minus sign with its operand. The node's value is a number or null
     CONDITION = 3
 
 

@@ -47,12 +47,12 @@ _BLANKS = "".join(map(chr, range(33)))
 
 
 def to_int(text: str) -> int:
-    """Return what Java's Integer.valueOf returns for a text. Raises Mismatch if it throws an exception."""
+    """Return what Java's Integer.valueOf returns for a text. Raises Mismatch where Java would throw."""
     return _whole(text, INT_MAX)
 
 
 def to_long(text: str) -> Long:
-    """Return what Java's Long.valueOf returns for a text. Raises Mismatch if it throws an exception."""
+    """Return what Java's Long.valueOf returns for a text. Raises Mismatch where Java would throw."""
     return Long(_whole(text, LONG_MAX))
 
 
@@ -69,7 +69,7 @@ def _whole(text: str, most: int) -> int:
 
 
 def to_double(text: str) -> float:
-    """Return what Java's Double.valueOf returns for a text. Raises Mismatch if it throws an exception."""
+    """Return what Java's Double.valueOf returns for a text. Raises Mismatch where Java would throw."""
     text = text.strip(_BLANKS)
     named = _NAMED.get(text)
     if named is not None:
@@ -123,5 +123,5 @@ def order(left: Value, right: Value) -> int:
 
 
 def _place(number: float) -> tuple[bool, float, float]:
-    """Return a key that sorts doubles like Double.compare: NaN above all others, -0.0 below 0.0."""
+    """Return a key that sorts doubles like Java's Double.compare: NaN above all others, -0.0 below 0.0."""
     return (True, 0.0, 0.0) if number != number else (False, number, math.copysign(1.0, number))
