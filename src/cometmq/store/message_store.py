@@ -97,7 +97,7 @@ class Commit(msgspec.Struct, gc=False):
         error: Why none of the `placed` messages is stored, or None.
         end_offset: The end of the log.
         visible: The number of messages that became visible during this `commit`.
-        arrivals: Those of them whose queues are in `Dispatcher.watched`.
+        arrivals: Those of the `visible` messages whose queues are in `Dispatcher.watched`.
     """
 
     placed: list[TickMessage]
@@ -129,7 +129,7 @@ class MessageStore:
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.executor = StoreExecutor(disk)
-        self.slave = config.broker_role == SLAVE  # a changed role takes effect at the next start
+        self.slave = config.broker_role == SLAVE  # Not updated: a changed role takes effect at the next start
         self._closed = False
         self._load_files(clock)
         ends = self._recover_log()
@@ -388,10 +388,10 @@ class MessageStore:
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Process written records. They become visible at once, after their flush or after their raft commit.
+        """Process written records: make them visible now, or later, after their flush or raft commit.
 
-        Return the number of records that became visible at once, and the messages among them whose
-        queues are in `Dispatcher.watched`.
+        Return the number of records that became visible now, and the messages among them whose queues are
+        in `Dispatcher.watched`.
         """
         if groups:
             _, _, now_ms = last_of(groups)
@@ -409,8 +409,8 @@ class MessageStore:
             elif not self.config.flush_commit_log_timed:
                 self.flusher.timed()
             return 0, []
-        # Even after a change from SYNC_FLUSH to ASYNC_FLUSH, new records wait for a flush while earlier
-        # records do, because records become visible in the order of the log.
+        # Records become visible in the order of the log. So after a change from SYNC_FLUSH to ASYNC_FLUSH,
+        # new records wait for a flush as long as earlier records still wait for one.
         if self.config.sync_flush or self.dispatcher.waits:
             if groups:
                 self.dispatcher.dispatch_flushed(self.log.end, groups)
@@ -455,9 +455,9 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether the result of a read with an offset outside the queue contains a valid next offset.
+        """Whether a read at an offset outside the queue returns a valid offset for the next read.
 
-        A slave without offsetCheckInSlave returns the requested offset instead.
+        A slave with offsetCheckInSlave switched off returns the requested offset instead.
         """
         return not self.slave or self.config.offset_check_in_slave
 

@@ -152,7 +152,7 @@ class QueueBuilder:
         self._queues = queues
         self._findings = findings
         self._root = root
-        self._codes: dict[int, int] = {}  # By log position: tags codes of the records passed to `order`
+        self._codes: dict[int, int] = {}  # Tags codes of the records passed to `order`, by log position
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue of records with the given topic and queue id; None if the pair is invalid."""

@@ -1,8 +1,8 @@
 """The comparison of the index files with the log: each key of a record must have one entry.
 
 Entries are in the order of the records, and within a record in the order of its keys. So the expected entries
-of a batch of records are compared with the next entries of the files as whole arrays. Only where they differ,
-entries are matched one by one.
+of a batch of records are compared with the next entries of the files as whole arrays. Only where they differ
+are entries matched one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_MAX_ENTRIES_AHEAD = 4096  # Number of further entries searched for a match where index and log differ
+# Where index and log differ, a match for each key is also searched for in this number of further entries.
+_MAX_ENTRIES_AHEAD = 4096
 _BATCH = 1024  # Number of records whose keys are hashed together
 
 IntArray = NDArray[np.int64]
@@ -86,7 +87,8 @@ class IndexCheck:
         self._expired_to = -1
         self._missing = _Keys()
         self._behind = _Keys()  # Keys without an entry, after the last key that has one
-        self._wrong_seconds: dict[int, list[int]] = {}  # Per file: count and first of entries with wrong time
+        # By file number: how many entries have a wrong time, and the number of the first such entry
+        self._wrong_seconds: dict[int, list[int]] = {}
         self._repeated = 0
         self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
@@ -96,7 +98,7 @@ class IndexCheck:
     def check_records(self, group: RecordGroup, deleted: DeletedTopics | None) -> None:
         """Compare the next records with their index entries.
 
-        Records of deleted topics may have entries or not.
+        A record of a deleted topic may have entries, but need not.
         """
         if not self.enabled:
             return
@@ -161,7 +163,8 @@ class IndexCheck:
     def _peek(self, count: int) -> IntArray:
         """Read entries until `_ahead` holds at least `count` of them, or all remaining ones.
 
-        `_ahead` holds the entries that are still to be compared. Return the log positions in them.
+        `_ahead` holds the entries that are still to be compared. Return the log position in each of these
+        entries.
         """
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
@@ -191,8 +194,8 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # Process the entries up to the last match, and further ones as long as they belong to records before
-        # the given ones. The rest may belong to later records.
+        # Process the entries up to the last match, and those directly after it whose records precede the
+        # given records. The remaining entries may belong to later records.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1
@@ -220,7 +223,7 @@ class IndexCheck:
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         if self._layout.live and window.position[at] < self.log_min:
-            return  # No error: retention has deleted the record of this entry in the meantime
+            return  # This is no error: retention has deleted the entry's record in the meantime
         if self._repeats(window, at):
             return
         what = "whose record has no such key" if record_there else "where no valid record with a key begins"
@@ -243,8 +246,8 @@ class IndexCheck:
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
         begins = np.array([header.begin_ms for header in headers], np.int64)
-        # The field `seconds` of a file's first entry counts from the end time of the previous file. In the
-        # oldest file, it is not checked, because that time is unknown.
+        # In the first entry of a file, the field `seconds` counts from the end time of the previous file. In
+        # the first entry of the oldest file, the field is not checked, because that end time is unknown.
         before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
         since = np.where(entries.number > 1, begins[entries.file], before)
         seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
@@ -257,9 +260,10 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """Report an error if the begin or end time in the header is not that of the first or last record.
+        """Compare the time of a file's first or last record with the begin or end time in the header.
 
-        The begin time must be exact. The end time may differ from the record's time by less than a second.
+        The begin time must be exact. The end time may differ from the last record's time by less than
+        a second.
         """
         file, header = self._readable[file_number]
         if not self._index.all_written(file_number):

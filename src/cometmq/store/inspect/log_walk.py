@@ -38,7 +38,7 @@ from cometmq.store.recovery.store_layout import QueueFiles, StoreFile, StoreLayo
 
 RECHECK_DELAY_S = 0.05  # Time, in seconds, after which data that a broker may be writing is read again
 _UNITS = 4096  # Number of units read at a queue's end; if all are filler units, the queue counts as empty
-_MAX_EXAMINED_BYTES = 64 << 20  # Maximum length of an invalid record in which the defect is searched for
+_MAX_EXAMINED_BYTES = 64 << 20  # Maximum number of bytes read of an invalid record to find its defect
 
 
 def no_pause(_seconds: float) -> None:
@@ -67,7 +67,7 @@ class LogWalk:
         self._size = self.layout.config.mapped_file_size_commit_log
         self._rechecked = -1
         # The segment that no blank record has closed: its file, the end of its last record, and whether
-        # anything but zeros follows.
+        # anything but zeros follows that record.
         self._open: tuple[StoreFile, int, bool] | None = None
         self.segments = 0
         self.log_min = self.layout.log_min
@@ -140,7 +140,8 @@ class LogWalk:
                 position, again = scan.end, True
             if not again:
                 break
-        for damage in scan.damage[known:]:  # All damage found so far lies before the blank record
+        # If a blank record closes the segment, all damage found by the scan lies before this record.
+        for damage in scan.damage[known:]:
             self._damaged(file, damage)
         if scan.blank_end >= 0:
             self._check_after_blank(file, scan.blank_end)

@@ -33,11 +33,12 @@ from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.record_dispatch import set_delivery_times
 
-# The maximum number of failed searches, for each of two kinds: for the queue to which a record really
-# belongs, and for a flipped bit in its properties. Few records are damaged, and a search for a bit takes up
-# to 25 ms. After that number, each further difference counts as damage of the unit, without a search.
+# The maximum number of failed searches of each of two kinds: searches for the queue to which a record really
+# belongs, and searches for a flipped bit in a record's properties. Few records are damaged, and a search for
+# a bit takes up to 25 ms. After the last of these searches, each further difference counts as damage of the
+# unit.
 _MAX_FAILED_SEARCHES = 100
-_MAX_POSITIONS_BEHIND = 1 << 20  # Maximum number of remembered positions of records after a queue's end
+_MAX_POSITIONS_BEHIND = 1 << 20  # Maximum number of records after a queue's end whose positions are kept
 _MAX_DELAYED_MESSAGES = 1 << 20  # Maximum number of delayed messages whose tags codes are remembered
 _MAX_PROPERTIES_BYTES = 2048  # Maximum length of properties, in bytes, in which a flipped bit is searched for
 _MAX_DELAY_MS = 3650 * 86_400_000
@@ -131,8 +132,9 @@ class QueueCheck:
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
-        self._to_correct: list[int] = []  # Positions of the group's records with damaged queue offsets
-        # Number of records of each topic without queues and topic table entry
+        # Log positions of the records in the current group whose topic, queue id or queue offset is damaged
+        self._to_correct: list[int] = []
+        # For each topic that has neither queues nor an entry in the topic table: its number of records
         self._gone: dict[str, int] = {}
 
     def _check_files(self, queue: QueueFiles) -> None:
@@ -148,7 +150,7 @@ class QueueCheck:
     def _add(
         self, severity: str, kind: str, state: QueueProgress, offset: int, problem: str, repair: str = REBUILD
     ) -> None:
-        """Add a finding about the unit of a queue at an offset."""
+        """Add a finding about the unit at `offset` in a queue."""
         self.findings.add(severity, kind, *state.units.location(offset), problem, repair)
 
     def _note(self, kind: str, problem: str) -> None:
@@ -160,7 +162,7 @@ class QueueCheck:
     def check_records(self, group: RecordGroup) -> None:
         """Compare the records in `group`, which come next in the log, with their units in the consume queues.
 
-        If a queue offset in a record turns out to be damaged, it is corrected in `group`.
+        If the topic, queue id or queue offset in a record is damaged, it is corrected in `group`.
         """
         queued = group.queued
         if self.deleted:
@@ -173,8 +175,8 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        # The cumulative sum counts, for all queues at once, the offsets that are the previous record's offset
-        # plus 1. A queue with n records in this group has no gap if n - 1 of its offsets are counted.
+        # `steps` counts, for all queues at once, the offsets that are 1 greater than the previous record's
+        # offset. The n records of a queue have no gap if the count grows by n - 1 from the first to the last.
         steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
@@ -227,7 +229,7 @@ class QueueCheck:
         """
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        # The later records were given the queue offsets of the records that `behind` counts. So those older
+        # These later records have units, but the older records that `behind` counts have none. So the older
         # records are superseded: their topic was deleted and created again.
         if state.behind:
             self.orphans += state.behind
@@ -294,7 +296,9 @@ class QueueCheck:
             and state.topic == TIMER_TOPIC
             and is_[2] == stored_tags_code(facts.properties)
         ):
-            return  # Apache's broker stores the hash of the tags for timer messages, not the delivery time
+            # In the unit of a timer message, Apache's broker stores the hash of the tags as the tags code.
+            # CometMQ stores the delivery time instead.
+            return
         if is_[:2] == wanted[:2] and self._is_flip(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._report_damaged_record(
@@ -311,7 +315,10 @@ class QueueCheck:
         self._add(ERROR, "queue-unit", state, facts.queue_offset, f"{where}: {problem}")
 
     def _is_flip(self, properties: bytes, code: int, expected: int) -> bool:
-        """Return whether a flipped bit in the properties explains why a unit has another tags code."""
+        """Return whether a flipped bit in a record's properties explains the tags code `code` of its unit.
+
+        `expected` is the tags code of the properties as they are now.
+        """
         if (
             (code ^ expected).bit_count() == 1
             or len(properties) > _MAX_PROPERTIES_BYTES
@@ -340,7 +347,7 @@ class QueueCheck:
         return False
 
     def _report_misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
-        """Report a record as damaged because its unit was found in another place than the record names.
+        """Report a record as damaged, because its unit is not in the place that the record names.
 
         `place` is the topic, queue id and queue offset of that unit.
         """
@@ -365,9 +372,10 @@ class QueueCheck:
     def _belongs_to_another(
         self, state: QueueProgress, offset: int, position: int, unit_position: int
     ) -> bool:
-        """Return whether the unit at `offset` points to another record that names the same queue and offset.
+        """Return whether a record other than the one at `position` names this queue and `offset`, too.
 
-        The record at `position` names them, too: its topic was created again, or one record is a duplicate.
+        This other record is at `unit_position`, the position in the unit at `offset`. Two records name the
+        same offset if their topic was deleted and created again, or if one of them is a duplicate.
         """
         other = self._log.facts(unit_position) if unit_position != position else None
         place = state.topic, state.queue_id, offset
@@ -402,8 +410,8 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            # The unit is correct and its record exists. The scan did not match them because the record is not
-            # in the order of its queue, or is deleted with its topic.
+            # The unit is correct, and its record exists. The scan did not match the two, because the record
+            # is out of order in its queue, or because the topic was deleted.
             return
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
@@ -477,7 +485,7 @@ class QueueCheck:
 
 
 def _tags_flipped(properties: bytes, code: int) -> bool:
-    """Return whether flipping one bit of the properties gives them the tags code `code`."""
+    """Return whether, after flipping some one bit of `properties`, their tags code is `code`."""
     flipped = bytearray(properties)
     for at in range(len(properties)):
         for bit in range(8):

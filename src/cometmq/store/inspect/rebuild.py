@@ -74,7 +74,8 @@ def rebuild(
 
     Args:
         config, commit_log_dir: See `read_layout`.
-        progress: Receives the bytes processed, and their total.
+        progress: Receives the number of bytes processed so far, and the number of all. The log is read twice,
+            so all its bytes count twice.
 
     Raises:
         StoreError: There is no store, or it is in use. The old directories stay.

@@ -277,7 +277,7 @@ class RebuildParts:
             remove_tree(disk, place)
             disk.makedirs(self._at(part))
             disk.rename(self._at(part), place)
-        # Copy the tables, and the other files that `verify` and a broker read.
+        # Copy the store's tables, and the other files that `verify` and a broker read, to the output.
         names = ["broker.conf", *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))]
         copied = {name: os.path.join(self.root, name) for name in names}
         copied |= {LOCATIONS[key]: self.config.location(key) for key in (CHECKPOINT, ABORT)}

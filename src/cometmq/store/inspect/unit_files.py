@@ -17,7 +17,7 @@ from cometmq.store.recovery.store_layout import QueueFiles
 _CHUNK_UNITS = 4096  # Number of consume-queue units that are read at a time
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # If more units are missing before a file, the file's name is damaged
+_MAX_HOLE_UNITS = 1_000_000  # If more units than this are missing before a file, the file's name is damaged
 
 
 class UnitFiles:

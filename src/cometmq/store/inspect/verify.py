@@ -84,7 +84,7 @@ def verify(
 
     Args:
         config, commit_log_dir: See `read_layout`.
-        progress: Receives the bytes processed, and their total.
+        progress: Receives the number of bytes of the log processed so far, and the number of all.
         pause: Called with the number of seconds for which to wait while a broker may be writing.
 
     Raises:

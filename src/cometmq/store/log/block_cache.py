@@ -9,7 +9,8 @@ lies completely before the end of the log, so it never changes, and readers get 
 from __future__ import annotations
 
 BLOCK = 128 << 10
-_KEPT = 64  # Maximum number of cached blocks (8 MiB): those of two pulls of 32 records in separate blocks
+# Maximum number of cached blocks (8 MiB): enough for two pulls of 32 records, each in a block of its own
+_KEPT = 64
 DENSE = 4  # Number of records requested from a block after which the whole block is loaded and cached
 _MAX_COUNTED_BLOCKS = 4096
 

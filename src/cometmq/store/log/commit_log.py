@@ -63,7 +63,7 @@ class CommitLog:
         self.segments: list[int] = []  # positions of the first bytes of the segments, ascending
         self.end = 0
         self.next = 0
-        self.segment_base = -1  # First position of the segment in which `next` lies; -1 without segments
+        self.segment_base = -1  # First position of the segment that contains `next`; -1 without segments
         self.limit = 0  # Position at which the segment `segment_base` ends
         self._fd = -1
         self._recent = RecentBytes()
@@ -77,7 +77,8 @@ class CommitLog:
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._room_at_failure = -1  # Free bytes at the last failure for lack of space; -1 after a success
+        # Free bytes on the disk when it last lacked space for a segment; -1 after a segment was created
+        self._room_at_failure = -1
         # The areas (descriptor, segment, first position, end) in which failed writes may have left bytes.
         # `claim` overwrites them with zeros.
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
@@ -217,14 +218,14 @@ class CommitLog:
     # -- appending --------------------------------------------------------------------------------
 
     def claim(self, size: int, behind: int = BLANK_SIZE) -> None:
-        """Make sure that `size` bytes fit into the current segment and memory chunk, or begin new ones.
+        """Make room for `size` bytes. If the current segment or memory chunk is too full, begin a new one.
 
         The caller then adds the bytes with `put`.
 
         Args:
             size: The number of bytes.
-            behind: The number of bytes that must remain free in the segment after the added ones, for a blank
-                record; 0 if the added bytes may include this record.
+            behind: The number of bytes that must remain free in the segment after the added bytes, so that a
+                blank record can follow. 0 if the added bytes may themselves include the blank record.
 
         Raises:
             OSError: A segment cannot be created. Nothing has changed.
@@ -485,6 +486,6 @@ class CommitLog:
         if base >= 0 and end < base + self.segment_size:
             self._fd = self._disk.open(self.path_of(base))
             self.segment_base, self.limit = base, base + self.segment_size
-            # Data before `end` may be only in the page cache, so the next sync must include the segment.
+            # Data before `end` may be only in the page cache, so the next sync must include this segment.
             self.unsynced[base] = self._fd
         self._new_tick()

@@ -99,7 +99,7 @@ class LogFlusher:
             self._idle = None
 
     def abandon(self) -> None:
-        """Drop the callbacks that wait for a sync without calling them, to simulate a crash."""
+        """Simulate a crash: forget the callbacks that wait for a sync, without calling them."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:

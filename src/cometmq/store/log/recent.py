@@ -71,7 +71,7 @@ class RecentBytes:
         parts.append((position, position + length, chunk, place))
 
     def cut(self, end: int) -> None:
-        """Drop the bytes from log position `end` on from memory."""
+        """Drop all bytes at or after log position `end` from memory."""
         parts = self._parts
         while parts and parts[-1][0] >= end:
             parts.pop()
@@ -84,7 +84,7 @@ class RecentBytes:
     def get(self, position: int, length: int) -> bytearray | None:
         """Return a copy of `length` bytes of the log.
 
-        The result is None if the bytes are not in memory, or not all of them in one chunk.
+        The result is None unless one chunk in memory holds all of these bytes.
         """
         for first, end, chunk, place in reversed(self._parts):
             if position >= first:

@@ -90,8 +90,8 @@ class SegmentScan:
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
-                    # A blank record holds no message. If it is the only record after the damage, the damage
-                    # is a torn end, unless a later segment holds messages.
+                    # In this segment, only a blank record follows the damage, and a blank record holds no
+                    # message. So the damage is a torn end, unless a later segment holds messages.
                     self.end = self.damage.pop().start
                     self.dirty = True
                     return
@@ -128,10 +128,11 @@ class SegmentScan:
         return group._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else group
 
     def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
-        """Check the next records one by one. Return at most `most`, and in a raft log their entry headers.
+        """Check the next records one by one. Return the valid ones, and their entry headers in a raft log.
 
-        The method is used if `valid_group` finds no group of valid records: because the loaded part of the
-        file ends or contains only few records, or because of damage.
+        At most `most` records are returned, all before the first invalid one. The method is used if
+        `valid_group` finds no group of valid records. The reason may be damage, or that the loaded part of
+        the file ends or contains only few records.
         """
         found: list[Facts] = []
         heads = b""
@@ -140,8 +141,8 @@ class SegmentScan:
         while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
-                # A new part of the file was loaded. It may hold many records, which are checked faster as a
-                # group.
+                # Another part of the file has been loaded. End here, because this part may hold many records,
+                # which are checked faster as a group.
                 break
             window = self._data_at
             facts = record_facts(self._view, offset + gap, self.base + at + gap, check_crc=self.check_crc)

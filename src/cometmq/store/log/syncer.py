@@ -1,7 +1,8 @@
 """Calls `fdatasync` for the loop, in a thread or in a separate process.
 
 A thread needs the interpreter's lock before and after the call, and a busy loop releases the lock late. A
-process does not: the loop sends it a few bytes, and reads a few bytes when the sync is done.
+separate process does not need this lock: the loop only sends it a few bytes, and reads a few bytes when the
+sync is done.
 
 The process syncs through descriptors of its own. The system reports a failed write-back once for each opening
 of a file. So if the process is lost during a sync, the same sync through the store's own descriptor still

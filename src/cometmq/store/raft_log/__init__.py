@@ -1,4 +1,4 @@
-"""The log of a member of a raft group. A broker imports it only if it is in such a group."""
+"""The log of a member of a raft group. Only brokers in such a group import this package."""
 
 from cometmq.store.raft_log.member_files import (
     TermAndVote,

@@ -73,10 +73,9 @@ class EntryIndex:
         return found[0] if found else None
 
     def locations(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryLocation]:
-        """Return the locations of `count` entries from `index` on.
+        """Return the locations of at most `count` entries from `index` on.
 
-        The result ends earlier at the end of the index file, or before the first entry that is not in the
-        index.
+        There are fewer if the index file ends earlier, or if an entry is not in the index.
         """
         at = index * UNIT
         base = at - at % FILE_SIZE
@@ -133,7 +132,7 @@ class EntryIndex:
         self.sync()
 
     def forget_before(self, index: int) -> None:
-        """Delete the files of the index in which all entries precede the entry `index`."""
+        """Delete each index file that contains only entries before the entry `index`."""
         for base in [base for base in self._bases if base + FILE_SIZE <= index * UNIT]:
             self._files.delete(self._path(base))
             self._bases.remove(base)

@@ -95,7 +95,7 @@ class LogEnds:
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
-        if self.suspect:  # The checkpoint may name entries that the log has lost, so it is replaced
+        if self.suspect:  # Replace the checkpoint, because it may name entries that the log has lost
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
             write_checkpoint(self.disk, self.config.raft_log_dir, RaftLogCheckpoint(*known))
         location = self.index.location(self.committed)

@@ -113,7 +113,7 @@ class RaftLog:
         """The index of the last entry that has been synced to disk."""
         self.on_synced: Callable[[int], None] = lambda _index: None
         self.propose: Callable[[int], object] = lambda _count: None
-        """Called with the number of the appender's entries before they are written. May raise RaftRefused."""
+        """Called before entries of the appender are written, with their count. May raise RaftRefused."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
         """Called if entries, or their index, could not be written."""
         appender.why_closed = FOLLOWING
@@ -147,7 +147,10 @@ class RaftLog:
 
     @property
     def persisted(self) -> int:
-        """The index of the last synced entry with SYNC_FLUSH, and of the last entry with ASYNC_FLUSH."""
+        """The index of the last entry that counts as stored.
+
+        With SYNC_FLUSH, this is the last synced entry; with ASYNC_FLUSH, the last written entry.
+        """
         return self.synced if self._flusher.config.sync_flush else self.last
 
     def term_of(self, index: int) -> int:
@@ -185,10 +188,11 @@ class RaftLog:
         return self.range(first, stop, MAX_FRAME_BYTES).stop
 
     def range(self, first: int, stop: int, most: int) -> EntryRange:
-        """Return the range of entries from `first` to before `stop`, as far as they fit into `most` bytes.
+        """Return the range of the entries from `first` to before `stop` that fit into `most` bytes.
 
-        All entries of the range are in one segment and have the same term. The range has at least one entry,
-        however large. Raises OSError, and StoreError if the entry `first` does not exist.
+        All entries of the range are in one segment and have the same term. The range always contains the
+        entry `first`, even if it is larger than `most`. Raises OSError, and StoreError if that entry does not
+        exist.
         """
         start = self.location_of(first)
         locations = self._locations(first, min(stop - first, _MAX_ENTRIES_PER_LOOKUP)) or [start]
@@ -221,15 +225,15 @@ class RaftLog:
     def lead(self, term: int) -> None:
         """Set the term of new entries.
 
-        These are the entries of `append_own` and, once `take_messages` was called, the messages of the
-        appender.
+        New entries are appended by `append_own`. After `take_messages` was called, the appender also adds
+        messages as entries.
         """
         self._tail.term = term
 
     def take_messages(self) -> None:
         """Open the appender for messages. Raises StoreError unless all entries are committed.
 
-        Otherwise queue offsets of uncommitted messages could be assigned twice.
+        If the appender were opened earlier, queue offsets of uncommitted messages could be assigned twice.
         """
         if self.committed != self.last or self._dispatcher.waits:
             raise StoreError(f"entries are committed up to {self.committed} only, not up to {self.last}")
@@ -318,7 +322,8 @@ class RaftLog:
         for queue in self._queues:  # Queues of an empty log remain from the time before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # The next record may then have any offset and needs no filler units
+                # The next record of an empty queue may have any offset. No filler units are added before it.
+                queue.forget_all()
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -411,7 +416,7 @@ class RaftLog:
             return
         # The new end of the log is the end of the entry before `index`. If a blank record lies between that
         # entry and the entry `index`, the blank record is removed, too, because another leader may write an
-        # entry in its place.
+        # entry at its position.
         position = self.location_of(index - 1).end if index > self.first else self.location_of(index).position
         self._deleted.lower(position)
         self.synced = min(self.synced, index - 1)
@@ -421,7 +426,7 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # `close_segments` then closes the files
+        for segment in self._log.segments_to_sync():  # `close_segments`, called below, closes the files
             if segment.base < position:
                 self._disk.fdatasync(segment.fd)
         segments = self._log.close_segments()

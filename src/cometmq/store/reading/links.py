@@ -1,9 +1,9 @@
 """Links from records of the log to the older records that they replace.
 
-When a timer message is delivered or moved, a new record replaces its record in the log. The new record stores
-the position of the old one, plus 1 because 0 means none, in the field of the prepared transaction. Clients
-cannot write that field. So a scan of the newest part of the log shows which messages have moved, even if no
-file has recorded it.
+When a timer message is delivered, or is stored again to wait longer, a new record replaces its old record in
+the log. The new record has a link to the old one in its field preparedTransactionOffset: the position of the
+old record plus 1, because 0 means that there is no link. Clients cannot write that field. So a scan of the
+newest part of the log shows which records have been replaced, even if no file lists them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """Return the preparedTransactionOffset for a new record that replaces the record at `position`."""
+    """Return the preparedTransactionOffset of a new record that replaces the old record at `position`."""
     return position + 1
 
 
@@ -98,7 +98,10 @@ def _read(
 
 
 def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Framing) -> int:
-    """Return the position of the first valid record after damage at `at`, or of the next segment."""
+    """Return the log position at which the first valid record after the damage at `at` begins.
+
+    If the segment has no such record, the result is the first position of the next segment.
+    """
     for group in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).groups(at):
         return max(int(group.position[0]) - framing.gap, at + 1)
     return base + size

@@ -28,8 +28,8 @@ from cometmq.store.log.scan import SegmentScan
 log = logs.logger(__name__)
 
 _POSITIONS_AT_ONCE = 32  # Number of positions from the index that are examined per step
-# Maximum number of records read per search. It may read many more records than match, because keys of other
-# topics may have the same hash.
+# Maximum number of records read per search. A search may read many records that do not match, because keys of
+# other topics may have the same hash.
 _MAX_RECORDS_READ = 256
 _UNITS_A_TURN = 256  # Number of units examined per loop iteration; a record may have to be read for each unit
 _BYTES_A_TURN = 1 << 20  # Number of record bytes examined per loop iteration, in about 1 ms
@@ -293,8 +293,8 @@ async def lost_units(
     """Compute `count` units of a queue from the log, beginning with the unit of queue offset `first`.
 
     An offset whose record is not found gets a filler unit. The search begins at log position `start`, where a
-    record begins; it must lie before the records of these offsets. `code_of` returns the tags code for the
-    properties of a record. Raises OSError.
+    record begins. None of the records searched for may lie before `start`. `code_of` returns the tags code
+    for the properties of a record. Raises OSError.
     """
     start -= commit_log.framing.gap
     units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)

@@ -37,7 +37,8 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MAX_FILLERS_PER_PULL = 1 << 17  # Maximum number of filler units skipped by one pull, which takes 0.5 ms
+# Maximum number of filler units that one pull skips. Skipping this number takes 0.5 ms.
+_MAX_FILLERS_PER_PULL = 1 << 17
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MAX_UNITS_PER_CHECK = 64  # Maximum number of queue units that are checked together without numpy
@@ -60,8 +61,8 @@ of these values:
 
 - True: the record of this unit matches.
 - None: the read must end at this unit.
-- False: no earlier record in the range matches. This unit lies after the range, or its record is outside the
-  block.
+- False: none of the examined records matches. The search continues with this unit, which lies after the range
+  or whose record is outside the block.
 
 A damaged record must match, because the reader checks only the records that match.
 """
@@ -98,7 +99,7 @@ def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
 
 
 class GetStatus(enum.Enum):
-    """The outcome of a read. The response to a pull contains the name of the status as its remark."""
+    """The outcome of a read. In the response to a pull, the name of the outcome is the remark."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -218,7 +219,7 @@ class QueueReader:
                 count, found = self._records(positions, sizes, reads, partly=bulk)
             if found is not None:
                 if count < len(positions):
-                    # Some chosen records were not read. The next pull will begin with the first of them.
+                    # Some chosen records were not read. The next pull begins with the first unread one.
                     places = np.frombuffer(data, UNIT_DTYPE)["position"]
                     scanned = max(count, int(np.flatnonzero(places == positions[count])[0]))
                     last = positions[count - 1]
@@ -281,9 +282,10 @@ class QueueReader:
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
         """Choose the records of all units in `data`, at most as many as `limits` permits.
 
-        This method is fast, because its loops are in C. But it returns None if a unit is invalid, if a record
-        is not in memory, or if records exceed the size limit (unless `_pick_many` leaves out the surplus).
-        Then `_pick` chooses records one by one.
+        This method is fast, because its loops are in C. More than `_MAX_UNITS_PER_CHECK` units are passed to
+        `_pick_many`. For fewer units, the result is None if a unit is invalid, if a record is not in memory,
+        or if the records exceed the size limit. After None, the caller chooses records one by one with
+        `_pick`.
         """
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
@@ -302,7 +304,8 @@ class QueueReader:
     def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
         """Choose records as `_pick_all` does, but with numpy, from more units than `_pick_all` accepts.
 
-        Records that would exceed the size limit are left out.
+        Records that would exceed the size limit are left out. The result is None if a unit is invalid, or if
+        a record is not in memory and the limits for records on disk differ from those for records in memory.
         """
         units = np.frombuffer(data, UNIT_DTYPE, count)
         sizes, positions = units["size"].astype(np.int64), units["position"].astype(np.int64)
@@ -354,8 +357,8 @@ class QueueReader:
     ) -> tuple[int, Buffer | None]:
         """Return the number and the bytes of the records read, or None if a record is missing or invalid.
 
-        With `partly`, the read ends before the first record that is not in memory, and after
-        `_MAX_BLOCKS_PER_READ` blocks.
+        With `partly`, the read may end early: before the first record that is not in memory, or when it has
+        loaded `_MAX_BLOCKS_PER_READ` blocks.
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
@@ -396,7 +399,7 @@ class QueueReader:
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
         """Return bytes of the log, or None if the device cannot read some of them.
 
-        If the result is None, the caller reads each record by itself.
+        If the result is None, the caller reads the records one by one.
         """
         try:
             return self._log.read(position, length, reads)
