@@ -66,7 +66,7 @@ def printable_lines(text: str) -> str:
 def printable_json(data: bytes) -> bytes:
     """Return JSON with characters that could control a terminal written as `\\uXXXX`."""
     text = data.decode("utf-8")
-    lines = text.split("\n")  # JSON strings contain no bare line ends, so line ends belong to the layout
+    lines = text.split("\n")  # JSON escapes line ends in strings, so each LF here separates two lines.
     if all(map(str.isprintable, lines)):
         return data
     return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")
@@ -82,10 +82,11 @@ def _json_char(char: str) -> str:
 def local_time(epoch_ms: int, millis: str = "") -> str:
     """Return local time as `2026-01-31 23:59:59`.
 
-    If `millis` is given, the milliseconds follow, separated by `millis`.
+    If `millis` is not empty, it is the separator between the seconds and the milliseconds, such as "," in
+    `23:59:59,123`.
 
-    The time 0 means that there is no time, so the result is an empty text. A time before 1970 or outside of
-    Python's calendar is returned as digits.
+    0 stands for an unknown time, so the result is an empty text. A time before 1970, or outside of Python's
+    calendar, is returned as a number of milliseconds.
     """
     if epoch_ms == 0:
         return ""

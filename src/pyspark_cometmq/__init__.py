@@ -1,8 +1,8 @@
-"""Where Spark looks for the format `cometmq`.
+"""The module in which Spark finds the format `cometmq`.
 
-Spark imports every module named `pyspark_*` and takes its `DefaultSource`. It does so for any format name it
-does not know, and an exception here would hide other people's sources: nothing heavy is imported before the
-format is used.
+If Spark does not know the name of a format, it imports every module named `pyspark_*` and registers its class
+`DefaultSource`. An exception here would prevent the use of other packages' formats. So this module imports
+the rest of CometMQ only when the format is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`spark.read.format("cometmq")`, `readStream` and the writing sides of both (docs/pipeline.md)."""
+    """The Spark format `cometmq`, for batch and streaming reads and writes (docs/pipeline.md)."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,7 @@
-"""Where Spark looks for the format `cometmq-store`; nothing heavy is imported here (see pyspark_cometmq)."""
+"""The module in which Spark finds the format `cometmq-store`.
+
+Like `pyspark_cometmq`, it imports the rest of CometMQ only when the format is used.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`spark.read.format("cometmq-store")` (docs/pipeline.md, Reading store directories)."""
+    """The Spark format `cometmq-store`, for batch reads (docs/pipeline.md, Reading store directories)."""
 
     @classmethod
     def name(cls) -> str:

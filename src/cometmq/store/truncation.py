@@ -95,9 +95,9 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # The scan looks for records around `position`, and for the latest store time of the records that
-        # remain. One of the newest of these records has that time, so it is enough to scan from the last
-        # segment that remains whole.
+        # The scan finds the records next to `position`, and the latest store time of the records that remain.
+        # Store times ascend unless the clock is set back, so a record near the end has that time. Therefore
+        # the scan begins with the last segment that remains whole, and skips older segments.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)

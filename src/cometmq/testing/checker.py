@@ -352,7 +352,10 @@ def strict_order(index: _Index) -> Iterator[str]:
 
 
 def one_owner(index: _Index) -> Iterator[str]:
-    """While a group's members do not change, each queue has one owner (if broadcasting, all members)."""
+    """While a group's members do not change, exactly one of them owns each queue.
+
+    In a broadcasting group, every member owns each queue.
+    """
     owned: dict[tuple[str, str, str], list[Operation]] = defaultdict(list)
     for each in index.of("own"):
         owned[each.group, each.topic, each.queue].append(each)

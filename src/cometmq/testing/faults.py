@@ -107,8 +107,8 @@ def _random_fault(dice: random.Random, within: int, seconds: float) -> Fault:
     return Fault(
         kind=kind,
         directions=BOTH if kind is Kind.CUT else dice.choice([BOTH, *((each,) for each in Direction)]),
-        # The logarithm of the position is distributed evenly, because early frames need as many faults as
-        # late frames.
+        # The logarithm of `after` is distributed uniformly. Therefore many faults affect the few frames at
+        # the beginning of a connection.
         after=int(within ** dice.random()) - 1,
         seconds=max(dice.uniform(0, seconds if kind is Kind.STALL else seconds / 10), 1e-6),
         size=int(256 ** dice.random()),

@@ -26,7 +26,8 @@ from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-WHOLE = 1 << 30  # Limit, in bytes, for the size of a piece without a SPLIT fault; no piece reaches it
+# Maximum number of bytes forwarded at once unless a SPLIT fault sets a smaller one; never reached in practice
+WHOLE = 1 << 30
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff = 1, l_linger = 0 s: closing the socket sends a reset
 
 
@@ -216,7 +217,7 @@ class ProxiedConnection:
                 flow.go_on()
             await self._over.wait()
         except OSError:
-            pass  # The reset in `cut` reports the failed connection to the client
+            pass  # The target cannot be reached. `cut` resets the client's connection.
         finally:
             for flow in self._flows.values():
                 flow.stop()
@@ -293,7 +294,8 @@ class _Flow:
         source.out = target.into = self
         self.passed = 0
         self.ended = False
-        self._due: list[tuple[int, Fault]] = []  # Faults to inject, and after how many passed bytes each
+        # Pairs, in ascending order: the value of `passed` at which a fault is injected, and the fault
+        self._due: list[tuple[int, Fault]] = []
         self._waiting = bytearray()
         self._end_came = False
         self._held = False  # whether the target's write buffer is full

@@ -1,13 +1,13 @@
 """Recovery: makes log, queues and index agree when a store is opened.
 
-After a clean stop, recovery trusts every queue unit and scans the log only from the record of the last unit
-on.
+After a clean stop, recovery trusts every queue unit. It scans the log only from the newest record that has a
+queue unit.
 
-After an unclean stop, the scan begins as late as the checkpoint allows, so that its cost depends only on what
-was written since. It begins at the checkpoint position. Without a checkpoint position (Apache's broker wrote
-last, or the checkpoint is damaged), the scan begins at the newest segment whose first record is covered by
-the checkpoint's times. From there on only the log counts: recovery computes queue units and index entries
-again and overwrites the existing ones. If a queue lacks units from before that position, or the index is
+After an unclean stop, the scan begins at the checkpoint position, so that its cost depends only on the amount
+of data written after the checkpoint. The checkpoint position is missing if Apache's broker wrote last, or if
+the checkpoint is damaged. The scan then begins at the newest segment whose first record was stored at or
+before the times in the checkpoint. For the scanned records, recovery computes queue units and index entries
+again and overwrites the existing ones. If a queue lacks units of records before the scan, or the index is
 damaged or missing, the scan begins earlier.
 
 A torn tail (invalid data that no valid record follows) is removed and its space overwritten with zeros, so
@@ -52,7 +52,7 @@ class EntriesLost(StoreCorrupt):
 
 
 class RaftLogEnds(Protocol):
-    """Two ends of a raft log: the end of the part that readers see, and the end of all entries."""
+    """Two ends of a raft log: `visible` ends the entries that consumers can read, `end` all entries."""
 
     @property
     def visible(self) -> int: ...
@@ -179,8 +179,9 @@ class Recovery:
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
         """Return the log position at which the scan begins.
 
-        It depends on the checkpoint position. If that is unknown, the scan begins at the newest segment whose
-        first record was stored at or before the times in the checkpoint, or else at the beginning of the log.
+        The checkpoint position `saved` determines it. If that is unknown, the scan begins at the newest
+        segment whose first record was stored at or before the times in the checkpoint. If there is no such
+        segment, the scan begins at the beginning of the log.
         """
         if saved is not None:
             return max(scan_start(saved, self.commit_log.segment_size), self._first)
@@ -239,8 +240,8 @@ class Recovery:
     def _scan_log(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
         """Scan the log and compute queues and index.
 
-        If a queue then ends before the end that it had at the last clean stop, or lacks units from before the
-        scan, all queues are dropped and the log is scanned again from its beginning.
+        All queues are dropped, and the log is scanned again from its beginning, in two cases: a queue lacks
+        units of records before `start`, or is shorter after the scan than at the last clean stop.
         """
         try:
             replay = self._scan_once(start, index_from, result)
@@ -262,8 +263,8 @@ class Recovery:
             # raft group already contain their queue offsets.
             return replay
         for topic, queue_id, end in self._shorter(result):
-            # The last messages of the queue are lost, or have expired with its files. The queue continues at
-            # its former end, because no offset may be assigned twice.
+            # The last messages of the queue are lost, or retention has deleted them and the queue's files.
+            # The queue continues at its former end, because no offset may be assigned twice.
             try:
                 queue = self.queues.of_record(topic, queue_id)
             except QueueRefused:

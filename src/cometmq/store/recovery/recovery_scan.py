@@ -36,7 +36,7 @@ class Recovered(msgspec.Struct):
     last_position: int = -1  # Log position of the last scanned record; -1 if none was scanned
     records: int = 0
     rebuilt: bool = False  # whether queues or index have changed and must be synced
-    not_served: int = 0  # Number of records not added to their queues; `notes` names only the first
+    not_served: int = 0  # Number of records not added to their queues; `notes` describes some
     notes: list[str] = msgspec.field(default_factory=list)
     damage: list[Damage] = msgspec.field(default_factory=list)
 

@@ -299,10 +299,10 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
     """Check the settings that move directories or files of a store.
 
     Raises:
-        ConfigError: A path overlaps another path of this store (see `check_paths`), or lies in the directory
-            of another store that is in use. Or the path of a file lies in the directory of any other store.
-            Or the directory or file exists at its usual path, but not at the path in the setting: the broker
-            would begin with an empty one, and queues could lose their offsets.
+        ConfigError: A path overlaps another path of this store (see `check_paths`). Or a path lies in the
+            directory of another store, and that store is in use or the path is that of a file. Or the
+            directory or file exists at its usual path, but not at the path in the setting: the broker would
+            begin with an empty one, and queues could lose their offsets.
         OSError: A directory cannot be read.
     """
     check_paths(config)
@@ -381,7 +381,7 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
     directory = config.location(CONSUME_QUEUES)
     for topic in disk.listdir(directory):
         if topic == TRASH:
-            continue  # The trash holds files of deleted topics
+            continue  # This directory holds files of deleted topics until the broker removes them.
         topic_dir = os.path.join(directory, topic)
         if disk.is_link(topic_dir) or not disk.is_dir(topic_dir) or not names_a_directory(topic):
             strays.append(topic_dir)
@@ -398,8 +398,10 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
 def _common_length(files: list[StoreFile], configured: int) -> int:
     """Return the length with which a set of files was probably created.
 
-    It is the configured length if a file has it, or if it fits all files. Otherwise it is the most frequent
-    length that fits all files: each begins at a multiple of it, and none is longer.
+    A length fits a set of files if each file begins at a multiple of the length and none is longer. The first
+    of these that exists is returned: the configured length if a file has it and all files begin at multiples
+    of it; the most frequent length of a file that fits; the configured length if it fits; the shortest
+    distance between two files; the length of the only file.
     """
     lengths = Counter(file.length for file in files)
     longest: int = max(lengths)
@@ -502,7 +504,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
-        return  # The last clean stop stored this length, so the thousands of directories need not be read
+        return  # This was the length at the last clean stop. So thousands of directories need not be read.
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):

@@ -207,7 +207,10 @@ class Appender:
 
     @property
     def limits_within_store(self) -> SizeLimits:
-        """The maximum sizes of messages that move within the store, whatever maxMessageSize is now."""
+        """The maximum sizes of messages that the store has accepted before and now stores again.
+
+        They do not depend on maxMessageSize, which may have been lowered since.
+        """
         return SizeLimits(self._max_record_bytes, self._max_record_bytes)
 
     @property
@@ -237,7 +240,10 @@ class Appender:
         return EncodedTick(groups, placed, refused)
 
     def roll_back(self, groups: list[EncodedGroup]) -> None:
-        """Take back the queue offsets and entry indexes of records that could not be written."""
+        """Free the queue offsets and raft entry indexes of records that could not be written.
+
+        The next records get the same numbers.
+        """
         if self._gap:
             self.entries.remove_last(
                 sum(len(group.sizes if type(group) is BatchRecords else group) for group in groups)
@@ -279,10 +285,10 @@ class Appender:
             index_keys: The keys to index; None for those in the properties.
             delay_ms: For a delayed message, the delay. The message's consume-queue unit then contains the
                 delivery time (store time plus delay) instead of a tags hash.
-            stored_before: Whether the message moves within the store. Then a lowered maxMessageSize does not
-                apply.
-            makes_room: Whether the message moves so that its segment can be deleted. Then it is accepted even
-                if the disk is full.
+            stored_before: Whether the store has accepted the message before, such as a half message that is
+                now committed. Then maxMessageSize, which may have been lowered since, does not apply.
+            makes_room: Whether the message is a copy whose original is in a segment to be deleted. Then it
+                is accepted even if the disk is full.
 
         Raises:
             StoreRefused: The message is refused. Nothing has changed.
@@ -301,7 +307,10 @@ class Appender:
     def append_all(
         self, messages: list[TickMessage], limits: SizeLimits, *, makes_room: bool = False
     ) -> dict[int, StoreRefused]:
-        """Add messages without a sender to this tick. Each is stored or refused by itself.
+        """Encode messages that have no sender, after all pending messages.
+
+        The next `end_tick` returns their records.
+        The refusal of one message does not affect the others.
 
         Args:
             messages: The messages. Their queues must not be `deleted`.
@@ -309,7 +318,7 @@ class Appender:
             makes_room: See `append`.
 
         Returns:
-            Why messages are refused, by their index in `messages`.
+            The refusals, by the index of the refused message in `messages`.
         """
         self.encode_pending()
         known = len(self._refused)
@@ -456,7 +465,7 @@ class Appender:
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
         """Drop the records that are not in the write buffer yet.
 
-        Refuse all messages that have no record there.
+        Refuse all of `messages` that then have no record, because of `error`.
         """
         if isinstance(error, StoreRefused):
             refusal = error

@@ -33,8 +33,8 @@ The request's properties are added to each message, and a frame of 4 MiB can con
 so a limit is needed. 16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of
 properties.
 """
-# Formats of a record header, by its length. Everything between physical offset and body length is one field,
-# because all messages of a batch have the same bytes there.
+# Struct formats of a record's header; the key is the header's length in bytes. Everything between physical
+# offset and body length is one field, because all messages of a batch have the same bytes there.
 _SHORT_HEADS = {
     head.size: struct.Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for head in HEADS.values()
 }
@@ -64,7 +64,10 @@ class Alike(NamedTuple):
     bodies: Sequence[bytes]
     keys: Sequence[bytes]
     template: Template
-    """The properties of a message and of the request, without the value of the message's unique key."""
+    """The properties that each record gets from its message and from the request.
+
+    Only the unique key, which differs between the messages, is left out.
+    """
 
     @property
     def longest_properties(self) -> int:
@@ -84,7 +87,7 @@ class Alike(NamedTuple):
 
     @property
     def stray_separator(self) -> bool:
-        """Return whether the properties of any message contain a stray separator."""
+        """Return whether a message has a property whose name or value contains a separator (0x01 or 0x02)."""
         return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
@@ -196,8 +199,8 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    # `Alike` holds neither messages with further keys nor messages whose unique key is in the request's
-    # properties.
+    # `Alike` requires that the unique key is the only key of a message, and that the message's own properties
+    # contain it, not those of the request.
     if not template.only_key or key_end > len(text):
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
@@ -207,7 +210,8 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
         raise _too_much_shared(len(extra), count)
     if (
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
-        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)  # A separator would end the key early
+        # A key that contains a separator of properties is shorter than assumed here.
+        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)
     ):
         return Alike(flag, bodies, keys, template)
     return None

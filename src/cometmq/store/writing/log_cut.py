@@ -47,7 +47,7 @@ class LogCutFile:
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
-        """Remove the file after the log has been truncated. Raises OSError."""
+        """Remove `config/logCut.json`, because the log has been truncated. Raises OSError."""
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:

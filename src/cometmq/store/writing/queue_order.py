@@ -7,8 +7,8 @@ waiting record is damaged.
 
 Each lost record gets a filler unit in the queue. A forged offset could fill the disk with such units. But a
 lost record occupied space in the log. So an offset that implies more lost records than the log had space for
-is normally rejected. It is accepted if the queue is known to have been that long, or as long as the number of
-such fillers stays within the limit SPARE.
+is normally rejected. There are two exceptions: the queue had this length at the last clean stop, or the
+number of filler units without space in the log does not exceed SPARE.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from cometmq.store.derived.consume_queue import ConsumeQueue
 # implies more, the offset is considered damaged.
 MAX_GAP_UNITS = 1_000_000
 SPARE = 100_000
-"""The maximum number of filler units, in all queues together, for lost records that the log had no space for.
+"""The maximum number of filler units, in all queues together, that the space in the log cannot explain.
 
-Such fillers are needed if the newest segment is lost, and with it the table of the queues' ends (see
-CleanEnds). Then the log continues where that segment began, but the queues continue after their former ends.
+Normally each filler unit stands for a lost record, which occupied space in the log. But if the newest segment
+and the table of the queues' ends (see CleanEnds) are lost, the log continues where that segment began, while
+the queues continue after their former ends. Then the log has no space for the lost records.
 """
 
 
@@ -58,14 +59,14 @@ class QueueOrder:
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
         """Process the next record of a queue: add it, leave it out, or let it wait for the record after it.
 
-        Return True, except if the record would have to wait but `may_wait` is False: then nothing is done
-        with it.
+        Return True if one of these was done. If the record would have to wait, but `may_wait` is False,
+        return False.
         """
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                # The offset of this record confirms the offset of the waiting record: the records before that
-                # one are lost.
+                # The offset of this record confirms the offset of the waiting record. So the records that are
+                # missing before the waiting record are lost.
                 self._push(queue, before)
             else:
                 self._leave_out(before, queue.max_offset, facts)
@@ -81,13 +82,14 @@ class QueueOrder:
 
     @property
     def spare_used(self) -> int:
-        """The number of filler units, limited to SPARE, for lost records that the log had no space for."""
+        """The number of filler units that the space in the log could not explain; at most SPARE."""
         return SPARE - self._spare
 
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Return whether the record may be added although its offset is greater than the end of its queue.
+        """Return whether a record may be added although its offset is greater than the end of its queue.
 
-        Filler units for lost records that the log had no space for reduce what is left of the limit SPARE.
+        If the log had no space for some of the missing records, their number is subtracted from the remaining
+        part of SPARE, and the result is False if not enough of SPARE remains.
         """
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:

@@ -64,7 +64,10 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
 def set_delivery_times(
     codes: NDArray[np.int64], group: RecordGroup, rows: NDArray[np.int64], delays_ms: dict[int, int]
 ) -> None:
-    """Replace the tags codes of delayed messages among the records `rows` by their delivery times."""
+    """Replace the tags code of each delayed message by its delivery time.
+
+    `codes` holds the tags codes of the records of `group` that have the indexes `rows`.
+    """
     for topic in WAITING_TOPICS.intersection(group.names):
         waiting = np.flatnonzero(group.topic[rows] == group.names.index(topic))
         codes[waiting] = [tags_code_of(each, delays_ms) for each in group.facts(rows[waiting])]
@@ -100,10 +103,10 @@ class RecordDispatch:
         """The queues whose newly visible messages are added to `arrivals`."""
         self.arrivals: Arrivals = []
         self.on_restart: Callable[[ConsumeQueue, int], None] | None = None
-        """Called with a queue and a log position if the record at that position restarts the queue.
+        """Called with a nonempty queue and the log position of a record with queue offset 0.
 
-        The queue is longer here than at the master, because the master has deleted its topic and created it
-        again. After the call, the queue may be another object.
+        The master has deleted the queue's topic and created it again. The callback may replace the queue by a
+        new object, so the queue must be looked up again after the call.
         """
 
     def add(

@@ -215,8 +215,8 @@ class ReplicaLog:
 
         `data` begins at log position `start`; `stop` is the end of the segment. After the iteration, `_whole`
         is the number of bytes in the complete records, including a blank record. If an incomplete record
-        follows, `_wanted` is its length, or 8 as long as its first 8 bytes, which contain the length, are
-        incomplete. If invalid data follows, `_damage` describes it.
+        follows, `_wanted` is its length. The first 8 bytes of a record contain its length; if even these are
+        incomplete, `_wanted` is 8. If invalid data follows, `_damage` describes it.
         """
         at = self._whole = 0
         few: list[Facts] = []
@@ -251,8 +251,8 @@ class ReplicaLog:
 def _item(data: bytes, at: int, room: int) -> tuple[int, str]:
     """Return the length of the record at data[at:], and a description of its defect ("" for none).
 
-    The length is part of the first 8 bytes of a record. If `data` ends before these are complete, the result
-    is 8. `room` is the distance to the end of the segment.
+    The first 8 bytes of a record contain its length. If `data` ends within these bytes, the returned length
+    is 8. `room` is the number of bytes from the beginning of the record to the end of the segment.
     """
     if room < BLANK_SIZE:
         return 0, f"{room} bytes are left in the segment, which no blank record closes"
