@@ -38,7 +38,10 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
 
 
 def replace_private(path: str, content: bytes) -> None:
-    """Replace the content of a private file durably, or create it with its directory. Raises OSError."""
+    """Write a private file durably. The content replaces that of an existing file.
+
+    Missing directories of the path are created. Raises OSError.
+    """
     make_private_directory(os.path.dirname(os.path.abspath(path)))
     fresh = f"{path}.new"
     with open_private(fresh) as file:

@@ -12,8 +12,8 @@ MAX_HOST_LENGTH = 253
 VIP_OFFSET = -2
 """Number to add to a broker's port for its VIP port, where old brokers serve all requests except pulls."""
 
-# A host name consists of labels of at most 63 letters, digits, "-" and "_" (which Docker uses), as IDNA
-# encoders accept them. Non-ASCII names must be given in their xn-- form.
+# A host name consists of labels, separated by dots. A label has at most 63 letters, digits, "-" and "_"
+# (which Docker uses). Names with other characters must be given in the xn-- form of IDNA.
 _host_name = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?").fullmatch
 _ipv6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]{1,64})?").fullmatch
 _port = re.compile(r"[0-9]{1,5}").fullmatch

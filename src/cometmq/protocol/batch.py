@@ -58,7 +58,7 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
 
 
 def iter_batch(data: Buffer) -> Iterator[BatchItem]:
-    """Yield the items of a batch body. Raises BodyError at the first invalid item."""
+    """Yield the messages of a batch body. Raises BodyError at the first invalid message."""
     pos = number = 0
     total = len(data)
     while pos < total:

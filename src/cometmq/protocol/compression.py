@@ -161,8 +161,8 @@ def _unzstd(body: bytes, limit: int) -> Iterator[bytes]:
         if size >= 0:
             yield zstandard.ZstdDecompressor().decompress(body)
             return
-        # Streaming encoders, such as Java's, write frames without the plain size, so the size is checked
-        # after each step.
+        # Streaming encoders, such as Java's, write Zstandard frames whose header does not state the plain
+        # size. The plain size is therefore checked after each step of the decompression.
         inflater = zstandard.ZstdDecompressor().decompressobj()
         for at in range(0, len(body), _ZSTD_STEP):
             yield inflater.decompress(body[at : at + _ZSTD_STEP])

@@ -5,9 +5,9 @@
     H bytes  header
     rest     body
 
-Frames of both serialisations are read, each by its own type byte. Reading is as tolerant as Apache's server:
-a header that msgspec's strict JSON reader refuses goes to the lenient reader. If the lenient reader refuses
-it, too, FrameError is raised.
+The decoder reads both serialisations. The high byte before a header shows which one the header has. JSON
+headers are read as tolerantly as by Apache's server: a header that msgspec's strict JSON reader refuses goes
+to the lenient reader. If the lenient reader refuses it, too, FrameError is raised.
 
 Budget: decoding a send of the Java client (code 310, about 400 header bytes) takes at most 2.2 µs, including
 its typed header. The headers of sends, pulls and ends of transactions, nine tenths of all frames, are decoded

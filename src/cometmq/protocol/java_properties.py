@@ -46,7 +46,7 @@ def line_of(key: str, text: str) -> int | None:
 
 
 def numbered_pairs(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of the first line, the key and the value of each pair. Raises PropertiesError."""
+    """Yield each pair: the number of the pair's first line, its key and its value. Raises PropertiesError."""
     for number, line in logical_lines(text):
         end = end_of_key(line)
         rest = line[end:].lstrip(BLANKS)
@@ -94,8 +94,8 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
             open_end = open_end and not more
     kept = "".join(lines)
     if missing and kept and (open_end or not kept.endswith(("\r", "\n"))):
-        # If the last line ends with a backslash, an appended line would continue it, so an empty line is
-        # inserted.
+        # If the last line ends with a backslash, an appended line would continue it. An empty line between
+        # them prevents this.
         kept += eol * (1 if not open_end or kept.endswith(("\r", "\n")) else 2)
     return kept + format_properties(missing).replace("\n", eol)
 
@@ -111,7 +111,8 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     A logical line consists of one line and of the lines that continue it after a trailing backslash.
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""  # `first` is the line where the logical line began, or 0 between two of them
+    # `first` is the number of the line where the current logical line began. Between logical lines it is 0.
+    first, joined = 0, ""
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
         if not first and line[:1] in ("#", "!"):
@@ -127,7 +128,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def ends_escaped(line: str) -> bool:
-    """Return whether the next line continues this line, which then ends with an odd number of backslashes."""
+    """Return whether a line ends with an odd number of backslashes, so that the next line continues it."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 

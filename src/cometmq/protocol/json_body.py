@@ -59,7 +59,14 @@ def always(value: T, name: str | None = None) -> T:
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """Return an empty collection as a field default that is written: Java's tools expect the field."""
+    """Return the definition of a field whose default is an empty collection.
+
+    The field is encoded even if the collection is empty, because Java's tools expect the field.
+
+    Args:
+        kind: The type of the collection.
+        name: The wire name, if it is not the field's name in camelCase.
+    """
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 
@@ -68,8 +75,8 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     # Whether keys may be integers or queues. fastjson writes such keys in its dialect, not as standard JSON.
     FASTJSON: ClassVar[bool] = False
-    # Whether a body may be standard JSON, which is tried first. Bodies with queues as keys are never standard
-    # JSON.
+    # Whether to try the fast reader of standard JSON before the lenient reader. Bodies with queues as keys
+    # are never standard JSON.
     STRICT: ClassVar[bool] = True
     # The maximum size in bytes of a body that is not standard JSON. Such a body may have at most
     # MAX_LENIENT_BYTES / BYTES_OF_A_VALUE values, because the time to read it depends on their number.

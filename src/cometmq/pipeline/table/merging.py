@@ -77,7 +77,7 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
                 codec = file.metadata.row_group(0).column(0).compression
             stretches += _stretches(path, file)
     try:
-        # Later files may have additional fields.
+        # Files that were written later may have additional fields in a column.
         schema = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return []

@@ -223,10 +223,10 @@ class QueryConsumeTimeSpanBody(Body):
 class ConsumerOffsetTable(IntegerKeyed):
     """Consumer offsets by "topic@group" and queue id (response to request 43, `consumerOffset.json`).
 
-    `min_offsets` is CometMQ's own field for slaves. It holds, by topic, the id and the first visible offset
-    of each queue whose beginning an operator has hidden. It is a list of pairs, because a slave of 5.5 cannot
-    skip an unknown map with integer keys. `online_groups` is CometMQ's own field for tools: the groups that
-    have members.
+    `min_offsets` is CometMQ's own field for slaves. It lists the queues whose first messages an operator has
+    hidden. For each topic, it has pairs of a queue id and the offset of the first visible message. It has
+    pairs, because a slave of 5.5 cannot skip an unknown map with integer keys. `online_groups` is CometMQ's
+    own field for tools: the groups that have members.
     """
 
     offset_table: dict[str, dict[int, int]] = empty(dict)

@@ -198,14 +198,17 @@ class TopicRouteData(IntegerKeyed):
 
 
 class ClusterInfo(IntegerKeyed):
-    """Addresses by broker name, and broker names by cluster, of all clusters (response to request 106)."""
+    """The brokers of all clusters (response to request 106).
+
+    `broker_addr_table` maps a broker's name to its addresses, `cluster_addr_table` a cluster to broker names.
+    """
 
     broker_addr_table: dict[str, BrokerData] = empty(dict)
     cluster_addr_table: dict[str, list[str]] = empty(dict)
 
 
 class BrokerMemberGroup(IntegerKeyed):
-    """All processes that share one broker name (response to request 901, 5.x)."""
+    """The master and the slaves that share one broker name (response to request 901, 5.x)."""
 
     broker_member_group: BrokerData | None = None
 

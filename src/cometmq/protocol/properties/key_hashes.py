@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 Keys = Sequence[str] | bytes | None
 """The index keys of a record: a list of keys, or bytes with the unique key if it is the only key.
 
-None means that the keys are still to be read from the record's properties.
+None means that the keys are unknown and must be read from the record's properties.
 """
 
 

@@ -22,7 +22,7 @@ from cometmq.protocol.properties.values import (
 
 MAX_TEMPLATES = 2_048
 MAX_BYTES = 2_048
-"""The maximum length in bytes of a cached string. It limits a full cache, with all results, to 12 MB."""
+"""The maximum length of a cached string in bytes. Because of this limit, a full cache takes at most 12 MB."""
 SKIPPED = 100_000
 
 

@@ -144,10 +144,11 @@ _ALTERNATING = b"\x01\x02" * 16_384
 
 
 def has_stray_separator(text: bytes) -> bool:
-    """Return whether a property string has a separator within a name or a value.
+    """Return whether a name or a value in a property string contains a separator.
 
-    It is 0x01 within a value, or 0x02 within a name or a value. Such a string cannot be built again from its
-    parsed properties. `text` may also be several property strings, joined by 0x02. The check takes 0.2 µs.
+    This is the case if a value contains 0x01, or a name or a value contains 0x02. Such a string cannot be
+    built again from its parsed properties. `text` may also be several property strings, joined by 0x02. The
+    check takes 0.2 µs.
     """
     found = text.translate(None, _OTHERS)
     if len(found) & 1 and _ALTERNATING.startswith(found):

@@ -29,7 +29,8 @@ from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_
 from cometmq.protocol.record.one import Buffer
 
 MAX_RAW_BYTES = 64 * 1024  # Maximum number of bytes of a bad record that a `BadRecord` keeps
-# Maximum size in bytes of a buffer and of a batch's bodies, because Arrow's offsets have 31 bits.
+# Maximum size, in bytes, of a buffer of records, and also of all bodies of one batch. Arrow's offsets, which
+# have 31 bits, cannot address more.
 MAX_BATCH = 0x7FFFFFFF
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -320,7 +321,7 @@ def _checked_column(field: pa.Field) -> str:
 
 
 def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
-    """Return the bodies of all rows. `plain` maps the start of a record to its decompressed body."""
+    """Return the plain bodies of all rows. `plain` maps a record's position to its decompressed body."""
     length = rows.body_length
     if not plain:
         return _slices(buffer, rows.body_start, length, pa.binary())
@@ -338,7 +339,8 @@ def _times(ms: Ints, column: str) -> pa.Array:
     """Convert milliseconds to microseconds and reject times that readers cannot represent.
 
     Most readers (Python's dates, SQL) support only the years 1 to 9999. The limits are one year narrower,
-    because a time zone can move a time into the next year. They also prevent an overflow.
+    because a time zone can move a time into the next or the previous year. The limits also prevent an
+    overflow of the result.
     """
     wrong = np.flatnonzero((ms < MIN_MS) | (ms > MAX_MS))
     if len(wrong):
