@@ -78,7 +78,7 @@ class DerivedData:
 
     @property
     def waiting(self) -> int:
-        """The number of queue units or index keys, whichever is larger, that `take` would return."""
+        """The number of queue units that `take` would return, or of index keys if that is larger."""
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:

@@ -312,7 +312,7 @@ class IndexCheck:
             self._findings.add(severity, kind, path, place, problem, repair)
 
     def _report_left_over(self) -> None:
-        """Report the entries that are left in `_ahead` after those of the log's last record."""
+        """Report the index entries that follow the entries of the log's last record."""
         ahead, self._ahead = self._ahead, _EMPTY
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
         if not strange:

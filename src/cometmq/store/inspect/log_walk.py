@@ -55,7 +55,7 @@ class LogWalk:
         end: The position after the last record.
         last_store_ms: The latest store time of all records. (It need not be that of the last record, because
             a clock may step back.)
-        damage: The skipped parts.
+        damage: The parts of the log that the scan skipped, because they hold no valid record.
     """
 
     disk: Disk

@@ -105,7 +105,7 @@ class RebuildParts:
         commit_log_dir: The directory of the log, or several separated by commas.
         clean: Whether the last stop of the store was clean.
         segments: The log positions at which the segments begin.
-        parts: The number of groups into which the queues are divided, one for each `make_queues`.
+        parts: The number of groups into which the queues are divided, one for each call of `make_queues`.
     """
 
     root: str

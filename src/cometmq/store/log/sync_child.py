@@ -41,8 +41,8 @@ def serve(broker: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    # Signals are ignored, because a terminal or service manager may send them to the broker and to this
-    # process, before the last sync of the broker. This process ends when the broker closes the socket.
+    # A signal from a terminal or service manager may also reach this process, although the broker still needs
+    # it for its last sync. So signals are ignored. This process ends when the broker closes the socket.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -38,7 +38,10 @@ class EntryLocation(NamedTuple):
 
 
 class EntryIndex:
-    """The files that hold the location of each entry in a member's raft log. For the loop thread only."""
+    """The files that hold the location of each entry in a member's raft log.
+
+    Only the thread of the loop may use this object.
+    """
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
         """Open the index of a raft log. Raises OSError, and StoreError if a file has another length."""

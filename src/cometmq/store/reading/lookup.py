@@ -32,7 +32,7 @@ _POSITIONS_AT_ONCE = 32  # Number of positions from the index that are examined 
 # other topics may have the same hash.
 _MAX_RECORDS_READ = 256
 _UNITS_A_TURN = 256  # Number of units examined per loop iteration; a record may have to be read for each unit
-_BYTES_A_TURN = 1 << 20  # Number of record bytes examined per loop iteration, in about 1 ms
+_BYTES_A_TURN = 1 << 20  # Number of record bytes examined per loop iteration, which takes about 1 ms
 
 
 class _Found(msgspec.Struct, eq=False):
