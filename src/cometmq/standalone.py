@@ -196,7 +196,7 @@ class Standalone(Running):
 
 @dataclass(slots=True, eq=False)
 class BrokerChild:
-    """A broker in a child process, which ends at the latest with this process."""
+    """A broker in a child process. The child process ends at the latest when this process ends."""
 
     name: str
     _conf: str

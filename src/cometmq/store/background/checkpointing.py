@@ -64,7 +64,7 @@ class Checkpointing:
     def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
         """Record that `count` records became visible.
 
-        The last record lies from log position `last` to `end`.
+        The last of these records begins at log position `last` and ends at `end`.
         """
         self._behind += count
         self._changed = True

@@ -69,7 +69,7 @@ class Fullness:
     def _used(self, path: str) -> float:
         """Return the used share of the partition of `path`, rounded up to 1 %; -1 if it cannot be read.
 
-        Any thread may call it.
+        Any thread may call this method.
         """
         try:
             usage = self.disk.usage(path)

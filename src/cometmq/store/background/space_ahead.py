@@ -76,7 +76,7 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def wait_for_zeros(self, stop: int) -> None:
-        """Wait for zeros that are being written, if the next write of the log reaches their range.
+        """Wait until a running write of zeros has ended, if the next write of the log reaches its range.
 
         `stop` is the log position at which the next write of the log will end.
         """

@@ -79,7 +79,10 @@ class TopicRetention:
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
-        """Set the limits of all topics that have limits. The next run of topic retention applies them."""
+        """Replace the limits of all topics. The next run of topic retention applies them.
+
+        A topic that is not in `limits` has no limit.
+        """
         self._limits = dict(limits)
         self._counted = {
             queue: kept
@@ -99,8 +102,8 @@ class TopicRetention:
 
         Return the number of messages that can no longer be read as a result.
 
-        The new minimum offsets are synced to disk before they take effect. If that fails, they take effect
-        nevertheless, but only until the next start.
+        The new minimum offsets are synced to disk before they take effect. If the sync fails, the new offsets
+        still take effect, but only until the next start.
         """
         limits = self._limits
         now_ms = self.steady.now_ms()
@@ -210,9 +213,9 @@ class Purge(msgspec.Struct, eq=False, kw_only=True):
     async def plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[PurgePlan]:
-        """Return the effect of a purge on one queue of a topic, or, without a queue id, on all its queues.
+        """Return the effect of a purge on one queue of a topic. Without a queue id, return it for all queues.
 
-        `before_ms` is the store time up to which messages are hidden, None for all messages.
+        A purge hides the messages stored before `before_ms`. If that is None, it hides all messages.
         """
         plan = []
         for queue in self.queues.of_topic(topic):

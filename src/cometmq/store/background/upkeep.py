@@ -82,7 +82,7 @@ class Upkeep:
         self.topic_retention.begin()
 
     def configure(self, config: StoreConfig) -> None:
-        """Apply settings, which may change while the store runs."""
+        """Apply the settings of the store: those of its start, and later each changed version of them."""
         self.config = config
         if self._loop is None or self._syncer is None:
             return

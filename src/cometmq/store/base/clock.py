@@ -76,9 +76,10 @@ class SteadyTime:
     __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:
-        """Start at `newest_ms`, the store time of the newest record, or at the wall clock if it is earlier.
+        """Start the steady time at `newest_ms`, or at the time of the wall clock if that is earlier.
 
-        If `newest_ms` is 0, there is no record, and the steady time starts at the wall clock.
+        `newest_ms` is the store time of the newest record. If it is 0, there is no record, and the steady
+        time starts at the time of the wall clock.
         """
         self._clock = clock
         self._proof_s = proof_s

@@ -292,7 +292,7 @@ class OsDisk:
     def locked(self, fd: int) -> bool:
         """Return whether another process holds the record lock that `try_lock` requests.
 
-        Only Linux can tell. On other systems, the result is False.
+        Only Linux provides this information. On other systems, the result is always False.
         """
         if sys.platform != "linux":
             return False

@@ -1,7 +1,7 @@
 """Read-only access to the files of a store, for tools that do not open the store.
 
-A broker may be using the store meanwhile, so a file can disappear between two reads. It then counts as empty.
-So does anything that is not a regular file: a link, a pipe, a device.
+A broker may be using the store meanwhile, so a file can disappear between two reads. A file that has
+disappeared counts as empty, and so does anything that is not a regular file: a link, a pipe, a device.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class IndexFile:
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
-        """Enter the entries from number `first` on into the hash slots `slots`, and return `slots`.
+        """Add the entries with the numbers from `first` on to the hash slots `slots`. Return `slots`.
 
         A hash slot holds the number of the newest entry in its chain.
         """

@@ -174,7 +174,7 @@ class IndexService:
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Write the hash slots of the newest file in steps, if many entries are missing from those on disk.
+        """Write the hash slots of the newest index file in steps, if the slots on disk lack many entries.
 
         Raises OSError.
         """

@@ -78,9 +78,10 @@ class QueueTable:
         return queue
 
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue of a record, which another broker may have written.
+        """Return the queue of a record that another broker may have written.
 
-        Raises QueueRefused if the topic or queue id of the record cannot be the name of a directory.
+        If the queue does not exist, it is created in memory. Raises QueueRefused if the topic or queue id of
+        the record cannot be the name of a directory.
         """
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)
