@@ -254,7 +254,7 @@ def properties_of(data: bytes, path: str) -> dict[str, str]:
 
 @contextmanager
 def settings_of(path: str | None, others: Container[str] = (), data: bytes | None = None) -> Iterator[None]:
-    """Add file and line to a ConfigError raised in the `with` block, if its key is in the file.
+    """Add the file and the line to a ConfigError raised in the `with` block, if the file contains its key.
 
     Args:
         path: Properties file.

@@ -1,4 +1,4 @@
-"""The asyncio transport over protocol/: connections, server, client."""
+"""Sends and receives the frames of the package `protocol` with asyncio: connections, server, client."""
 
 from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
 from cometmq.remoting.addresses import check_port, listen, port_error, resolve

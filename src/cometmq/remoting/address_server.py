@@ -24,7 +24,7 @@ DEFAULT_SUB_GROUP = "nsaddr"
 
 _EVERY_S = 120.0
 _AT_FIRST_S = 10.0
-"""The interval between queries of the address server until one has succeeded, in seconds."""
+"""The interval between queries, in seconds, until the address server has answered one successfully."""
 _LIMIT_S = 3.0
 _MAX_ANSWER_BYTES = 64 << 10
 """The maximum size of a response in bytes."""
@@ -36,7 +36,7 @@ class _NotHttp(Exception):
 
 
 class AddressServer:
-    """Queries an address server for the name servers every two minutes. Its methods must run in the loop.
+    """Queries an address server for the name servers periodically. Its methods must run in the event loop.
 
     Args:
         domain: The address server's host, or host:port if the port is not 8080.
@@ -61,10 +61,12 @@ class AddressServer:
         )
 
     async def start(self) -> None:
-        """Query the address server now, then every two minutes.
+        """Query the address server now and then periodically: every two minutes once a query has succeeded.
+
+        Until then the interval is ten seconds.
 
         Raises:
-            ConnectError: The first query failed. The further queries follow nevertheless.
+            ConnectError: The first query failed. The periodic queries follow nevertheless.
         """
         self._rounds.start()
         await self._request_addresses()

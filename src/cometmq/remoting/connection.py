@@ -55,7 +55,7 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         state: Data that the owner of the connection attaches to it.
         peer: The address of the other end, "ip:port".
-        peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
+        peer_host: The same address, encoded as in records: 4 or 16 bytes of IP address, and 4 of port.
         addr: The address that errors name. In a client it is the address to which the client's caller
             connected; in a server it equals `peer`.
         working: The number of the peer's requests that are processed after the read callback has returned;
@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buf: memoryview | None = None
         self._start = 0
         self._end = 0
-        self._fresh = True  # Whether the incomplete frame has begun since the last periodic call of `check`
+        self._fresh = True  # Whether the incomplete frame began after the last call of `check`
         self._frame_since = 0.0
         self._backlog = False  # Whether `_buf` holds complete frames that a later loop iteration will handle
         self._reading = True

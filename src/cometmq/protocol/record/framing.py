@@ -57,7 +57,7 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
         return cls(*ENTRY.unpack_from(data, at))
 
     def holds(self, position: int) -> bool:
-        """Return whether this can be the header of an entry at the log position `position`."""
+        """Return whether this header is valid for an entry at the log position `position`."""
         return (
             self.magic == ENTRY_MAGIC
             and self.position == position
