@@ -14,7 +14,8 @@ def printable(text: str, limit: int | None = LIMIT) -> str:
     """Return a text with its control characters escaped, in at most about `limit` characters.
 
     Control characters, line separators, direction marks and lone surrogates are written as escapes (`\\x1b`,
-    `\\u2028`). A text longer than `limit` is cut, and its length appended. None means no limit.
+    `\\u2028`). If the text is longer than `limit`, only its beginning is returned, followed by its length.
+    A `limit` of None means no limit.
     """
     text = shortened(text, limit)
     if text.isprintable():

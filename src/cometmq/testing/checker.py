@@ -235,7 +235,7 @@ def nothing_invented(index: _Index) -> Iterator[str]:
 
 
 def one_message_per_offset(index: _Index) -> Iterator[str]:
-    """Each offset of a queue holds exactly one message, and no offset within the queue is missing."""
+    """No offset of a queue is missing between its first and last message, and each holds only one message."""
     messages: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     topics = {each.topic for each in index.of("send")}
     for each in index.of("send", "read", "handle"):

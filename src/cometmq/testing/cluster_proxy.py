@@ -37,9 +37,9 @@ class ClusterProxy(Proxy):
         self.target = target
         self.script = script
         self.brokers: dict[str, FaultProxy] = {}
-        """The proxies by the addresses of the brokers behind them.
+        """The proxies before the brokers, by broker address.
 
-        A proxy is created when a client first requests a route to its broker.
+        The proxy of a broker is created when a client first requests a route that contains the broker.
         """
         self.name_server = FaultProxy("", script if namesrv_script is None else namesrv_script)
         """Proxy before the name server."""

@@ -44,7 +44,7 @@ class Proxy(Running, ABC):
 
     @contextlib.contextmanager
     def run_in_thread(self) -> Iterator[Self]:
-        """Run the proxy in a thread with its own event loop while the block runs."""
+        """Run the proxy in a thread with its own event loop until the `with` block ends."""
         with loop_in_thread("cometmq-proxy") as run:
             run(self.start())
             try:

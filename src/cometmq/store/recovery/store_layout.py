@@ -187,8 +187,8 @@ def locked_layout(
         raise StoreError(IN_USE, held.path or found.root) from None
     try:
         layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
-        # `read_layout` reports a running broker, because it finds the lock of this process. So `live` and
-        # `clean` are corrected.
+        # `read_layout` takes the lock, which this process holds, for that of a running broker. So its results
+        # `live` and `clean` are wrong and replaced here.
         clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
         yield layout._replace(live=False, clean=clean)
     finally:
@@ -215,10 +215,10 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
 
 
 def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
-    """Return the settings for the log that lies in `root`, which may be the log of a raft member.
+    """Return the settings, with raft mode and the member's name if the only log is that of a raft member.
 
-    If the only log is that of a raft member, raft mode and the member's name are set. Raises StoreError if
-    `root` contains several logs.
+    The settings are returned unchanged if they already set raft mode, or if there is no log of a raft member.
+    Raises StoreError if the store contains several logs.
     """
     root, plain = config.root, config.replace(enable_d_leger_commit_log=False)
     found = [match[1] for name in disk.listdir(root) if (match := _MEMBER(name))]
@@ -240,9 +240,9 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
     """Return the segments of the log in all its directories, in ascending order."""
     directories = config.commit_log_dirs
     found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
-    # While segments are created, the lists of the directories may lack a segment and contain a newer one. So
-    # the directories are listed twice, and the result ends before the first segment that only the second
-    # lists contain.
+    # A broker may create segments while the directories are listed. The lists may then contain a new segment
+    # and lack an older one. So the directories are listed twice, and the result ends before the first segment
+    # that is missing from the first lists.
     if len(directories) > 1:
         again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
         made = min(again - {file.base for file in found}, default=None)
@@ -253,9 +253,9 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
     """Return the files whose names have `digits` digits, in ascending order. Others are added to `strays`.
 
-    While files are being created, the list of a directory may contain a new file and lack an older one. So
-    the directory is listed twice, and the result ends before the first file that only the second list
-    contains.
+    A broker may create files while the directory is listed. The list may then contain a new file and lack an
+    older one. So the directory is listed twice, and the result ends before the first file that is missing
+    from the first list.
     """
     found = []
     names = disk.listdir(directory)

@@ -2,9 +2,9 @@
 
 Deleting a topic removes its queues; its records stay in the log until their segments are deleted. A later
 recovery must neither restore these records nor count them as records of a new topic with the same name. So
-each deletion is stored, with the position at which the log ended then, until the log begins after that
-position. Apache's broker ignores this file: if it recovers the store after a crash, deleted messages can
-reappear and hide new ones.
+each deletion is stored with the position at which the log ended at that time. The entry is no longer needed
+once the log begins at or after that position. Apache's broker ignores this file: if it recovers the store
+after a crash, deleted messages can reappear and hide new ones.
 
 No stored position lies after the end of the log: if a power failure or a truncation shortens the log, all
 records written from its new end on are new.

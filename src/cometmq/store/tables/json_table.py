@@ -20,7 +20,7 @@ log = logs.logger(__name__)
 
 
 class JsonTable:
-    """One table of `config/`, checked by the rule for its file name. All methods wait for the disk."""
+    """One table of `config/`, checked by the rule for its file name. All methods block during disk access."""
 
     __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 

@@ -66,9 +66,9 @@ class MinOffsets:
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo `set_offsets`, except in queues whose minimum has been raised again since.
+        """Undo a call of `set_offsets`, except in queues whose minimum has been raised again since.
 
-        `before` holds the offsets before `set_offsets`.
+        `moved` holds the minimum offsets, by queue id, that the call set; `before` holds the earlier ones.
         """
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
@@ -93,8 +93,8 @@ class MinOffsets:
         with self._lock:
             if not set(topics).isdisjoint(self._saved):
                 self._write(self.by_topic)
-                # The table is written a second time, because this replaces the `.bak`, too. An old `.bak`
-                # could hide messages of a new topic with the same name.
+                # The second write replaces the `.bak`, too. An old `.bak` still contains the minimum offsets
+                # of the dropped topics, and could hide messages of a new topic with the same name.
                 self._write(self.by_topic)
 
     def save(self) -> None:

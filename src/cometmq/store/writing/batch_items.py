@@ -27,9 +27,9 @@ _length_at = struct.Struct(">h").unpack_from
 _item_at = ITEM_HEAD.unpack_from
 _LENGTH_SIZE = 2
 _MAX_SHARED_BYTES = 16 << 20
-"""The maximum number of bytes that the request's properties may add to all messages together.
+"""The maximum total size, in bytes, of the copies of a request's properties in the messages of its batch.
 
-The request's properties are added to each message, and a frame of 4 MiB can contain 190,000 empty messages,
+The request's properties are copied to each message, and a frame of 4 MiB can contain 190,000 empty messages,
 so a limit is needed. 16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of
 properties.
 """
@@ -74,7 +74,7 @@ class Alike(NamedTuple):
         return len(self.template.before) + len(self.keys[0]) + len(self.template.behind)
 
     def sizes(self, fixed: int) -> list[int]:
-        """Return the sizes of the records. `fixed` is the size of all parts but body and properties."""
+        """Return the sizes of the records. `fixed` is the size of a record without body and properties."""
         return [fixed + len(self.bodies[0]) + self.longest_properties] * len(self.bodies)
 
     def properties(self) -> Callable[[], Sequence[bytes]]:

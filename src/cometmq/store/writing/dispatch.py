@@ -160,7 +160,7 @@ class Dispatcher:
             )
 
     def _dispatch_batch(self, records: BatchRecords, arrivals: Arrivals) -> None:
-        """Make the records of a batch visible. The loops are in C, which takes 0.2 µs per record."""
+        """Make the records of a batch send visible. This takes 0.2 µs per record, as its loops run in C."""
         watched, index = self.watched, self._index
         queue, prefix, offset, positions, sizes, codes, store_ms, properties, keys = records
         count = len(sizes)

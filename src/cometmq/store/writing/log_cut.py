@@ -1,9 +1,9 @@
 """The truncation of a log: a slave or raft member removes records that its master or leader does not have.
 
-Several files change, so the intended end of the log is first written to a file and synced. Before that,
-nothing changes. A recorded truncation always happens, at the next start at the latest. The checkpoint is
-lowered before the log is truncated, and all steps can be repeated. Recovery, which treats the stop as
-unclean, truncates queues and index.
+Several files change, so the intended end of the log is first recorded in a file of its own, which is synced.
+If the process crashes before that, nothing has changed. If it crashes later, the next start completes the
+truncation: all steps can be repeated. The checkpoint is lowered before the log is truncated. Recovery treats
+the last stop as unclean and truncates the queues and the index.
 """
 
 from __future__ import annotations

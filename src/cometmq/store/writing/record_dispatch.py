@@ -74,9 +74,9 @@ def set_delivery_times(
 
 
 class RecordDispatch:
-    """Adds units to the consume queues, and keys to the index, for encoded records.
+    """Makes encoded records visible: adds their units to the consume queues and their keys to the index.
 
-    Call all methods on the loop.
+    All methods must be called on the loop.
 
     Args:
         former_ends: The end that each queue had at the last clean stop, by topic and queue id.

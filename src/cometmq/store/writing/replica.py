@@ -61,7 +61,7 @@ class ReplicaCommit(msgspec.Struct, gc=False):
     Attributes:
         end: The end of the log.
         visible: The number of messages that became visible during the commit.
-        arrivals: Those of them whose queues are in `Dispatcher.watched`.
+        arrivals: The newly visible messages in the queues that `Dispatcher.watched` contains.
         error: Why the bytes after `end` were dropped, or None.
     """
 
