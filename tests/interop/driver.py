@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class JavaError(Exception):
-    """An exception of the Java client: simple class name, message, RocketMQ's response code (-1 if none)."""
+    """An exception of the driven client: class name, message, RocketMQ's response code (-1 if none)."""
 
     def __init__(self, error: str, message: str, code: int) -> None:
         super().__init__(error, message, code)
@@ -99,48 +99,27 @@ class Deliveries:
             return list(self._delivered[consumer])
 
 
-class Driver(Deliveries):
-    """A JVM with Apache's client of one version. Every call blocks until the JVM has responded."""
+class RemoteClient(Deliveries):
+    """A process with a client that takes commands as lines of JSON. Every call blocks until its response."""
 
-    def __init__(self, version: str, directory: Path, *, jvm: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: list[str], directory: Path, env: dict[str, str] | None = None
+    ) -> None:
         super().__init__()
-        self.version = version
         directory.mkdir(parents=True, exist_ok=True)
-        # 4.9 has its signatures in a separate jar, and 5.x in the client's jar.
-        own = [
-            jar for jar in server_jars("4.9.7") if jar.name.startswith(("rocketmq-acl-", "commons-codec-"))
-        ]
-        jars = [*client_jars(version), *(own if version.startswith("4.") else [])]
-        class_path = os.pathsep.join(map(str, [driver_classes(jars), *jars]))
-        flags = jvm if jvm is not None else ["-Xmx512m", *QUICK]
-        command = [
-            java_tool("java"),
-            *OPENED,
-            "-XX:-UsePerfData",
-            "-Dfile.encoding=UTF-8",
-            "-Drocketmq.client.rebalance.waitInterval=1000",
-            *flags,  # the last flag of a kind is effective
-            "-Djava.net.preferIPv4Stack=true",
-            f"-Duser.home={directory}",
-            f"-Drocketmq.client.logRoot={directory / 'logs'}",
-            f"-Drocketmq.client.localOffsetStoreDir={directory / 'offsets'}",
-            "-cp",
-            class_path,
-            "Driver",
-        ]
         self.process = Process(
-            f"Java client {version}", command, directory / "driver.log", cwd=directory, stdout=subprocess.PIPE
+            name, command, directory / "driver.log", cwd=directory, env=env, stdout=subprocess.PIPE
         )
         self._ids = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
-        self._reader = threading.Thread(target=self._read, name=f"java-{version}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"answers of {name}", daemon=True)
         self._reader.start()
         self.call("ping")
 
     def call(self, op: str, *, answer_within_s: float = 120.0, **arguments: Any) -> Any:
         """Run a command.
 
-        Raises JavaError for an exception of the client and ProcessError if the JVM has ended.
+        Raises JavaError for an exception of the client and ProcessError if its process has ended.
         """
         return self.start(op, **arguments).result(answer_within_s)
 
@@ -166,7 +145,7 @@ class Driver(Deliveries):
         for raw in stdout:
             line = json.loads(raw)
             if "event" in line:
-                call = {name: line[name] for name in ("failed", "began", "ended")}
+                call = {name: line[name] for name in ("failed", "began", "ended") if name in line}
                 self.report(line["consumer"], line["messages"], **call)
                 continue
             with self._changed:
@@ -186,12 +165,8 @@ class Driver(Deliveries):
     def running(self) -> bool:
         return self.process.running
 
-    def send(self, producer: str, messages: list[Json], mode: str = "sync", **arguments: Any) -> list[Json]:
-        result: list[Json] = self.call("send", name=producer, mode=mode, messages=messages, **arguments)
-        return result
-
     def stop(self) -> None:
-        """Close standard input, which ends the JVM, and wait for it."""
+        """Close standard input, which ends the process, and wait for it."""
         stdin = self.process.popen.stdin
         if stdin is not None and self.process.running:
             stdin.close()
@@ -201,6 +176,40 @@ class Driver(Deliveries):
         self._reader.join(10)
 
     def kill(self) -> None:
-        """Kill the JVM: its clients do not unregister from any broker."""
+        """Kill the process: its clients do not unregister from any broker."""
         self.process.kill()
         self._reader.join(10)
+
+
+class Driver(RemoteClient):
+    """A JVM with Apache's client of one version."""
+
+    def __init__(self, version: str, directory: Path, *, jvm: list[str] | None = None) -> None:
+        self.version = version
+        # 4.9 has its signatures in a separate jar, and 5.x in the client's jar.
+        own = [
+            jar for jar in server_jars("4.9.7") if jar.name.startswith(("rocketmq-acl-", "commons-codec-"))
+        ]
+        jars = [*client_jars(version), *(own if version.startswith("4.") else [])]
+        class_path = os.pathsep.join(map(str, [driver_classes(jars), *jars]))
+        flags = jvm if jvm is not None else ["-Xmx512m", *QUICK]
+        command = [
+            java_tool("java"),
+            *OPENED,
+            "-XX:-UsePerfData",
+            "-Dfile.encoding=UTF-8",
+            "-Drocketmq.client.rebalance.waitInterval=1000",
+            *flags,  # the last flag of a kind is effective
+            "-Djava.net.preferIPv4Stack=true",
+            f"-Duser.home={directory}",
+            f"-Drocketmq.client.logRoot={directory / 'logs'}",
+            f"-Drocketmq.client.localOffsetStoreDir={directory / 'offsets'}",
+            "-cp",
+            class_path,
+            "Driver",
+        ]
+        super().__init__(f"Java client {version}", command, directory)
+
+    def send(self, producer: str, messages: list[Json], mode: str = "sync", **arguments: Any) -> list[Json]:
+        result: list[Json] = self.call("send", name=producer, mode=mode, messages=messages, **arguments)
+        return result

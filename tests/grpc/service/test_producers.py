@@ -21,7 +21,7 @@ from cometmq.grpc.rpc.enums import (
     TransactionResolution,
     TransactionSource,
 )
-from cometmq.grpc.service.sent import MIXED, queue_of
+from cometmq.grpc.service.sent import MIXED, NEW_QUEUES, queue_of
 
 
 async def route(caller, topic="Orders", host=""):
@@ -106,6 +106,12 @@ class TestSend:
             assert code_of(response) == Code.OK
         found = records(await peer.pull(queue_id=queue_of("customer-7", 8)))
         assert [each.properties["__SHARDINGKEY"] for each in found] == ["customer-7"] * 5
+
+    async def test_the_first_message_of_a_new_topic_is_in_the_queue_of_its_group(self, cluster, caller):
+        for number in range(5):
+            await caller.send(message("New", message_id=f"id-{number}", message_group="customer-7"))
+        found = records(await cluster.peer().pull(topic="New", queue_id=queue_of("customer-7", NEW_QUEUES)))
+        assert len(found) == 5
 
     @pytest.mark.parametrize(
         ("group", "queues", "expected"), [("a", 1, 0), ("customer-7", 8, None), ("", 3, None)]

@@ -14,7 +14,7 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus, ServiceError
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import CODES, status
-from cometmq.grpc.service.sent import SendRequest, accepted_types, send_request
+from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import RequestCode, ResponseCode, SysFlag
 from cometmq.protocol.frame import Frame
@@ -102,7 +102,8 @@ class Sends:
 
     def _prepared(self, message: Any) -> SendRequest:
         topic = self._topics.get(message.topic.name)
-        sent = send_request(message, self._max_body, topic.write_queue_nums if topic is not None else 0)
+        queues = topic.write_queue_nums if topic is not None else self._new_queues()
+        sent = send_request(message, self._max_body, queues)
         if topic is not None and self._checks_type:
             accepted = accepted_types((topic.attributes or {}).get("message.type", ""))
             if sent.type not in accepted:
@@ -110,6 +111,11 @@ class Sends:
                 problem = f"message_type: {sent.type.name}, but topic {topic.topic_name} accepts {names}"
                 raise ServiceError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, problem)
         return sent
+
+    def _new_queues(self) -> int:
+        """Return the number of queues of a topic that a send creates, or 0 if no send can create one."""
+        template = self._topics.get(DEFAULT_TOPIC)
+        return min(NEW_QUEUES, template.write_queue_nums) if template is not None else 0
 
     async def end_transaction(self, call: Call, request: Any) -> Any:
         """Commit or roll back a transaction.

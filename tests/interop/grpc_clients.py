@@ -1,0 +1,159 @@
+"""Apache's clients of 5.x, which speak gRPC, as processes under the same commands."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.interop import wire
+from tests.interop.comet import CometBroker, CometNamesrv
+from tests.interop.driver import Json, RemoteClient, body_of
+from tests.interop.jars import java_tool, resolve
+from tests.interop.processes import HERE, QUICK, compiled
+from tests.kit.waiting import PATIENCE_S, wait_until
+from tests.ports import free_port
+
+CLIENTS = ("python-5.1.2", "java-5.2.0")
+JAVA_VERSIONS = tuple(each.removeprefix("java-") for each in CLIENTS if each.startswith("java-"))
+AWAIT_S = 5
+INVISIBLE_S = 30
+_numbers = itertools.count(1)
+
+
+def grpc_jars(version: str) -> list[Path]:
+    """Return the class path of Apache's Java client of 5.x of one version."""
+    return resolve([("rocketmq-client-java", version)])
+
+
+def start_client(client: str, directory: Path) -> RemoteClient:
+    """Start the process of one of ``CLIENTS``."""
+    language, _, version = client.partition("-")
+    if language == "python":
+        command = [sys.executable, str(HERE / "grpc_driver.py")]
+        # The client writes its log under the home directory.
+        return RemoteClient(client, command, directory, {"HOME": str(directory)})
+    jars = grpc_jars(version)
+    sources = [
+        HERE / "java" / "grpc" / "GrpcDriver.java",
+        *(HERE / "java" / "driver" / name for name in ("Args.java", "Json.java")),
+    ]
+    class_path = os.pathsep.join(map(str, [compiled("grpc", sources, jars), *jars]))
+    flags = ["-Xmx256m", *QUICK, "-XX:-UsePerfData", f"-Duser.home={directory}"]
+    return RemoteClient(client, [java_tool("java"), *flags, "-cp", class_path, "GrpcDriver"], directory)
+
+
+class GrpcServers:
+    """Our name server and our broker with a gRPC port, which may be killed and started again."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self._directory = directory
+        self._grpc_port, self._broker_port = free_port(), free_port()
+        self._settings = {"enablePropertyFilter": "true", "grpcPort": str(self._grpc_port), **settings}
+        self._names = CometNamesrv(directory)
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._grpc_port}"
+
+    @property
+    def broker_addr(self) -> str:
+        return f"127.0.0.1:{self._broker_port}"
+
+    @property
+    def namesrv(self) -> str:
+        return f"127.0.0.1:{self._names.port}"
+
+    def start(self) -> None:
+        self.broker = CometBroker(
+            self._directory, self.namesrv, port=self._broker_port, settings=self._settings
+        )
+        self.broker.process.wait_ready("gRPC port open", lambda: wire.listens(self._grpc_port))
+
+    def stop(self) -> None:
+        self.broker.stop()
+        self._names.stop()
+
+
+class Program:
+    """The clients of one test in a process of Apache's client, and the test's topic and group."""
+
+    def __init__(self, remote: RemoteClient, servers: GrpcServers) -> None:
+        self.remote = remote
+        self.servers = servers
+        number = next(_numbers)
+        self.topic, self.group = f"T{number}", f"g{number}"
+        self._open: list[str] = []
+
+    def producer(self, **options: Any) -> str:
+        return self._start("producer", topics=[self.topic], **options)
+
+    def simple(self, **options: Any) -> str:
+        return self._start(
+            "simple", **{"group": self.group, "topic": self.topic, "await_s": AWAIT_S, **options}
+        )
+
+    def push(self, failing: Iterable[bytes] = (), **options: Any) -> str:
+        bodies = [base64.b64encode(each).decode() for each in failing]
+        return self._start("push", group=self.group, topic=self.topic, failing=bodies, **options)
+
+    def _start(self, kind: str, **options: Any) -> str:
+        name = f"{kind}{next(_numbers)}"
+        self.remote.call(f"{kind}_start", name=name, endpoint=self.servers.endpoint, **options)
+        self._open.append(name)
+        return name
+
+    def close(self) -> None:
+        """Stop all clients."""
+        for name in reversed(self._open):
+            self.remote.call("stop", name=name)
+
+    def message(self, body: bytes, **options: Any) -> Json:
+        return {"topic": self.topic, "body": base64.b64encode(body).decode(), **options}
+
+    def send(self, producer: str, body: bytes, *, recallable: bool = False, **options: Any) -> Json:
+        message = self.message(body, **options)
+        receipt: Json = self.remote.call("send", name=producer, message=message, recallable=recallable)
+        return receipt
+
+    def receive(self, consumer: str, count: int = 32, invisible_s: int = INVISIBLE_S) -> list[Json]:
+        found: list[Json] = self.remote.call("receive", name=consumer, count=count, invisible_s=invisible_s)
+        return found
+
+    def receive_until(
+        self,
+        consumer: str,
+        enough: Callable[[list[Json]], bool],
+        *,
+        ack: bool = True,
+        invisible_s: int = INVISIBLE_S,
+    ) -> list[Json]:
+        """Receive until `enough` of all received messages is true; return them in order of arrival."""
+        found: list[Json] = []
+
+        def receive() -> bool:
+            part = self.receive(consumer, invisible_s=invisible_s)
+            found.extend(part)
+            if ack:
+                for each in part:
+                    self.ack(consumer, each)
+            return enough(found)
+
+        wait_until(f"the expected messages at {consumer}, with {found}", receive, PATIENCE_S)
+        return found
+
+    def ack(self, consumer: str, message: Json) -> None:
+        self.remote.call("ack", name=consumer, number=message["number"])
+
+    def change(self, consumer: str, message: Json, invisible_s: int) -> None:
+        self.remote.call("change", name=consumer, number=message["number"], invisible_s=invisible_s)
+
+
+def has(*bodies: bytes) -> Callable[[list[Json]], bool]:
+    """Return a condition: each of the bodies is among the messages."""
+    return lambda found: {body_of(each) for each in found} >= set(bodies)
