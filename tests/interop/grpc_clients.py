@@ -18,7 +18,7 @@ from tests.interop.processes import HERE, QUICK, compiled
 from tests.kit.waiting import PATIENCE_S, wait_until
 from tests.ports import free_port
 
-CLIENTS = ("python-5.1.2", "java-5.2.0")
+CLIENTS = ("python-5.1.2", "java-5.2.0", "java-5.0.8")
 JAVA_VERSIONS = tuple(each.removeprefix("java-") for each in CLIENTS if each.startswith("java-"))
 AWAIT_S = 5
 INVISIBLE_S = 30

@@ -74,6 +74,10 @@ class TestRoute:
         await create(cluster.peer(), version=500, attributes=attributes)
         assert set((await route(caller)).message_queues[0].accept_message_types) == types
 
+    async def test_a_client_of_5_0_gets_no_type_that_it_does_not_know(self, cluster, connect):
+        caller = await connect(cluster, x_mq_client_version="5.0.8")
+        assert set((await route(caller)).message_queues[0].accept_message_types) == set(MIXED)
+
 
 class TestSend:
     async def test_a_message_with_all_of_its_parts(self, cluster, caller):

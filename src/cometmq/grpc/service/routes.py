@@ -17,7 +17,7 @@ from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.receives import Groups
 from cometmq.grpc.service.sends import Topics
-from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, accepted_types
+from cometmq.grpc.service.sent import DEFAULT_TOPIC, MIXED, NEW_QUEUES, accepted_types
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, Perm, is_legal_name
 
@@ -55,7 +55,7 @@ class Routes:
         permissions = [Permission.READ] * (reads - both) + [Permission.WRITE] * (writes - both)
         permissions += [Permission.READ_WRITE] * both
         queues = [
-            self._queue(request, config, queue_id, permission)
+            self._queue(call, request, config, queue_id, permission)
             for queue_id, permission in enumerate(permissions[:MAX_QUEUES])
         ]
         return messages().QueryRouteResponse(status=status(Code.OK), message_queues=queues)
@@ -71,7 +71,7 @@ class Routes:
         ids = range(min(config.read_queue_nums, MAX_QUEUES)) if ordered else (-1,)
         m = messages()
         found = [
-            m.Assignment(message_queue=self._queue(request, config, queue_id, Permission.READ))
+            m.Assignment(message_queue=self._queue(call, request, config, queue_id, Permission.READ))
             for queue_id in ids
         ]
         return m.QueryAssignmentResponse(status=status(Code.OK), assignments=found)
@@ -88,7 +88,9 @@ class Routes:
         perm = template.perm & ~int(Perm.INHERIT)
         return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
 
-    def _queue(self, request: Any, config: TopicConfig, queue_id: int, permission: Permission) -> Any:
+    def _queue(
+        self, call: Call, request: Any, config: TopicConfig, queue_id: int, permission: Permission
+    ) -> Any:
         m = messages()
         broker = m.Broker(name=self._broker_name, id=0)
         if request.endpoints.addresses:
@@ -96,11 +98,14 @@ class Routes:
         else:
             broker.endpoints.scheme = AddressScheme.IPv6 if ":" in self._host else AddressScheme.IPv4
             broker.endpoints.addresses.add(host=self._host, port=self.port)
-        attribute = (config.attributes or {}).get("message.type", "")
+        types = accepted_types((config.attributes or {}).get("message.type", ""))
+        if call.text(b"x-mq-client-version").startswith("5.0."):
+            # Java clients of 5.0 do not start if a route contains a type that is newer than they are.
+            types = [each for each in types if each in MIXED]
         return m.MessageQueue(
             topic=m.Resource(name=config.topic_name),
             id=queue_id,
             permission=permission,
             broker=broker,
-            accept_message_types=accepted_types(attribute),
+            accept_message_types=types,
         )
