@@ -151,6 +151,27 @@ def batch_item(body: bytes, properties: bytes = b"") -> bytes:
 
 BATCH = batch_item(b"one") + batch_item(b"two", PROPERTIES.encode())
 
+HANDLE = "0 1795170712333 60000 0 0 broker-a 0 0"
+LEASED = {"consumerGroup": "CG", "topic": "TopicA", "queueId": "0", "extraInfo": HANDLE, "offset": "0"}
+POP = {"consumerGroup": "CG", "topic": "TopicA", "queueId": "-1"}
+BATCH_ACK = {
+    "brokerName": "broker-a",
+    "acks": [
+        {
+            "c": "CG", "t": "TopicA", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1795170712333, "it": 60000,
+            "b": "AQ==",
+        }
+    ],
+}  # fmt: skip
+MODE = {"topic": "TopicA", "consumerGroup": "CG", "mode": "POP", "popShareQueueNum": 0}
+ASSIGNMENT = {
+    "topic": "TopicA",
+    "consumerGroup": "CG",
+    "clientId": "10.0.0.9@1",
+    "strategyName": "AVG",
+    "messageModel": "CLUSTERING",
+}
+
 BROKER_REQUESTS = {
     10: Request(SEND, b"body"),
     11: Request(PULL, held=True),
@@ -277,6 +298,20 @@ BROKER_REQUESTS = {
     21002: Request({"topic": "TopicA", "key": "k1", "maxMsgNums": "3", "afterMs": "0", "afterPosition": "0"}),
     21006: Request({}),
     21007: Request({"user": "somebody", "action": "pub", "resource": "topic:TopicA"}),
+    400: Request({}, json.dumps(ASSIGNMENT).encode()),
+    401: Request({}, json.dumps(MODE).encode()),
+    402: Request({}),
+    200050: Request(
+        {**POP, "maxMsgNums": "32", "invisibleTime": "60000", "pollTime": "1", "initMode": "0", "exp": "*"},
+        held=True,
+    ),
+    200051: Request(LEASED),
+    200052: Request({**POP, "maxMsgNums": "32"}),
+    200053: Request({**LEASED, "invisibleTime": "60000"}),
+    200054: Request({**POP, "pollTime": "1", "bornTime": "1795170712333"}, held=True),
+    200055: Request(POP),
+    200056: Request({}),
+    200151: Request({}, json.dumps(BATCH_ACK).encode()),
 }
 
 

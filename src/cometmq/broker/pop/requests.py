@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.replies import frame_of
 from cometmq.broker.filters.sql_filters import NotCompiled
 from cometmq.broker.pop.checks import PopChecks
@@ -211,6 +212,8 @@ class PopProcessor:
                 raise CommandError(
                     ResponseCode.MESSAGE_ILLEGAL, f"the kind of topic r is {ack.retry[:20]!r}, not 0, 1 or 2"
                 )
+            check_topic(ack.topic, frame.version)
+            check_group(ack.consumer_group, frame.version)
             topic = TopicKind(int(ack.retry)).topic(ack.topic, ack.consumer_group)
             offsets = ack.offsets()
             left -= len(offsets)
