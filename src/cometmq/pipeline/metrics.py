@@ -151,9 +151,9 @@ class PipelineMetrics:
             self._written()
 
     def _of(self, metric: _Metric, *labels: str) -> _Metric:
-        """Return the metric with these label values, and record it for its removal together with the query.
+        """Return the metric with these label values.
 
-        The first value identifies the query.
+        The first value identifies the query. The metric is removed when the metrics of the query are.
         """
         self._children.setdefault(labels[0], set()).add((metric, labels))
         return metric.labels(*labels)

@@ -168,8 +168,9 @@ class AppendRequest(Message, frozen=True, kw_only=True):
     """Entries from the leader of `term`. A request without entries is a heartbeat.
 
     Attributes:
-        prev_index, prev_term: The entry before the first one sent. prev_term is NO_TERM at the beginning of
-            the leader's log: a follower whose log does not continue there starts an empty log.
+        prev_index, prev_term: The entry before the first one sent. prev_term is NO_TERM if
+            this request begins with the first entry of the leader's log. A follower whose log lacks that
+            entry then discards its log and starts an empty one.
         count, entries_term: The number of entries, and the term that all of them have.
         last: The last entry of the leader's log.
         commit: The last entry that the leader has committed.

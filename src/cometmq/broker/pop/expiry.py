@@ -20,7 +20,11 @@ PER_TURN = 64
 """The maximum number of expired leases that are handled in one event-loop iteration."""
 MIN_INTERVAL_S = 0.02
 MAX_INTERVAL_S = 1.0
-"""The maximum interval between two looks at the clock, as the loop's timers ignore time of suspension."""
+"""The maximum interval, in seconds, between two checks for expired leases.
+
+The timers of the event loop do not count the time for which the machine is suspended. After a suspension,
+the next check is therefore at most this interval late.
+"""
 POSTPONED_MS = 2_000
 """The time, in ms, after which a lease expires again whose message could not be copied."""
 

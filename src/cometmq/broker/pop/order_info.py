@@ -1,8 +1,8 @@
 """The file consumerOrderInfo.json: the messages of ordered pops that were not acked when a broker stopped.
 
 The format is that of Apache's broker. An entry belongs to a group and a queue, and holds the last pop: its
-messages (`o`: the first offset, then distances from it), which of them are acked (`cm`: a bit for each), when
-those with another time become visible (`ot`), and how often they were delivered before (`oc`).
+messages (`o`: the first offset, then distances from it), which of them are acked (`cm`: a bit for each), the
+visibility times of messages whose leases were changed (`ot`), and the numbers of earlier deliveries (`oc`).
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Retries:
         self.writer.appended(outcome)
 
     def _retry(self, overdue: Overdue, record: bytes) -> Place:
-        """Return the place and the properties of a message that will be delivered again."""
+        """Return the retry queue of a message that is to be delivered again, and its new properties."""
         group, topic = overdue.group, overdue.topic
         target = topic if topic.startswith(RETRY_PREFIX) else TopicKind.RETRY_V1.topic(topic, group)
         self.tables.topics.ensure(target, RETRY_QUEUES)

@@ -31,9 +31,9 @@ class OffsetMovedEvents(msgspec.Struct, eq=False, kw_only=True):
     address: BrokerAddress
 
     def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
-        """Store an event about a corrected offset in a queue.
+        """Store an event which reports that the broker has corrected the offset of a group in a queue.
 
-        The event is lost if the store does not accept messages.
+        If the store accepts no messages at present, the event is lost.
 
         Args:
             asked: The offset from which the group requested messages.

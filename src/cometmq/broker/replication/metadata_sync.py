@@ -281,7 +281,10 @@ class MetadataSync:
 
     @property
     def deletions_wait(self) -> bool:
-        """Whether deletions by the master wait until this broker's log reaches their log positions."""
+        """Whether this broker still has to carry out deletions of the master.
+
+        A deletion waits until this broker's log has reached the log position of the deletion.
+        """
         return bool(self._deleted)
 
     @property

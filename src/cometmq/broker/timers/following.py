@@ -186,7 +186,10 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the log positions of all messages that have copies in a part of the log, ascending."""
+        """Return the log positions of the original messages whose copies are in a part of the log.
+
+        The positions are in ascending order.
+        """
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))

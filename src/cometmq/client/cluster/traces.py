@@ -50,7 +50,7 @@ _KEYS_BYTES = 24_000
 The keys are one property of the message, and all its properties together may have 32,767 bytes.
 """
 _LINE_BYTES = 4 << 20
-"""Maximum size of the waiting trace records in bytes. About 15,000 records have this size."""
+"""Maximum total size of the waiting trace records, in bytes: room for about 15,000 records."""
 
 
 class TraceLine:

@@ -399,7 +399,10 @@ class Producer(QueryClient):
         return await client.brokers.recall(addr, self.group, handle.topic, recall_handle)
 
     async def send_raw(self, outgoing: Outgoing) -> SendResult:
-        """Send a prepared message, which may have system properties and a reserved topic."""
+        """Send a message whose properties are encoded already.
+
+        Unlike other messages, it may have system properties and a reserved topic.
+        """
         self._running()
         return await self._send(outgoing, None, None)
 

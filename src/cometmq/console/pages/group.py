@@ -42,7 +42,7 @@ FLAGS = {
     "consume_broadcast_enable": "group.broadcast",
     "consume_from_min_enable": "group.from_min",
 }
-"""The key of the text for each field of SubscriptionGroupConfig."""
+"""For each field of SubscriptionGroupConfig that the page shows: the key of its label in the text files."""
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class SearchFields:
             ui.timer(0.01, lambda: self._view.run(self.find), once=True)
 
     async def search(self) -> None:
-        """If the values of all fields are valid, store them in the address and search."""
+        """If all fields are valid, put their values into the address of the page, and start the search."""
         if not self._fields.are_valid():
             return
         kept = self._view.query if self._keep_query else {}

@@ -230,9 +230,9 @@ class Retention:
     def _gains_nothing(self) -> bool:
         """Return whether deleting the first segment would gain no space.
 
-        This is so if the disk is full, all segments from the time when it became full have been processed,
-        and less than a segment of new messages has been stored since then. Moved messages do not count as
-        new.
+        This is so if the disk is full, every segment that existed when the disk became full has been
+        processed, and less than one segment of new messages has been stored since the disk became full.
+        Messages that retention itself has moved do not count as new.
         """
         commit_log = self.commit_log
         if commit_log.segments[0] < self._sweep_end:

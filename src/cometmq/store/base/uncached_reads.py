@@ -37,7 +37,14 @@ class UncachedReads:
         self._passing = asyncio.Lock()  # Lets only one query at a time get its bytes directly from a thread
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Return the result of a query that raised NotInMemory for the range `missing`. Raises OSError."""
+        """Read missing bytes from the disk, and return the result of a query that needs them.
+
+        Args:
+            question: The query. It has raised NotInMemory, and is called again after each read.
+            missing: The range of bytes that the query lacked.
+
+        Raises OSError.
+        """
         tried: set[FileRange] = set()
         while missing not in tried:
             tried.add(missing)

@@ -44,7 +44,7 @@ class EntryIndex:
     """
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
-        """Open the index of a raft log. Raises OSError, and StoreError if a file has another length."""
+        """Open the index of a raft log. Raises OSError, or StoreError if a file has a wrong length."""
         self._files = files
         self._disk = files.disk
         self._directory = directory

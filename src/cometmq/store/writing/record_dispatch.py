@@ -46,7 +46,10 @@ WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 
 
 class StartEarlier(Exception):
-    """Raised if the scan must start earlier, because a queue lacks units of records before the start."""
+    """Raised if the scan of the log must start earlier.
+
+    This is so if a consume queue has no units for records that are stored before the start of the scan.
+    """
 
 
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
