@@ -96,8 +96,8 @@ def test_the_page_names_everything_of_the_other_client(package: str) -> None:
 
 
 CLASSES = (
-    "ClientOptions FlowLimits MessageStream Message Producer ProducerOptions PullConsumer PullOptions "
-    "PushConsumer PushOptions TraceOptions TransactionProducer"
+    "ClientOptions FlowLimits Message Producer ProducerOptions PullConsumer PullOptions "
+    "PushConsumer PushOptions SimpleConsumer SimpleOptions TraceOptions TransactionProducer"
 )
 
 

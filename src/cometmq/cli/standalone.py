@@ -59,8 +59,9 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
 @click.option(
     "--grpc-port",
     type=click.IntRange(-1, 65535),
-    help="Port for RocketMQ 5.x clients; 0 is any free port, -1 is none. Default: 8081, if it is free and "
-    "the extra cometmq[grpc] is installed.",
+    help="Port of the first broker for RocketMQ 5.x clients; the next brokers have ports 10, 20, … higher. 0 "
+    "is any free port, -1 is none. Default: 8081 with a single broker, if the port is free and the extra "
+    "cometmq[grpc] is installed.",
 )
 @click.option(
     "--console", "with_console", is_flag=True, help="Also run the web console, in a separate process."
@@ -92,7 +93,7 @@ def standalone(
         return Standalone(data_dir, namesrv_port, broker_port, brokers, grpc_port=port)
 
     def make() -> Cluster:
-        default = DEFAULT_GRPC_PORT if has_protobuf() else -1
+        default = DEFAULT_GRPC_PORT if brokers == 1 and has_protobuf() else -1
         server = server_with(default if grpc_port is None else grpc_port)
         fallback = server_with(-1) if grpc_port is None else None
         return Cluster(server, fallback, data_dir / "console", console_port if with_console else None)
