@@ -533,13 +533,22 @@ async def test_a_bad_sector_among_its_files_stops_no_timer(tmp_path, caplog):
     """Queue units are rebuilt from the log; without the offset file Apache's deliveries are unknown."""
     disk = FaultyDisk(really_sync=False)
     async with running(tmp_path, disk=disk) as (broker, peer):
-        at = now_ms() + 3_000
-        for number in range(600):
-            time_ms = at + number % 3 * 600_000
-            properties = {"TIMER_DELIVER_MS": str(time_ms), "UNIQ_KEY": f"U{number}"}
-            answer = await peer.send(body=b"%d" % number, properties=properties)
-            if number == 30:
-                await recall(peer, answer.ext["recallHandle"])
+        at = (
+            now_ms() + 6_000
+        )  # After all sends, also on a busy machine: together they take 0.2 s on a quiet one
+        answers = await asyncio.gather(
+            *(
+                peer.send(
+                    body=b"%d" % number,
+                    properties={
+                        "TIMER_DELIVER_MS": str(at + number % 3 * 600_000),
+                        "UNIQ_KEY": f"U{number}",
+                    },
+                )
+                for number in range(600)
+            )
+        )
+        await recall(peer, answers[30].ext["recallHandle"])
     disk.cannot_read(TIMER_TOPIC, 100)
     disk.cannot_read("timercheck", 0)
     async with running(tmp_path, disk=disk) as (broker, peer):
