@@ -199,7 +199,7 @@ class MemoryTransport(asyncio.Transport):
                 self._came.appendleft(piece[taken:])
             self.peer.run_there(partial(self.peer.was_taken, taken))
             protocol.buffer_updated(taken)
-        if self._end_came and not self._came and not self._closing:
+        if self._end_came and not self._came and self._reading and not self._closing:
             self._closing = True
             self._lost()
 

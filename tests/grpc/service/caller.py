@@ -8,6 +8,9 @@ from tests.grpc.serving import Client, M
 
 from cometmq.grpc.rpc.enums import ClientType, Code
 
+SETTINGS = {"grpcPort": "0", "brokerFastFailureEnable": "false"}
+"""Settings of a broker with an endpoint, which does not refuse sends on a busy machine."""
+
 
 class Caller:
     """Calls RPCs as one client. `metadata` is sent with each call."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from tests.broker.conftest import start_cluster  # noqa: F401 (a fixture)
-from tests.grpc.service.caller import Caller
+from tests.grpc.service.caller import SETTINGS, Caller
 from tests.grpc.serving import client as channel
 from tests.kit.brokers import Cluster, StartCluster
 
 
 @pytest.fixture
 async def cluster(start_cluster: StartCluster) -> Cluster:  # noqa: F811 (a fixture)
-    found: Cluster = await start_cluster(grpcPort="0")
+    found: Cluster = await start_cluster(**SETTINGS)
     return found
 
 

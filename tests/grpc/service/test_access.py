@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 from tests.broker.access.test_files import write
-from tests.grpc.service.caller import message
+from tests.grpc.service.caller import SETTINGS, message
 
 from cometmq.grpc.rpc.enums import Code
 
@@ -29,7 +29,7 @@ def signed(secret: str = "secret-of-program", key: str = "program", upper: bool 
 @pytest.fixture
 async def guarded(start_cluster, tmp_path):
     write(tmp_path / "home" / "conf" / "plain_acl.yml", ACL)
-    return await start_cluster(grpcPort="0", aclEnable="true", rocketmqHome=str(tmp_path / "home"))
+    return await start_cluster(**SETTINGS, aclEnable="true", rocketmqHome=str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize(

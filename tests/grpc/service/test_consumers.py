@@ -7,13 +7,13 @@ import gzip
 
 import grpc.aio
 import pytest
-from tests.grpc.service.caller import consumer_settings, message
+from tests.grpc.service.caller import SETTINGS, consumer_settings, message
 from tests.grpc.serving import M
 from tests.kit.brokers import create
 from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, MessageType
-from cometmq.grpc.service import renewals
+from cometmq.grpc.service import receives, renewals
 from cometmq.protocol.pop import ReceiptHandle
 
 
@@ -56,6 +56,23 @@ class TestReceive:
         assert orders.broker.parts.tables.offsets.query("G", "Orders", 0) == 1
         again = await caller.ack(got)
         assert code_of(again) == Code.INVALID_RECEIPT_HANDLE
+
+    async def test_values_that_no_response_can_hold_do_not_stop_a_receive(self, orders, caller):
+        await orders.peer().send(born_timestamp=2**62, reconsume_times=2**31 - 1)
+        (got,) = await caller.receive()
+        assert got.system_properties.delivery_attempt == 2**31 - 1
+        assert got.system_properties.born_timestamp.ToDatetime().year == 9999
+
+    async def test_receives_of_one_client_are_limited(self, orders, caller, monkeypatch):
+        monkeypatch.setattr(receives, "MAX_POLLS", 1)
+        waiting = asyncio.create_task(caller.receive(poll_s=20))
+        await until(lambda: len(orders.broker.parts.pops.pops.polls))
+        (answer,) = [each async for each in caller.receiving(caller.receive_request())]
+        assert answer.status.code == Code.TOO_MANY_REQUESTS
+        await caller.send(message())
+        assert len(await waiting) == 1
+        await caller.send(message(message_id="id-2"))
+        assert len(await caller.receive(poll_s=20)) == 1
 
     async def test_a_leased_message_is_not_delivered_to_others(self, orders, caller, connect):
         await caller.send(message())
@@ -109,7 +126,7 @@ class TestReceive:
         assert answer.status.code == Code.ILLEGAL_INVISIBLE_TIME
 
     async def test_an_unknown_topic(self, start_cluster, connect):
-        cluster = await start_cluster(grpcPort="0")
+        cluster = await start_cluster(**SETTINGS)
         caller = await connect(cluster)
         (answer,) = [each async for each in caller.receiving(caller.receive_request("Nowhere"))]
         assert answer.status.code == Code.TOPIC_NOT_FOUND
@@ -143,6 +160,36 @@ class TestLeases:
         got.system_properties.receipt_handle = handle
         assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
         assert code_of(await caller.change(got, 60)) == Code.INVALID_RECEIPT_HANDLE
+
+    async def test_a_handle_of_another_broker_is_refused(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        system = got.system_properties
+        system.receipt_handle = system.receipt_handle.replace("broker-a", "broker-b")
+        assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
+        assert code_of(await caller.change(got, 60)) == Code.INVALID_RECEIPT_HANDLE
+
+    @pytest.mark.parametrize("name", ["", "a b", "x" * 300])
+    async def test_invalid_names(self, orders, caller, name):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        assert (await caller.ack(got, group=name)).entries[0].status.code == Code.ILLEGAL_CONSUMER_GROUP
+        (answer,) = [each async for each in caller.receiving(caller.receive_request(group=name))]
+        assert answer.status.code == Code.ILLEGAL_CONSUMER_GROUP
+        (answer,) = [each async for each in caller.receiving(caller.receive_request(topic=name))]
+        assert answer.status.code == Code.ILLEGAL_TOPIC
+
+    async def test_a_failed_renewal_is_tried_again(self, orders, caller, monkeypatch):
+        await caller.send(message())
+        (got,) = await caller.receive(auto_renew=True)
+        clients = orders.broker.endpoint.clients
+        (client,) = clients.connected
+        monkeypatch.setattr(renewals, "CHANGE_S", 0.0)
+        renewals.renew_all(clients, asyncio.get_running_loop().time())
+        await asyncio.sleep(0.1)
+        assert client.leased
+        await caller.ack(got)
+        assert not client.leased
 
     async def test_a_dead_letter(self, orders, caller):
         await caller.send(message())

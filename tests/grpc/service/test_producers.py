@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import grpc.aio
 import pytest
-from tests.grpc.service.caller import message, producer_settings
+from tests.grpc.service.caller import SETTINGS, message, producer_settings
 from tests.grpc.serving import M
 from tests.kit.brokers import create, records, refused
 from tests.kit.waiting import until
@@ -57,7 +58,7 @@ class TestRoute:
         assert (await caller.send(message("New"))).entries[0].status.code == Code.OK
 
     async def test_an_unknown_topic(self, start_cluster, connect):
-        cluster = await start_cluster(grpcPort="0", autoCreateTopicEnable="false")
+        cluster = await start_cluster(**SETTINGS, autoCreateTopicEnable="false")
         assert code_of(await route(await connect(cluster), "New")) == Code.TOPIC_NOT_FOUND
 
     @pytest.mark.parametrize(
@@ -77,6 +78,20 @@ class TestRoute:
     async def test_a_client_of_5_0_gets_no_type_that_it_does_not_know(self, cluster, connect):
         caller = await connect(cluster, x_mq_client_version="5.0.8")
         assert set((await route(caller)).message_queues[0].accept_message_types) == set(MIXED)
+
+    async def test_endpoints_that_would_make_a_huge_route_are_refused(self, cluster, caller):
+        await create(cluster.peer())
+        assert code_of(await route(caller, host="h" * 5000)) == Code.ILLEGAL_ACCESS_POINT
+        request = M.QueryRouteRequest(topic=M.Resource(name="Orders"))
+        for _ in range(17):
+            request.endpoints.addresses.add()
+        assert code_of(await caller.call("QueryRoute", request)) == Code.ILLEGAL_ACCESS_POINT
+
+    async def test_a_request_without_bodies_has_at_most_a_mebibyte(self, cluster, caller):
+        request = M.QueryRouteRequest(topic=M.Resource(name="x" * (1 << 20)))
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await caller.call("QueryRoute", request)
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class TestSend:
@@ -163,6 +178,7 @@ class TestSend:
         [
             ("", b"x", Code.ILLEGAL_TOPIC),
             ("a b", b"x", Code.ILLEGAL_TOPIC),
+            ("rmq_sys_REVIVE_LOG_DefaultCluster", b"x", Code.FORBIDDEN),
             ("Orders", b"", Code.MESSAGE_BODY_EMPTY),
             ("Orders", bytes((4 << 20) + 1), Code.MESSAGE_BODY_TOO_LARGE),
         ],
@@ -200,7 +216,7 @@ class TestSend:
         assert code_of(await caller.send(message(message_group="g"))) == Code.OK
 
     async def test_what_the_broker_refuses_is_refused(self, start_cluster, connect):
-        cluster = await start_cluster(grpcPort="0", autoCreateTopicEnable="false")
+        cluster = await start_cluster(**SETTINGS, autoCreateTopicEnable="false")
         response = await (await connect(cluster)).send(message())
         assert code_of(response) == Code.TOPIC_NOT_FOUND
         assert "Orders" in response.status.message

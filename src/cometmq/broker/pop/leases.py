@@ -479,7 +479,12 @@ class Leases:
             queue.acked.clear()  # Deliver them again rather than let one message fill the memory
 
     def settle(self, queue: LeasedQueue) -> None:
-        """Store the queue's floor, and forget the queue if it has no other state."""
+        """Store the queue's floor, and forget the queue if it has no other state.
+
+        Nothing happens if the queue was dropped, because the stored offset was changed elsewhere.
+        """
+        if self._queues.get(queue.key) is not queue:
+            return
         floor = queue.first_open()
         if floor != queue.floor:
             queue.floor = floor
@@ -487,7 +492,7 @@ class Leases:
         if not queue.leases and (queue.acked or queue.deliveries):
             queue.acked = {offset for offset in queue.acked if offset >= floor}
             queue.deliveries = {offset: n for offset, n in queue.deliveries.items() if offset >= floor}
-        if queue.idle and self._queues.get(queue.key) is queue:
+        if queue.idle:
             del self._queues[queue.key]
 
     def _drop(self, queue: LeasedQueue) -> None:

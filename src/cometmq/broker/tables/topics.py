@@ -24,6 +24,7 @@ from cometmq.protocol.codes import (
     OFFSET_MOVED_EVENT,
     REPLY_TOPIC_POSTFIX,
     RETRY_PREFIX,
+    REVIVE_TOPIC_PREFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SYSTEM_TOPIC_PREFIX,
@@ -128,7 +129,7 @@ class TopicTable:
     @staticmethod
     def is_sendable(topic: str) -> bool:
         """Return whether clients may send to a topic."""
-        return topic not in UNSENDABLE_TOPICS
+        return topic not in UNSENDABLE_TOPICS and not topic.startswith(REVIVE_TOPIC_PREFIX)
 
     def is_order(self, topic: str) -> bool:
         """Return whether a topic is ordered, according to the name server's configuration."""

@@ -88,6 +88,9 @@ class Dispatcher:
 
 
 def _parse(method: Method, request: bytes) -> Any:
+    if len(request) > method.max_request:
+        problem = f"a request of {method.name} has {len(request)} bytes, at most {method.max_request}"
+        raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, problem)
     try:
         return method.parse(request)
     except Exception as error:  # protobuf's DecodeError, or ValueError

@@ -53,6 +53,7 @@ class Method(msgspec.Struct, frozen=True):
         parse: Returns the request for its bytes. Its exceptions are errors of the client.
         status_response: Returns a response that contains only a status with this code and text.
         handler: Handles a call: see `GrpcServer`.
+        max_request: The maximum size of a request in bytes.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Method(msgspec.Struct, frozen=True):
     parse: Callable[[bytes], Any]
     status_response: Callable[[int, str], Message]
     handler: Handler
+    max_request: int
 
 
 class Call:

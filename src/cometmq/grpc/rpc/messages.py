@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cometmq.grpc.rpc import enums
 from cometmq.grpc.rpc.calls import Handler, Kind, Message, Method
+from cometmq.protocol.codes import MAX_FRAME_LENGTH
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FileDescriptorProto
@@ -134,6 +135,8 @@ _PARAGRAPH = re.compile(r"^(\w+):((?:.|\n )*)$", re.MULTILINE)
 _TOKEN = re.compile(r"(?P<oneof>\w+)\(|(?P<end>\))|(?P<type>\w+) (?P<name>\w+)(?P<mark>[?*]?)")
 
 
+MAX_SMALL_REQUEST = 1 << 20
+"""The maximum size, in bytes, of a request without message bodies. One of 1,024 acks has about 150 KiB."""
 _STREAMS = {
     "ReceiveMessage": Kind.SERVER_STREAM,
     "PullMessage": Kind.SERVER_STREAM,
@@ -163,7 +166,8 @@ def _method(name: str, handler: Handler) -> Method:
         return found
 
     kind = _STREAMS.get(name, Kind.UNARY)
-    return Method(name, kind, getattr(m, request_name).FromString, status_response, handler)
+    max_request = MAX_FRAME_LENGTH if name == "SendMessage" else MAX_SMALL_REQUEST
+    return Method(name, kind, getattr(m, request_name).FromString, status_response, handler, max_request)
 
 
 @cache

@@ -44,19 +44,13 @@ class Client:
         client_id: The client's id.
         settings: The settings that the client has sent, None before.
         telemetry: The call on which commands to the client are sent, None while there is none.
+        polls: The number of receives under way.
         leased: For each receipt handle whose lease the server renews: see `renewals.py`.
     """
 
     __slots__ = (
-        "_clients",
-        "_link",
-        "client_id",
-        "credentials",
-        "language",
-        "leased",
-        "peer",
-        "settings",
-        "telemetry",
+        *("_clients", "_ended", "_link", "client_id", "credentials", "language", "leased", "peer", "polls"),
+        *("settings", "telemetry"),
     )
 
     def __init__(self, clients: Clients, client_id: str, language: str, peer: tuple[str, int]) -> None:
@@ -69,9 +63,16 @@ class Client:
         self.settings: Any = None
         self.telemetry: Call | None = None
         self.leased: dict[str, Any] = {}
+        self.polls = 0
+        self._ended = False
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
-        """Send a request to the broker, and return the future of its response."""
+        """Send a request to the broker, and return the future of its response.
+
+        Raises SendFailed after the end of the client, so that no new link is left open.
+        """
+        if self._ended:
+            raise SendFailed(self.peer[0], frame.code)
         link = self._link
         if link is None or link.closed:
             link = self._link = self._clients.open_link(self)
@@ -118,6 +119,7 @@ class Client:
 
     def close(self) -> None:
         """Close the link, after the requests that were written to it."""
+        self._ended = True
         if self._link is not None:
             self._link.flush()
             self._link.close()
@@ -158,10 +160,12 @@ class Clients:
         client_id = call.text(b"x-mq-client-id")
         known: dict[str, Client] | None = connection.state
         client = None if known is None else known.get(client_id)
+        credentials = None
+        if self._guard is not None:
+            credentials = self._authenticate(self._guard, call, _host_and_port(connection.peer)[0])
         if client is None:
             client = self._admit(connection, call, client_id)
-        if self._guard is not None:
-            client.credentials = self._authenticate(self._guard, call, client)
+        client.credentials = credentials
         return client
 
     def _admit(self, connection: GrpcConnection, call: Call, client_id: str) -> Client:
@@ -176,13 +180,12 @@ class Clients:
         if len(known) >= MAX_CLIENTS:
             problem = f"x-mq-client-id: the connection has {MAX_CLIENTS} clients already"
             raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
-        host, _, port = connection.peer.rpartition(":")
-        client = Client(self, client_id, call.text(b"x-mq-language"), (host, int(port)))
+        client = Client(self, client_id, call.text(b"x-mq-language"), _host_and_port(connection.peer))
         known[client_id] = client
         self.connected.add(client)
         return client
 
-    def _authenticate(self, guard: Guard, call: Call, client: Client) -> Credentials | None:
+    def _authenticate(self, guard: Guard, call: Call, host: str) -> Credentials | None:
         """Check the signature of a call, and return the credentials with which the link signs requests.
 
         A call without a signature passes if a white list names the client's address.
@@ -194,7 +197,7 @@ class Clients:
             wanted = hmac.digest(account.secret_key.encode(), moment, "sha1").hex()
             return hmac.compare_digest(wanted.encode(), given.lower().encode())
 
-        verdict = guard.policy.decide(access_key, list, client.peer[0], is_signed)
+        verdict = guard.policy.decide(access_key, list, host, is_signed)
         if not verdict.allowed:
             raise ServiceError(Code.UNAUTHORIZED, verdict.reason)
         account = guard.policy.account(access_key)
@@ -225,6 +228,12 @@ class Clients:
         if connection.state is not None:
             connection.state.pop(client.client_id, None)
         self.connected.discard(client)
+
+
+def _host_and_port(peer: str) -> tuple[str, int]:
+    """Return the parts of an address "host:port" or "[v6]:port"."""
+    host, _, port = peer.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _signature(text: str) -> tuple[str, str]:

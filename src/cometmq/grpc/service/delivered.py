@@ -24,6 +24,9 @@ from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import is_reserved
 from cometmq.protocol.record.one import iter_records
 
+MAX_TIME_MS = 253_402_300_799_999
+"""The end of the year 9999, the last time that a protobuf timestamp can hold. Producers may send any time."""
+MAX_INT32 = 2**31 - 1
 _NOT_USERS = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
 
 
@@ -90,15 +93,15 @@ def delivered_message(popped: Popped, topic: str, invisible_ms: int) -> Any:
     compressed = stored.sys_flag & SysFlag.COMPRESSED
     system.body_encoding = Encoding.GZIP if compressed else Encoding.IDENTITY
     system.message_type = _type_of(properties)
-    system.born_timestamp.FromMilliseconds(stored.born_timestamp_ms)
+    system.born_timestamp.FromMilliseconds(max(0, min(stored.born_timestamp_ms, MAX_TIME_MS)))
     system.born_host = stored.born_host
-    system.store_timestamp.FromMilliseconds(stored.store_timestamp_ms)
+    system.store_timestamp.FromMilliseconds(max(0, min(stored.store_timestamp_ms, MAX_TIME_MS)))
     system.store_host = stored.store_host
     system.receipt_handle = popped.handle.encode()
     system.queue_id = stored.queue_id
     system.queue_offset = stored.queue_offset
     system.invisible_duration.FromMilliseconds(invisible_ms)
-    system.delivery_attempt = popped.deliveries + 1
+    system.delivery_attempt = max(1, min(popped.deliveries + 1, MAX_INT32))
     _set_optional(system, properties)
     return message
 

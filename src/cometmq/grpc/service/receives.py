@@ -10,7 +10,7 @@ import asyncio
 from typing import Any, Protocol
 
 from cometmq import logs
-from cometmq.errors import CometError, SendFailed
+from cometmq.errors import SendFailed
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import messages
@@ -21,7 +21,13 @@ from cometmq.grpc.service.delivered import delivered_message, popped_messages
 from cometmq.grpc.service.outcomes import failure, status
 from cometmq.grpc.service.renewals import Renewed, change_frame
 from cometmq.protocol.bodies import SubscriptionGroupConfig
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import (
+    MAX_GROUP_LENGTH,
+    MAX_TOPIC_LENGTH,
+    RequestCode,
+    ResponseCode,
+    is_legal_name,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     AckMessageRequestHeader,
@@ -38,6 +44,8 @@ MIN_POLL_MS, MAX_POLL_MS = 0, 20_000
 POLL_MARGIN_MS = 500
 """How long before the deadline of its call a long poll ends."""
 MAX_ACKS = 1024
+MAX_POLLS = 256
+"""The maximum number of receives of one client under way, with those that it has cancelled."""
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.NO_MESSAGE, ResponseCode.PULL_NOT_FOUND)
 
 
@@ -61,6 +69,7 @@ class Receives:
         self._groups = groups
         self._broker_name = broker_name
         self._loop = asyncio.get_running_loop()
+        self._log_limit = logs.LogLimiter()
 
     # -- receive
 
@@ -68,6 +77,9 @@ class Receives:
         """Lease messages to a consumer, now or when some arrive."""
         client = self._clients.find(call)
         group, topic = request.group.name, request.message_queue.topic.name
+        _check_names(group, topic)
+        if client.polls >= MAX_POLLS:
+            raise ServiceError(Code.TOO_MANY_REQUESTS, f"the client has {MAX_POLLS} receives under way")
         config = self._groups.find(group)
         if config is None:
             raise ServiceError(Code.CONSUMER_GROUP_NOT_FOUND, f"group: {group[:200]} does not exist")
@@ -96,9 +108,14 @@ class Receives:
         def done(outcome: asyncio.Future[Frame]) -> None:
             try:
                 self._deliver(call, client, group, topic, outcome, invisible_ms, renewed)
-            except CometError as error:
+            except Exception as error:  # The response is damaged, or a value does not fit into a message
                 self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, str(error)))
+                if self._log_limit.allows():
+                    log.error("messages of %s could not be delivered to %s", topic, group, exc_info=error)
+            finally:
+                client.polls -= 1
 
+        client.polls += 1
         outcome.add_done_callback(done)
 
     def _poll_ms(self, call: Call, request: Any) -> int:
@@ -181,7 +198,7 @@ class Receives:
 
     async def _ack(self, client: Client, request: Any, entry: Any) -> Any:
         try:
-            lease = _lease(request, entry.receipt_handle)
+            lease = self._lease(request, entry.receipt_handle)
             renewals.forget(client, entry.receipt_handle)
             handle = lease.handle
             header = AckMessageRequestHeader(
@@ -199,7 +216,7 @@ class Receives:
     async def change_invisible_duration(self, call: Call, request: Any) -> Any:
         """Change when a lease expires. Its handle stays the same."""
         client = self._clients.find(call)
-        lease = _lease(request, request.receipt_handle)
+        lease = self._lease(request, request.receipt_handle)
         invisible_ms = request.invisible_duration.ToMilliseconds()
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
             problem = f"invisible_duration: {invisible_ms} ms, from 0 to {MAX_INVISIBLE_MS} are allowed"
@@ -213,7 +230,7 @@ class Receives:
     async def forward_to_dead_letters(self, call: Call, request: Any) -> Any:
         """Move a message to the dead letters of its group, and acknowledge it."""
         client = self._clients.find(call)
-        lease = _lease(request, request.receipt_handle)
+        lease = self._lease(request, request.receipt_handle)
         handle = lease.handle
         if handle.commit_log_offset is None:
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, "receipt_handle: it names no log position")
@@ -229,6 +246,18 @@ class Receives:
         await self._ack(client, request, request)
         return messages().ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
 
+    def _lease(self, request: Any, text: str) -> Renewed:
+        """Return the lease that a request names. Raises ServiceError."""
+        _check_names(request.group.name, request.topic.name)
+        try:
+            handle = ReceiptHandle.decode(text)
+        except PopFormatError as error:
+            raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {error}") from None
+        if handle.broker_name != self._broker_name:
+            problem = f"receipt_handle: it is of broker {handle.broker_name}, not {self._broker_name}"
+            raise ServiceError(Code.INVALID_RECEIPT_HANDLE, problem)
+        return Renewed(request.group.name, request.topic.name, handle, 0.0)
+
 
 def _give_back(client: Client, lease: Renewed) -> None:
     """Make a message visible again that could not be delivered."""
@@ -237,14 +266,6 @@ def _give_back(client: Client, lease: Renewed) -> None:
     except SendFailed:
         return  # The link is closed; the lease expires by itself
     outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _lease(request: Any, text: str) -> Renewed:
-    """Return the lease that a request names. Raises ServiceError."""
-    try:
-        return Renewed(request.group.name, request.topic.name, ReceiptHandle.decode(text), 0.0)
-    except PopFormatError as error:
-        raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {error}") from None
 
 
 def _invisible_ms(request: Any) -> int:
@@ -258,3 +279,11 @@ def _invisible_ms(request: Any) -> int:
         )
         raise ServiceError(Code.ILLEGAL_INVISIBLE_TIME, problem)
     return wanted
+
+
+def _check_names(group: str, topic: str) -> None:
+    """Raise ServiceError if the name of a group or topic is invalid: requests to the broker contain them."""
+    if not is_legal_name(group, MAX_GROUP_LENGTH):
+        raise ServiceError(Code.ILLEGAL_CONSUMER_GROUP, f"group: {group[:80]!r} is not a valid name")
+    if not is_legal_name(topic, MAX_TOPIC_LENGTH):
+        raise ServiceError(Code.ILLEGAL_TOPIC, f"topic: {topic[:80]!r} is not a valid name")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cometmq.errors import SendFailed
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ChangeInvisibleTimeRequestHeader
 from cometmq.protocol.pop import ReceiptHandle
@@ -25,6 +25,8 @@ GONE_MS = 1_000
 MAX_RENEWED = 20_000
 """The maximum number of leases that are renewed for one client. Those of further messages expire."""
 CHANGE_S = 3.0
+ENDED = frozenset({ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST})
+"""The responses to a renewal which mean that the lease has ended."""
 
 
 class Renewed(NamedTuple):
@@ -91,12 +93,12 @@ def _change(client: Client, lease: Renewed, invisible_ms: int) -> None:
         outcome = client.request(change_frame(client, lease, invisible_ms), CHANGE_S)
     except SendFailed:
         return  # The broker is stopping; the lease expires by itself
-    # A refusal means that the lease has ended. The exception of a time-out is retrieved, so that asyncio does
-    # not log it.
+    # After a time-out or another failure, the next renewal tries again. The exception is retrieved, so that
+    # asyncio does not log it.
     key = lease.handle.encode()
 
     def done(_outcome: object) -> None:
-        if outcome.cancelled() or outcome.exception() is not None or outcome.result().code:
+        if not outcome.cancelled() and outcome.exception() is None and outcome.result().code in ENDED:
             client.leased.pop(key, None)
 
     outcome.add_done_callback(done)

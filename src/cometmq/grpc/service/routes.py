@@ -1,6 +1,6 @@
 """The RPCs about queues: QueryRoute and QueryAssignment.
 
-A route contains this broker alone, as at Apache's proxy in local mode. Its endpoints are those that the
+A route contains this broker alone. Its endpoints are those that the
 client has sent with its request. So a client behind a port mapping, a proxy or a Kubernetes service keeps the
 address under which it reaches the endpoint.
 """
@@ -22,6 +22,9 @@ from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, Perm, is_legal_name
 
 MAX_QUEUES = 10_000
+MAX_ADDRESSES = 16
+MAX_ENDPOINTS_BYTES = 4096
+"""The maximum size of the endpoints in a request: each queue of the response contains them."""
 
 
 class Routes:
@@ -48,6 +51,7 @@ class Routes:
     def query_route(self, call: Call, request: Any) -> Any:
         """Return the queues of a topic."""
         self._clients.find(call)
+        _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
         reads = config.read_queue_nums if config.perm & Perm.READ else 0
         writes = config.write_queue_nums if config.perm & Perm.WRITE else 0
@@ -63,6 +67,7 @@ class Routes:
     def query_assignment(self, call: Call, request: Any) -> Any:
         """Return the queues from which a consumer receives: -1 for all, or each queue of an ordered group."""
         self._clients.find(call)
+        _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
         if not config.perm & Perm.READ or not config.read_queue_nums:
             raise ServiceError(Code.FORBIDDEN, f"topic {config.topic_name} cannot be read")
@@ -99,8 +104,9 @@ class Routes:
             broker.endpoints.scheme = AddressScheme.IPv6 if ":" in self._host else AddressScheme.IPv4
             broker.endpoints.addresses.add(host=self._host, port=self.port)
         types = accepted_types((config.attributes or {}).get("message.type", ""))
-        if call.text(b"x-mq-client-version").startswith("5.0."):
-            # Java clients of 5.0 do not start if a route contains a type that is newer than they are.
+        version, language = call.text(b"x-mq-client-version"), call.text(b"x-mq-language")
+        if version.startswith("5.0.") or (version.startswith("5.1.") and language in ("JAVA", "DOTNET")):
+            # These clients do not start if a route contains a type that is newer than they are.
             types = [each for each in types if each in MIXED]
         return m.MessageQueue(
             topic=m.Resource(name=config.topic_name),
@@ -109,3 +115,14 @@ class Routes:
             broker=broker,
             accept_message_types=types,
         )
+
+
+def _check_endpoints(endpoints: Any) -> None:
+    """Raise ServiceError if a client sends more endpoints than a route may contain."""
+    count, size = len(endpoints.addresses), endpoints.ByteSize()
+    if count > MAX_ADDRESSES or size > MAX_ENDPOINTS_BYTES:
+        problem = (
+            f"endpoints: {count} addresses with {size} bytes, at most {MAX_ADDRESSES} with "
+            f"{MAX_ENDPOINTS_BYTES} bytes"
+        )
+        raise ServiceError(Code.ILLEGAL_ACCESS_POINT, problem)
