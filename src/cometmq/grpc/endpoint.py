@@ -44,14 +44,13 @@ class GrpcEndpoint:
         loop = asyncio.get_running_loop()
         config, tables = parts.config, parts.tables
         max_body = config.store.max_message_size
-        checks_type = True
-        sessions = Sessions(tables.groups, max_body, checks_type)
+        sessions = Sessions(tables.groups, max_body)
         limits = Limits(idle_s=LINK_IDLE_S)
         clients = self.clients = Clients(
             parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits
         )
         sessions.clients = clients
-        sends = Sends(clients, tables.topics, max_body, checks_type)
+        sends = Sends(clients, tables.topics, max_body)
         receives = Receives(clients, tables.groups, config.broker_name)
         routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
         self._server = GrpcServer(

@@ -1,8 +1,8 @@
 """The RPCs about queues: QueryRoute and QueryAssignment.
 
-A route contains this broker alone. Its endpoints are those that the
-client has sent with its request. So a client behind a port mapping, a proxy or a Kubernetes service keeps the
-address under which it reaches the endpoint.
+A route contains this broker alone. Its endpoints are those that the client has sent with its request. So a
+client behind a port mapping, a proxy or a Kubernetes service keeps the address under which it reaches the
+endpoint.
 """
 
 from __future__ import annotations

@@ -52,14 +52,12 @@ class Sends:
         clients: The clients of the endpoint.
         topics: The topics of the broker.
         max_body: The maximum size of a body in bytes.
-        checks_type: Whether the type of a message must be one that its topic accepts.
     """
 
-    def __init__(self, clients: Clients, topics: Topics, max_body: int, checks_type: bool) -> None:
+    def __init__(self, clients: Clients, topics: Topics, max_body: int) -> None:
         self._clients = clients
         self._topics = topics
         self._max_body = max_body
-        self._checks_type = checks_type
 
     def send_message(self, call: Call, request: Any) -> Awaitable[Any] | None:
         """Store the messages of a request. Each has an outcome of its own."""
@@ -104,7 +102,7 @@ class Sends:
         topic = self._topics.get(message.topic.name)
         queues = topic.write_queue_nums if topic is not None else self._new_queues()
         sent = send_request(message, self._max_body, queues)
-        if topic is not None and self._checks_type:
+        if topic is not None:
             accepted = accepted_types((topic.attributes or {}).get("message.type", ""))
             if sent.type not in accepted:
                 names = ", ".join(each.name for each in accepted)

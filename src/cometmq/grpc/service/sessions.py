@@ -49,13 +49,11 @@ class Sessions:
     Args:
         groups: The groups of the broker.
         max_body: The maximum size of a message body in bytes.
-        checks_type: Whether clients are to check that a topic accepts a message's type.
     """
 
-    def __init__(self, groups: Groups, max_body: int, checks_type: bool) -> None:
+    def __init__(self, groups: Groups, max_body: int) -> None:
         self._groups = groups
         self._max_body = max_body
-        self._checks_type = checks_type
         self.clients: Clients
 
     # -- telemetry
@@ -88,7 +86,7 @@ class Sessions:
         settings.ClearField("metric")  # no metrics are collected; some clients fail if they are told so
         if settings.HasField("publishing"):
             settings.publishing.max_body_size = self._max_body
-            settings.publishing.validate_message_type = self._checks_type
+            settings.publishing.validate_message_type = True
             policy = settings.backoff_policy
             policy.max_attempts = PUBLISH_ATTEMPTS
             policy.exponential_backoff.initial.FromMilliseconds(10)
