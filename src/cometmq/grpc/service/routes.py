@@ -16,10 +16,10 @@ from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.receives import Groups
-from cometmq.grpc.service.sends import Topics
-from cometmq.grpc.service.sent import DEFAULT_TOPIC, MIXED, NEW_QUEUES, accepted_types
+from cometmq.grpc.service.sends import Topics, find_topic
+from cometmq.grpc.service.sent import MIXED, accepted_types
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.protocol.codes import MAX_TOPIC_LENGTH, Perm, is_legal_name
+from cometmq.protocol.codes import Perm
 
 MAX_QUEUES = 10_000
 MAX_ADDRESSES = 16
@@ -82,16 +82,10 @@ class Routes:
         return m.QueryAssignmentResponse(status=status(Code.OK), assignments=found)
 
     def _topic(self, name: str) -> TopicConfig:
-        config = self._topics.get(name)
-        if config is not None:
-            return config
-        template = self._topics.get(DEFAULT_TOPIC)
-        if template is None or not template.perm & Perm.INHERIT or not is_legal_name(name, MAX_TOPIC_LENGTH):
+        config = find_topic(self._topics, name)
+        if config is None:
             raise ServiceError(Code.TOPIC_NOT_FOUND, f"topic {name[:200]} does not exist")
-        # A send will create the topic. As with remoting clients, the producer chooses among these queues.
-        queues = min(NEW_QUEUES, template.write_queue_nums)
-        perm = template.perm & ~int(Perm.INHERIT)
-        return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        return config
 
     def _queue(
         self, call: Call, request: Any, config: TopicConfig, queue_id: int, permission: Permission

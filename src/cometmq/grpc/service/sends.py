@@ -16,7 +16,14 @@ from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import CODES, status
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.protocol.codes import RequestCode, ResponseCode, SysFlag
+from cometmq.protocol.codes import (
+    MAX_TOPIC_LENGTH,
+    Perm,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+    is_legal_name,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     EndTransactionRequestHeader,
@@ -43,6 +50,19 @@ class Topics(Protocol):
     """The part of the broker's topic table that the endpoint reads."""
 
     def get(self, topic: str) -> TopicConfig | None: ...
+
+
+def find_topic(topics: Topics, name: str) -> TopicConfig | None:
+    """Return a topic, or the topic that a send would create, or None if there is neither."""
+    config = topics.get(name)
+    if config is not None:
+        return config
+    template = topics.get(DEFAULT_TOPIC)
+    if template is None or not template.perm & Perm.INHERIT or not is_legal_name(name, MAX_TOPIC_LENGTH):
+        return None
+    queues = min(NEW_QUEUES, template.write_queue_nums)
+    perm = template.perm & ~int(Perm.INHERIT)
+    return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
 
 
 class Sends:
@@ -99,9 +119,8 @@ class Sends:
         return messages().SendMessageResponse(status=overall, entries=entries)
 
     def _prepared(self, message: Any) -> SendRequest:
-        topic = self._topics.get(message.topic.name)
-        queues = topic.write_queue_nums if topic is not None else self._new_queues()
-        sent = send_request(message, self._max_body, queues)
+        topic = find_topic(self._topics, message.topic.name)
+        sent = send_request(message, self._max_body, topic.write_queue_nums if topic is not None else 0)
         if topic is not None:
             accepted = accepted_types((topic.attributes or {}).get("message.type", ""))
             if sent.type not in accepted:
@@ -109,11 +128,6 @@ class Sends:
                 problem = f"message_type: {sent.type.name}, but topic {topic.topic_name} accepts {names}"
                 raise ServiceError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, problem)
         return sent
-
-    def _new_queues(self) -> int:
-        """Return the number of queues of a topic that a send creates, or 0 if no send can create one."""
-        template = self._topics.get(DEFAULT_TOPIC)
-        return min(NEW_QUEUES, template.write_queue_nums) if template is not None else 0
 
     async def end_transaction(self, call: Call, request: Any) -> Any:
         """Commit or roll back a transaction.
