@@ -333,8 +333,7 @@ class Slave(Worker):
 
     def __init__(self, seed: str, *, sync: bool, threads: bool = False) -> None:
         super().__init__(seed, sync=sync, threads=threads)
-        elsewhere = config(sync=False).replace(store_path_root_dir=f"/master{id(self)}")
-        self.master = MessageStore.open(elsewhere, RecordingDisk(), self.clock)
+        self.master = MessageStore.open(config(sync=False), RecordingDisk(), self.clock)
         for _ in range(self.chance.choice((0, 30))):
             self.append()
             committed(self.master.commit())

@@ -20,7 +20,7 @@ from tests.faults.crash_workloads import WORKLOADS
 from tests.kit.crash_images import CrashPoint
 from tests.kit.recording_disk import RecordingDisk
 
-from cometmq.errors import StoreError
+from cometmq.errors import StoreError, StoreInUse
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.retention import Retention
@@ -41,13 +41,20 @@ IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000"))
 FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 REPLAY = os.environ.get("COMETMQ_CRASH_REPLAY", "")
 PER_RUN = 250  # images of one run of a workload, before the next seed
+PARTS = 3  # tests among which the images of a workload are divided
 
 
-@pytest.mark.representative("synchronous")
 @pytest.mark.slow("enumerates the crash images of a workload")
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_image_is_recovered_to_what_was_promised(workload: str) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(each, marks=[pytest.mark.representative] if each == "synchronous" else [])
+        for each in WORKLOADS
+    ],
+)
+def test_every_image_is_recovered_to_what_was_promised(workload: str, part: int) -> None:
     if REPLAY:
         pytest.skip("a single image is replayed")
     due = IMAGES // len(WORKLOADS)
@@ -55,6 +62,8 @@ def test_every_image_is_recovered_to_what_was_promised(workload: str) -> None:
     while tried < due and len(failures) < 5:
         for trial in crash_trial.trials(workload, str(seed), min(PER_RUN, due - tried)):
             tried += 1
+            if tried % PARTS != part:
+                continue
             try:
                 crash_trial.run(trial)
             except Wrong as failure:
@@ -419,3 +428,12 @@ def test_a_store_on_this_disk_is_a_store() -> None:
     store = MessageStore.open(config(sync=True), RecordingDisk(disk.image()), ManualClock())
     assert store.recovered.clean
     store.close()
+
+
+def test_a_store_that_an_interrupted_test_left_open_excludes_no_store_on_another_disk() -> None:
+    disk = RecordingDisk()
+    left_open = MessageStore.open(config(sync=True), disk, ManualClock())
+    MessageStore.open(config(sync=True), RecordingDisk(), ManualClock()).close()
+    with pytest.raises(StoreInUse):
+        MessageStore.open(config(sync=True), disk, ManualClock())
+    left_open.close()

@@ -60,6 +60,7 @@ class RecordingDisk:
         self.start: Image = {"/": None, **(start or {})}
         self.history: list[Operation] = []
         self.now_ms = now_ms
+        self.held_locks: set[str] = set()
         self.files: dict[int, bytearray | None] = {}  # content by inode; None for a directory
         self.names: dict[str, int] = {}
         for path, content in self.start.items():

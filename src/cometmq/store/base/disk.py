@@ -47,6 +47,8 @@ NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.EISDIR, errno.ENOLCK)
 EBADF: NFS locks only files that are open for writing.
 """
 
+_held_locks: set[str] = set()  # One set for all instances: they use the same files
+
 
 class FileFacts(NamedTuple):
     """The length, modification time (epoch ms) and allocated bytes of a file, and whether it is regular."""
@@ -70,9 +72,12 @@ class Disk(Protocol):
 
     Attributes:
         lends_descriptors: Whether another process may sync the commit log through descriptors from `open`.
+        held_locks: Paths of the lock files that this process has locked. POSIX record locks exclude other
+            processes only, so this set excludes a second owner within the process.
     """
 
     lends_descriptors: bool
+    held_locks: set[str]
 
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True
@@ -104,10 +109,11 @@ class Disk(Protocol):
 class OsDisk:
     """The `Disk` that uses the files of the operating system."""
 
-    __slots__ = ("_nowait", "lends_descriptors")
+    __slots__ = ("_nowait", "held_locks", "lends_descriptors")
 
     def __init__(self) -> None:
         self.lends_descriptors = True
+        self.held_locks = _held_locks
         self._nowait = bool(_RWF_NOWAIT) and hasattr(os, "preadv")
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:

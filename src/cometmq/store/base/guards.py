@@ -24,9 +24,6 @@ from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file,
 log = logs.logger(__name__)
 _MAX_PATH_BYTES = 4096
 _LOCK_TEXT = b"lock"
-# The lock files that this process has locked. POSIX record locks exclude other processes only, so this set
-# excludes a second owner within the process.
-_held: set[str] = set()
 # Held while a lock file is locked, because record locks do not exclude other threads of this process.
 _claiming = threading.Lock()
 
@@ -57,7 +54,7 @@ class StoreLock:
         self._disk = disk
         self._path = _lock_path(config.root)
         self._directories: list[int] = []
-        if self._path in _held:
+        if self._path in disk.held_locks:
             raise StoreInUse(f"Lock failed,MQ already started: {self._path}")
         fd = disk.open(self._path, create=True)
         try:
@@ -70,7 +67,7 @@ class StoreLock:
             disk.close(fd)
             raise
         self._fd: int | None = fd
-        _held.add(self._path)
+        disk.held_locks.add(self._path)
         try:
             write_all(disk, fd, _LOCK_TEXT, 0)
             disk.fdatasync(fd)
@@ -103,13 +100,13 @@ class StoreLock:
             for fd in (*self._directories, self._fd):
                 self._disk.close(fd)
             self._fd = None
-            _held.discard(self._path)
+            self._disk.held_locks.discard(self._path)
 
 
 def lock_held(disk: Disk, root: str) -> bool:
     """Return whether a process holds the store in `root`. Locks nothing and writes nothing."""
     path = _lock_path(root)
-    if path in _held:
+    if path in disk.held_locks:
         return True  # `opened` would close the file at the end and thereby release this process's own lock
     try:
         with opened(disk, path, write=False) as fd:
@@ -125,7 +122,7 @@ def is_store(disk: Disk, root: str) -> bool:
     """
     try:
         path = _lock_path(root)
-        if path in _held:
+        if path in disk.held_locks:
             # `read_file` would close the file at the end and thereby release this process's own lock.
             return True
         return read_file(disk, path, len(_LOCK_TEXT) + 1) == _LOCK_TEXT
