@@ -155,6 +155,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     ),
     "obstore": ("pipeline/table/objects.py",),
     "click": ("cli/", "cli.py", "admin/", "number_range.py"),
+    "cryptography": ("grpc/listener/self_signed.py",),
     "deltalake": ("pipeline/table/delta.py",),
     "fastavro": ("pipeline/table/body_avro.py",),
     "google": ("pipeline/table/body_protobuf.py", "grpc/rpc/messages.py"),

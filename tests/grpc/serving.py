@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -154,9 +155,9 @@ class Peer:
 
 
 @asynccontextmanager
-async def connected(port: int, *first: bytes) -> AsyncIterator[Peer]:
+async def connected(port: int, *first: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
     """Connect a Peer, which has sent its preface, after the parts of `first`."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     for part in first:
         writer.write(part)
         await asyncio.sleep(0.01)  # so that the server reads it alone; nothing depends on that

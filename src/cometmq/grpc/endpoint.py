@@ -7,6 +7,7 @@ import asyncio
 from cometmq import logs
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ConfigError
+from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.service import renewals
@@ -71,6 +72,7 @@ class GrpcEndpoint:
             on_close=sessions.closed,
             tick=parts.tick,
             tls=parts.security.tls,
+            make_tls=None if config.tls_config_file or config.tls_server_mode else self_signed,
         )
         try:
             self.port = routes.port = await self._server.start(host, port)

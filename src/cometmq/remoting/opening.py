@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from typing import Protocol, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, cast
 
 from cometmq import logs
 from cometmq.errors import FrameError
@@ -33,8 +33,10 @@ MAX_EARLY_BYTES = 1 << 20
 class Tls(Protocol):
     """The part of `tls.ServerTls` that this module uses."""
 
-    enforcing: bool
-    context: ssl.SSLContext
+    @property
+    def enforcing(self) -> bool: ...
+    @property
+    def context(self) -> ssl.SSLContext: ...
 
 
 class Openings:
@@ -45,6 +47,7 @@ class Openings:
         make: Creates the protocol that takes a connection over.
         make_proxied: The same for a connection whose PROXY header names the client's host and port. None: the
             server reads no PROXY headers.
+        make_tls: Creates the server's TLS when a client uses TLS for the first time, if `tls` is None.
     """
 
     def __init__(
@@ -53,8 +56,11 @@ class Openings:
         limits: Limits,
         make: Callable[[], asyncio.BufferedProtocol],
         make_proxied: Callable[[tuple[str, int]], asyncio.BufferedProtocol] | None = None,
+        make_tls: Callable[[], Coroutine[Any, Any, Tls]] | None = None,
     ) -> None:
         self.tls = tls
+        self.make_tls = make_tls
+        self._made_tls: asyncio.Task[Tls] | None = None
         self.limits = limits
         self.make = make
         self.make_proxied = make_proxied
@@ -66,6 +72,12 @@ class Openings:
 
     def __call__(self) -> Opening:
         return Opening(self)
+
+    def made_tls(self, make: Callable[[], Coroutine[Any, Any, Tls]]) -> asyncio.Task[Tls]:
+        """Return the task that creates the server's TLS. It runs once: a failure is final."""
+        if self._made_tls is None:
+            self._made_tls = self.handshakes.start(make())
+        return self._made_tls
 
     def refused(self, peer: str, why: str) -> None:
         """Log that a connection was refused.
@@ -144,13 +156,28 @@ class Opening(asyncio.BufferedProtocol):
 
     def _begin(self) -> None:
         """Pass the connection on, or begin its TLS handshake."""
-        tls = self._openings.tls
+        tls, make_tls = self._openings.tls, self._openings.make_tls
         if tls is not None and self._early[0] == HANDSHAKE:
             self._begin_handshake(tls.context)
+        elif make_tls is not None and self._early[0] == HANDSHAKE:
+            assert self._transport is not None
+            self._transport.pause_reading()  # `start_tls` resumes it
+            self._openings.made_tls(make_tls).add_done_callback(self._use_tls)
         elif tls is not None and tls.enforcing:
             self._refuse("it does not use TLS, but tls.server.mode is enforcing")
         else:
             self._hand_over(self._transport)
+
+    def _use_tls(self, made: asyncio.Task[Tls]) -> None:
+        """Begin the handshake, unless the connection has been closed or the TLS could not be created."""
+        error = "the server is stopping" if made.cancelled() else made.exception()
+        if self not in self._openings.open:
+            return
+        if error is not None:
+            self._refuse(f"no certificate could be made: {error}")
+            return
+        self._openings.tls = made.result()
+        self._begin()
 
     def abort(self) -> None:
         self._done()

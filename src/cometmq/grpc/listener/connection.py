@@ -262,8 +262,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _answer_other_protocol(self, data: bytes) -> bool:
         """Refuse a client that does not begin with HTTP/2. Return False if it may be one."""
         if data[0] == _TLS_HANDSHAKE:
-            self.cut("it uses TLS, but this port has no certificate: set tls.config.file, or switch TLS off "
-                     "in the client")  # fmt: skip
+            self.cut("it uses TLS, which tls.server.mode=disabled switches off at this port")
             return True
         if data.startswith(_HTTP1) and self._transport is not None:
             self._transport.write(_HTTP1_ANSWER)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from cometmq import logs
 from cometmq.grpc.listener.connection import GOAWAY_S, GrpcConnection
 from cometmq.grpc.listener.dispatch import Dispatcher
+from cometmq.grpc.listener.self_signed import SelfSigned
 from cometmq.grpc.rpc.calls import Handler, Kind
 from cometmq.grpc.rpc.messages import service_methods
 from cometmq.grpc.rpc.status import GrpcStatus
@@ -33,6 +35,7 @@ class GrpcServer:
         limits: Limits of connections; `max_frame` is the maximum size of a request.
         tick: The tick of the broker's servers.
         tls: The TLS of the connections, optional or required.
+        make_tls: Creates the TLS when a client uses it for the first time, if `tls` is None (self_signed.py).
         reads_proxy_header: Whether a connection may begin with a PROXY header, which names the client's
             address. Only for servers that clients reach through proxies alone: a client that connects
             directly could name any address.
@@ -46,6 +49,7 @@ class GrpcServer:
         limits: Limits | None = None,
         tick: Tick | None = None,
         tls: ServerTls | None = None,
+        make_tls: Callable[[], Coroutine[Any, Any, SelfSigned]] | None = None,
         reads_proxy_header: bool = False,
         scan_s: float = 1.0,
     ) -> None:
@@ -58,9 +62,11 @@ class GrpcServer:
         self._log_limit = logs.LogLimiter()
         self._make: Callable[[], asyncio.BufferedProtocol] = self._make_connection
         self._openings: Openings | None = None
-        if tls is not None or reads_proxy_header:
+        if tls is not None or make_tls is not None or reads_proxy_header:
             make_proxied = self._make_connection if reads_proxy_header else None
-            self._make = self._openings = Openings(tls, self._limits, self._make_connection, make_proxied)
+            self._make = self._openings = Openings(
+                tls, self._limits, self._make_connection, make_proxied, make_tls
+            )
         self._table: ConnectionTable[GrpcConnection] = ConnectionTable(self._loop, scan_s)
         self._listeners: list[asyncio.Server] = []
         self._stopped = False
