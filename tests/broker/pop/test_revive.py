@@ -17,8 +17,9 @@ from cometmq.broker.pop.lease_table import restore
 from cometmq.broker.pop.leases import Leases
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.protocol.bodies import AckMsg, BatchAckMsg, PopCheckPoint
-from cometmq.protocol.codes import REVIVE_GROUP
+from cometmq.protocol.codes import REVIVE_GROUP, TIMER_TOPIC
 from cometmq.protocol.properties.values import encode_properties
+from cometmq.protocol.timers import timer_tags_code
 
 LOG = "rmq_sys_REVIVE_LOG_DefaultCluster"
 
@@ -121,6 +122,14 @@ async def test_what_apache_has_left_in_the_log_is_paired(cluster, peer, consumer
     cluster.broker.parts.tables.offsets.commit("G", "Orders", 0, 5)
     assert (await consumer.pop_until(5)).bodies == ["0"]
     await log_is_done(cluster)
+
+
+async def test_records_that_apache_has_left_in_the_timer_topic_come_into_the_log(cluster, peer, consumer):
+    cluster.broker.parts.tables.topics.ensure(LOG, 8)
+    wanted = {"REAL_TOPIC": LOG, "REAL_QID": "7", "TIMER_OUT_MS": str(1 << 40), "TAGS": "ck", "UNIQ_KEY": "k"}
+    properties = encode_properties(wanted)
+    store_raw(cluster, TIMER_TOPIC, properties, b"{}", tags_code=timer_tags_code(properties))
+    await until(lambda: cluster.broker.parts.store.max_offset(LOG, 7) == 1)
 
 
 async def test_an_ack_may_come_before_its_checkpoint(cluster, peer, consumer):

@@ -45,6 +45,7 @@ from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     RETRY_PREFIX,
+    REVIVE_TOPIC_PREFIX,
     SCHEDULE_TOPIC,
     TBW102,
     TRANS_HALF_TOPIC,
@@ -444,7 +445,10 @@ def checked_destination(topics: TopicTable, topic: str, queue_text: str) -> tupl
         why = f"it has no destination: topic {topic or None}, queue {queue_text or None}"
         raise CommandError(ResponseCode.SYSTEM_ERROR, why)
     queue_id = int(queue_text)
-    known = topic_of_send(topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
+    # Clients may not send to the revive log, but Apache's broker leaves records for it in the timer topic.
+    known = topics.get(topic) if topic.startswith(REVIVE_TOPIC_PREFIX) else None
+    if known is None:
+        known = topic_of_send(topics, topic, VERSION_4_9_7, TBW102, max(queue_id + 1, 4), False)
     queues = max(known.read_queue_nums, known.write_queue_nums)
     if queue_id < queues:
         return topic, queue_id
