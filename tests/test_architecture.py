@@ -87,7 +87,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("transactions", "replication"),
         "admin",
     ),
-    "client": ("cluster", "producer", "group", "consumer", "pull", "simple", "idempotency"),
+    "client": ("cluster", "producer", "group", "simple", "consumer", "pull", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
     "console": ("base", "auth", "widgets", "messages", "pages"),
     "grpc": ("http2", "rpc", "listener", "service"),

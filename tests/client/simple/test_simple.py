@@ -231,9 +231,9 @@ class TestErrors:
     async def test_settings_are_checked(self, consumer: SimpleConsumer) -> None:
         with pytest.raises(ConfigError, match="FIRST_OFFSET or LAST_OFFSET"):
             SimpleOptions(consume_from_where=ConsumeFromWhere.TIMESTAMP)
-        with pytest.raises(ConfigError, match="filter servers do not serve simple consumers"):
+        with pytest.raises(ConfigError, match="filter servers do not lease messages"):
             SimpleConsumer("g", {"T": filter_class("A", "class A: ...")})
-        with pytest.raises(ConfigError, match="filter servers do not serve simple consumers"):
+        with pytest.raises(ConfigError, match="filter servers do not lease messages"):
             await consumer.subscribe("U", filter_class("A", "class A: ..."))
 
     async def test_a_consumer_without_subscription_or_route_says_so(

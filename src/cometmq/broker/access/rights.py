@@ -209,6 +209,8 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop,
     RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
     RequestCode.QUERY_ASSIGNMENT: _assignment,
+    # CometMQ's consumers send this request to read the retry policy of their group.
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _fields(Perm.SUB, group="group"),
     RequestCode.CONSUMER_SEND_MSG_BACK: _fields(Perm.SUB, "originTopic", "group", optional=("originTopic",)),
     RequestCode.QUERY_MESSAGE: _fields(Perm.SUB, "topic"),
     RequestCode.HEART_BEAT: _heartbeat,

@@ -31,7 +31,7 @@ from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     DeleteTopicRequestHeader,
-    Header,
+    GetSubscriptionGroupConfigRequestHeader,
     TopicRequestHeader,
 )
 from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
@@ -41,12 +41,6 @@ from cometmq.store import MessageStore
 log = logs.logger(__name__)
 
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
-
-
-class GroupRequestHeader(Header, gc=False):
-    """A header whose only field is a group, as in GET_SUBSCRIPTIONGROUP_CONFIG."""
-
-    group: str
 
 
 class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
@@ -306,7 +300,7 @@ class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def get_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the configuration of one consumer group."""
-        group = frame.header(GroupRequestHeader).group
+        group = frame.header(GetSubscriptionGroupConfigRequestHeader).group
         config = self.tables.groups.table.get(group)
         if config is None:
             raise CommandError(

@@ -27,7 +27,7 @@ _LOCAL_RETRY_DELAY_S = 5.0
 
 Such a message was accepted neither by its broker nor by the group's retry topic.
 """
-_OVERDUE_LEVEL = 3
+OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16
 
 
@@ -49,6 +49,9 @@ class Concurrent:
         self._pauses = Tasks()
 
     # -- queues
+
+    async def pulled_topics(self) -> Collection[str]:
+        return self._group.subscriptions
 
     def start(self) -> None:
         if self._handoff is not None:
@@ -116,16 +119,7 @@ class Concurrent:
         try:
             if batch.done or queue.dropped:
                 return  # the batch was overdue and has been sent back, or its queue was revoked
-            delay_level, ack_index = context.delay_level, context.ack_index
-            if not isinstance(delay_level, int) or not (ack_index is None or isinstance(ack_index, int)):
-                wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
-                log.warning(
-                    "the listener context contains %s instead of whole numbers: all messages of the "
-                    "call are consumed again",
-                    wrong,
-                )
-                delay_level, ack_index = 0, -1
-            failed = _failed_messages(batch.messages, status, ack_index)
+            failed, delay_level = failed_messages(batch.messages, status, context)
             if not failed or await self._send_back_failed(batch, failed, delay_level):
                 self._finish(batch)
         finally:
@@ -173,7 +167,7 @@ class Concurrent:
                     break
 
     async def _send_back_overdue(self, batch: Batch) -> None:
-        kept = await self._send_back_all(batch.messages, _OVERDUE_LEVEL)
+        kept = await self._send_back_all(batch.messages, OVERDUE_LEVEL)
         if not kept and not batch.done and not batch.queue.dropped:
             self._finish(batch)
 
@@ -209,11 +203,22 @@ class Concurrent:
         self._user.consume([batch])
 
 
-def _failed_messages(
-    messages: list[MessageExt], status: ConsumeStatus, ack_index: int | None
-) -> list[MessageExt]:
+def failed_messages(
+    messages: list[MessageExt], status: ConsumeStatus, context: ConsumeContext
+) -> tuple[list[MessageExt], int]:
+    """Return the messages of a listener call that must be consumed again, and the delay level for them.
+
+    They are the last messages of the call.
+    """
+    delay_level, ack_index = context.delay_level, context.ack_index
+    if not isinstance(delay_level, int) or not (ack_index is None or isinstance(ack_index, int)):
+        wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
+        log.warning(
+            "the listener context contains %s instead of whole numbers: all messages of the call are "
+            "consumed again",
+            wrong,
+        )
+        delay_level, ack_index = 0, -1
     if status is not ConsumeStatus.SUCCESS:
-        return messages
-    if ack_index is None:
-        return []
-    return messages[max(ack_index, -1) + 1 :]
+        return messages, delay_level
+    return [] if ack_index is None else messages[max(ack_index, -1) + 1 :], delay_level

@@ -17,6 +17,10 @@ S = TypeVar("S", bound=Enum)
 class ModeUser(Protocol):
     """The methods of a consumer that its consume mode calls."""
 
+    @property
+    def concurrency(self) -> int:
+        """The maximum number of concurrent listener calls."""
+
     def made_room(self, queue: ProcessQueue) -> None:
         """Continue to pull a queue if its flow limits permit a pull.
 
@@ -66,6 +70,9 @@ class ConsumeMode(Protocol[C, S]):
         """Log listener calls that take longer than `timeout_s`. Send back their messages if possible."""
 
     # -- queues
+
+    async def pulled_topics(self) -> Collection[str]:
+        """Return the topics whose queues are divided among the members. Called before each rebalance."""
 
     def start(self) -> None:
         """Start to renew the locks of queues. A consume mode without locks does nothing."""

@@ -19,6 +19,7 @@ from cometmq.client.cluster.workers import again_if_cancelled, cancel_all
 from cometmq.client.consumer.consume_mode import ConsumeMode
 from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.group.process_queue import Batch
+from cometmq.errors import CometError
 from cometmq.periodic import Tasks
 from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.text import printable
@@ -224,6 +225,9 @@ class Consuming(Generic[C, S]):
         batch.queue.last_consume_at = now
         try:
             await self._mode.acknowledge(batch, status, context)
+        except CometError as error:
+            queue = batch.queue.message_queue
+            log.warning("could not acknowledge messages of %s; they are delivered again: %s", queue, error)
         except Exception:
             # The batch stays unfinished: its offset is not committed and its messages are delivered again.
             log.exception("could not acknowledge messages of %s", batch.queue.message_queue)

@@ -19,7 +19,7 @@ from cometmq.client.cluster.traces import Consumption
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.consumer.consume_mode import ConsumeMode
 from cometmq.client.group.group import ConsumerGroup
-from cometmq.client.group.process_queue import Batch
+from cometmq.client.group.process_queue import Batch, LeasedQueue
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.properties.values import CONSUME_START_TIME
@@ -282,8 +282,9 @@ class Delivery(Generic[C, S]):
         return 0
 
     def _is_passed_by(self, delivered: _Delivered[C]) -> bool:
-        queue = delivered.batch.queue.message_queue
-        return delivered.message.queue_offset < self._highest_acknowledged.get(queue, -1)
+        queue = delivered.batch.queue
+        highest = self._highest_acknowledged.get(queue.message_queue, -1)
+        return delivered.message.queue_offset < highest and not isinstance(queue, LeasedQueue)
 
     async def _fail(self, delivered: _Delivered[C]) -> None:
         await self._mode.acknowledge(delivered.batch, self._mode.later, delivered.context)

@@ -46,7 +46,7 @@ class Membership:
         self._group = group
         self._mode = mode
         self.held: dict[MessageQueue, AssignedQueue] = {}
-        self.rebalance = Rebalance(group, self)
+        self.rebalance = Rebalance(group, self, mode.pulled_topics)
         self._suspended = False
         self._ended = False
         self._limits = group.options.flow_limits

@@ -47,6 +47,9 @@ class Orderly:
 
     # -- assignment and release of queues
 
+    async def pulled_topics(self) -> Collection[str]:
+        return self._group.subscriptions
+
     def start(self) -> None:
         self.locks.start()
 

@@ -34,6 +34,7 @@ from cometmq.client.group.subscription import (
     Subscriptions,
     as_subscription,
     as_subscriptions,
+    refuse_filter_class,
 )
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
@@ -83,6 +84,8 @@ class PushConsumer(QueryClient):
         super().__init__(self._kind, group, namesrv, client, own_options)
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)
+        for subscription in self._subscriptions.values():
+            self._check_subscription(subscription)
         self._session: PushSession | None = None
         self._stop_for_listener: asyncio.Task[None] | None = None  # this reference keeps the task alive
 
@@ -160,6 +163,7 @@ class PushConsumer(QueryClient):
             BrokerError: A broker refused an SQL92 expression. The subscription is unchanged.
         """
         subscription = as_subscription(topic, expression)
+        self._check_subscription(subscription)
         session = self._session
         if session is not None and subscription.expression_type != "TAG":
             await session.group.instance.refresh_routes([topic])
@@ -167,6 +171,10 @@ class PushConsumer(QueryClient):
         subscription = subscription.after(self._subscriptions.get(topic))
         self._subscriptions[topic] = subscription
         await self._subscriptions_changed(topic, subscription)
+
+    def _check_subscription(self, subscription: Subscription) -> None:
+        if self._options.share == "messages":
+            refuse_filter_class(subscription)
 
     async def unsubscribe(self, topic: str) -> None:
         """Remove a subscription and release its queues. This is also possible while the consumer is running.
@@ -204,11 +212,11 @@ class PushConsumer(QueryClient):
 
     def suspend(self) -> None:
         """Stop pulling until resume(). The listener still receives the messages that were pulled before."""
-        self._running_session().members.suspend()
+        self._running_session().suspend()
 
     def resume(self) -> None:
         """Start pulling again after suspend()."""
-        self._running_session().members.resume()
+        self._running_session().resume()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change the maximum number of concurrent listener calls. Running calls are not interrupted.
@@ -259,6 +267,7 @@ class PushConsumer(QueryClient):
             *problems_of(session.members.rebalance.problems, queues, client.heartbeat_problems),
             *session.agreement.problems,
             *session.watchdog.sentences(),
+            *(session.sharing.problems if session.sharing is not None else ()),
         ]
         failing = session.consuming.problem()
         if failing is not None:

@@ -32,6 +32,7 @@ from cometmq.client.consumer.listener import (
 )
 from cometmq.client.consumer.membership import AssignedQueue, Membership
 from cometmq.client.consumer.orderly import Orderly
+from cometmq.client.consumer.sharing import Sharing
 from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
@@ -89,12 +90,14 @@ class PushSession(Member):
     ) -> None:
         group = ConsumerGroup(name, client, options, dict(subscriptions))
         super().__init__(group)
-        if group.clustering:
+        if group.clustering and not (options.orderly and options.share == "messages"):
             group.subscriptions[group.retry_topic] = Subscription(group.retry_topic, "*")
         self._executor = (
             None if is_async(listener) else ThreadPoolExecutor(MAX_CONCURRENCY, f"cometmq-{name}")
         )
-        self._mode: ConsumeMode[Any, Any] = (Orderly if options.orderly else Concurrent)(group, self)
+        self.sharing = Sharing(group, self) if options.share != "queues" else None
+        self._mode: ConsumeMode[Any, Any]
+        self._mode = self.sharing or (Orderly if options.orderly else Concurrent)(group, self)
         statuses = type(self._mode.later)
         self._bound: BoundListener[Any, Enum]
         self._bound = bind_listener(listener, self._executor, statuses, options.none_means)
@@ -122,6 +125,10 @@ class PushSession(Member):
 
     # -- events of the mode (ModeUser)
 
+    @property
+    def concurrency(self) -> int:
+        return self.consuming.concurrency
+
     def made_room(self, queue: ProcessQueue) -> None:
         self.members.made_room(queue)
 
@@ -148,8 +155,20 @@ class PushSession(Member):
         for job in self._jobs:
             job.start()
 
+    def suspend(self) -> None:
+        self.members.suspend()
+        if self.sharing is not None:
+            self.sharing.suspend()
+
+    def resume(self) -> None:
+        self.members.resume()
+        if self.sharing is not None:
+            self.sharing.resume()
+
     async def drain(self, timeout_s: float) -> None:
         """Stop pulling, wait for running listener calls, and store the offsets."""
+        if self.sharing is not None:
+            self.sharing.suspend()
         await self.members.stop_pulling()
         overrun = await self.consuming.stop(timeout_s)
         if overrun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from cometmq import logs
@@ -71,11 +71,23 @@ class Holder(Protocol):
 
 
 class Rebalance:
-    """The rebalances of one member of a group."""
+    """The rebalances of one member of a group.
 
-    def __init__(self, group: Group, holder: Holder) -> None:
+    Args:
+        group: The group.
+        holder: The owner of the assigned queues.
+        pulled_topics: Returns the topics whose queues are divided among the members. Default: all topics.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        holder: Holder,
+        pulled_topics: Callable[[], Awaitable[Collection[str]]] | None = None,
+    ) -> None:
         self._group = group
         self._holder = holder
+        self._pulled_topics = pulled_topics
         self._strategy, space = group.options.allocate_strategy, group.instance.namespace
         if space.name:
             self._strategy = hashing(self._strategy, space.wrap_queue)
@@ -123,10 +135,11 @@ class Rebalance:
         async with self._lock:
             self._balanced = False
             group, holder = self._group, self._holder
-            topics = list(group.subscriptions)
+            pulled = self._pulled_topics
+            topics = list(group.subscriptions if pulled is None else await pulled())
             before = set(holder.queues)
             results = [await self._rebalance_topic(topic) for topic in topics]
-            await holder.revoke([queue for queue in holder.queues if queue.topic not in group.subscriptions])
+            await holder.revoke([queue for queue in holder.queues if queue.topic not in topics])
             await holder.finish_rebalance()
             for table in (self.problems, self._reported):
                 for topic in table.keys() - set(topics):

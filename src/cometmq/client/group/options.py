@@ -21,6 +21,8 @@ _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
 """The default maximum of retries of an orderly message (docs/reference/client.md, Orderly consumption)."""
 _ANY_TIME = (0.0, math.inf)
+LEASE_RANGE_S = (1.0, 43_200.0)
+"""The permitted range of a new lease in seconds: up to 12 hours, as at Apache's proxy."""
 _MEMBER_RANGES = {
     "consume_timestamp_ms": (0, 2**63 - 1),
     "pull_batch_size": (1, 1024),
@@ -36,6 +38,7 @@ _PULL_RANGES = {
 _PUSH_RANGES = {
     "consume_concurrency": (1, MAX_CONCURRENCY),
     "consume_batch_max_size": (1, 1024),
+    "invisible_s": LEASE_RANGE_S,
     "pull_interval_s": (0.0, 65.535),
     "handover_timeout_s": _ANY_TIME,
     "max_body": (1, math.inf),
@@ -190,6 +193,12 @@ class PushOptions(MemberOptions):
     """The settings of a push consumer. Times are in seconds, sizes in bytes.
 
     Attributes:
+        share: What the members of the group share. queues: each queue belongs to one member, which pulls it.
+            messages: each message is leased to one member (POP), so that there may be more members than
+            queues; brokers of RocketMQ 5 and CometMQ support it. broker: for each topic, what the operator
+            has set with `mqadmin setConsumeMode`.
+        invisible_s: The length of a lease, 1 s to 12 hours. Leases are renewed until the listener returns;
+            after a crash the messages are delivered again when their leases end.
         consume_concurrency: The maximum number of concurrent listener calls, 1 to 1000, and the number of
             threads for a plain listener. set_concurrency() changes it at run time.
         consume_batch_max_size: The maximum number of messages per listener call, 1 to 1024.
@@ -206,7 +215,8 @@ class PushOptions(MemberOptions):
             the listener.
         flow_limits: The maximum numbers of pulled messages and bytes per queue.
         topic_max_count: The maximum number of pulled messages of all queues together, divided among the
-            assigned queues.
+            assigned queues; also the maximum number of leased messages. None: no maximum for pulled messages,
+            and leases for two messages per possible listener call.
         topic_max_mib: The maximum size of pulled messages of all queues together in MiB, divided likewise.
         orderly: Call the listener with one batch of a queue after another, in the order of the queue, which
             is locked for this member. The listener must be an OrderlyListener.
@@ -224,6 +234,8 @@ class PushOptions(MemberOptions):
         pull_error_delay_s: The delay before the next pull after a failed one.
     """
 
+    share: Literal["queues", "messages", "broker"] = "queues"
+    invisible_s: float = 60.0
     consume_concurrency: int = 20
     consume_batch_max_size: int = 1
     pull_interval_s: float = 0.0
@@ -250,12 +262,30 @@ class PushOptions(MemberOptions):
             raise ConfigError("message_model", self.message_model.name, expected)
         if self.none_means not in ("success", "retry", "error"):
             raise ConfigError("none_means", shown(self.none_means), '"success", "retry" or "error"')
+        if self.share != "queues":
+            self._check_share()
         check_hooks("consume_hooks", self.consume_hooks, "before_consume", "after_consume")
         check_hooks("filter_hooks", self.filter_hooks)
         self._check_suspension(self.broker_suspend_s)
         check_ranges(self, _PUSH_RANGES)
         for name, high in (("max_count", 65535), ("max_mib", 1024), ("max_span", 65535)):
             check_range(f"flow_limits.{name}", getattr(self.flow_limits, name), 1, high)
+
+    def _check_share(self) -> None:
+        """Raise ConfigError for a value of `share` that is unknown or does not suit another setting."""
+        if self.share not in ("messages", "broker"):
+            raise ConfigError("share", shown(self.share), '"queues", "messages" or "broker"')
+        where = self.consume_from_where
+        if self.message_model is MessageModel.BROADCASTING:
+            raise ConfigError("message_model", self.message_model.name, "CLUSTERING, where members share")
+        if where is ConsumeFromWhere.TIMESTAMP or self.offset_storage is not None:
+            expected = '"queues" with TIMESTAMP or an offset_storage, because brokers store the progress'
+            raise ConfigError("share", self.share, f"{expected} of a group that shares messages")
+        if self.orderly and self.share == "broker":
+            raise ConfigError("share", self.share, '"queues" or "messages" with orderly=True')
+        if self.orderly and self.consume_batch_max_size != 1:
+            size = str(self.consume_batch_max_size)
+            raise ConfigError("consume_batch_max_size", size, '1 with orderly=True and share="messages"')
 
     @property
     def most_reconsume_times(self) -> int:

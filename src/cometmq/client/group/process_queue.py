@@ -168,3 +168,7 @@ class ProcessQueue:
             return None
         batch = self._batches[0]
         return batch if 0 < batch.started_at < moment else None
+
+
+class LeasedQueue(ProcessQueue):
+    """The queue of messages that are leased to this member. The queue itself is not assigned to a member."""

@@ -148,6 +148,13 @@ def as_subscription(topic: str, expression: Expression | None) -> Subscription:
     return Subscription.by_sql(topic, text)
 
 
+def refuse_filter_class(subscription: Subscription) -> None:
+    """Raise ConfigError for a filter class, which only pulls support."""
+    if subscription.source is not None:
+        expected = "tags or sql92(...), because filter servers do not lease messages"
+        raise _wrong(subscription.topic, subscription.expression, expected)
+
+
 def as_subscriptions(given: Subscriptions) -> dict[str, Subscription]:
     """Return the subscriptions by topic. Raises MessageIllegal or ConfigError for invalid ones."""
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""The requests of a simple consumer: lease messages, wait for messages, acknowledge, change a lease."""
+"""The requests of a consumer about leases: lease messages, wait for messages, acknowledge, change a lease."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cometmq.client.cluster.decoding import decode_pulled
+from cometmq.client.cluster.decoding import MAX_BODY, decode_pulled
 from cometmq.client.cluster.requests import succeeded
 from cometmq.client.group.group import Group
 from cometmq.client.group.subscription import Subscription
@@ -56,13 +56,15 @@ class Leases:
         group: The consumer's group.
         orderly: Whether the messages of a queue are received in order.
         init_mode: Where a new group starts: 0 at the first message, 1 at the end.
+        max_body: A body that is larger than this after decompression stays compressed.
     """
 
-    def __init__(self, group: Group, *, orderly: bool, init_mode: int) -> None:
+    def __init__(self, group: Group, *, orderly: bool, init_mode: int, max_body: int = MAX_BODY) -> None:
         self._group = group
         self._instance = group.instance
         self._orderly = orderly
         self._init_mode = init_mode
+        self._max_body = max_body
 
     # -- receiving
 
@@ -100,7 +102,7 @@ class Leases:
         if answer.code in _EMPTY:
             return []
         succeeded(answer, addr, subscription.topic)
-        found = decode_pulled(answer.body, target.broker_name).messages
+        found = decode_pulled(answer.body, target.broker_name, self._max_body).messages
         attach_receipts(
             found, answer.header(PopMessageResponseHeader), subscription.topic, target.broker_name
         )

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq.client.cluster.options import check_choice, check_ranges
-from cometmq.client.group.options import ConsumeFromWhere
+from cometmq.client.group.options import LEASE_RANGE_S, ConsumeFromWhere
 from cometmq.errors import ConfigError
 
 MAX_MESSAGES = 32
 """The maximum number of messages per request to a broker, which brokers enforce."""
-LEASE_RANGE_S = (1.0, 43_200.0)
-"""The permitted range of a new lease in seconds: up to 12 hours, as at Apache's proxy."""
 CHANGE_RANGE_S = (0.0, 43_200.0)
 """The permitted range of a changed lease in seconds."""
 WAIT_RANGE_S = (0.0, 300.0)

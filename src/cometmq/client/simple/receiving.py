@@ -1,4 +1,4 @@
-"""The choice of the brokers from which a simple consumer receives messages.
+"""The choice of the brokers from which a consumer receives leased messages.
 
 A request leases messages from all queues of a topic at one broker. With several topics or brokers, each is
 asked in turn without waiting. If none has messages, all are asked at the same time to notify this consumer of
@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+from collections.abc import Mapping
 
 from cometmq import logs
 from cometmq.client.group.group import Group
+from cometmq.client.group.subscription import Subscription
 from cometmq.client.simple.leases import Leases, Target
 from cometmq.errors import ClientStateError, CometError
 from cometmq.message import MessageExt
@@ -33,19 +35,34 @@ _SHORT_S = 0.1
 class Receiver:
     """Receives messages from the brokers of a group's topics.
 
+    Args:
+        group: The group.
+        leases: The requests of the group's member.
+        subscriptions: The topics, which may change at any time.
+        parks: Whether the only broker of the only topic may hold a request until it has messages. False: no
+            request leases messages after its caller has been cancelled for longer than a round trip.
+
     Attributes:
         problems: The error of the last request that failed, by topic and broker, until a request succeeds.
     """
 
-    def __init__(self, group: Group, leases: Leases) -> None:
+    def __init__(
+        self, group: Group, leases: Leases, subscriptions: Mapping[str, Subscription], *, parks: bool = True
+    ) -> None:
         self._group = group
         self._leases = leases
+        self._subscriptions = subscriptions
+        self._parks = parks
         self._loop = asyncio.get_running_loop()
         self._turns = itertools.count()
         self._lost_attempts: dict[tuple[str, str], str] = {}
         """The ids of attempts whose responses were lost, by topic and broker."""
         self._notifications: dict[Target, asyncio.Task[bool]] = {}
+        self._nudged: asyncio.Future[bool] = self._loop.create_future()
+        """A future whose result ends all waits for notifications."""
         self._tasks = Tasks()
+        self._requests = Tasks()
+        """Requests that lease messages or give them back."""
         self._closed = False
         self.problems: dict[tuple[str, str], str] = {}
 
@@ -53,6 +70,17 @@ class Receiver:
         """Cancel all requests. Calls of receive() raise ClientStateError."""
         self._closed = True
         await self._tasks.finish(cancel=True)
+        await self._requests.finish(cancel=True)
+
+    async def drain(self) -> None:
+        """Wait until the messages of calls that were cancelled have been given back."""
+        while self._requests:
+            await self._requests.finish()
+
+    def nudge(self) -> None:
+        """Have all waiting calls ask the brokers now: they may have messages that they do not announce."""
+        self._nudged.set_result(True)
+        self._nudged = self._loop.create_future()
 
     async def receive(self, count: int, invisible_s: float, wait_s: float) -> list[MessageExt]:
         """Return 1 to `count` messages, or none if there were none within `wait_s` seconds.
@@ -73,8 +101,8 @@ class Receiver:
         end = self._loop.time() + wait_s
         notified = False
         while True:
-            targets = await self._targets()
-            alone = len(targets) == 1
+            targets, nudged = await self._targets(), self._nudged
+            alone = self._parks and len(targets) == 1
             failure: CometError | None = None
             reached = False
             for target in targets:
@@ -91,7 +119,7 @@ class Receiver:
                     return found
             if failure is not None and not reached:
                 raise failure
-            in_vain, notified = notified, not alone and await self._notified(targets, end)
+            in_vain, notified = notified, not alone and await self._notified(targets, nudged, end)
             left_s = end - self._loop.time()
             if left_s < _SHORT_S and not notified:
                 return []
@@ -108,9 +136,9 @@ class Receiver:
         """
         if self._closed:
             raise self._stopped()
-        instance, subscriptions = self._group.instance, list(self._group.subscriptions.values())
+        instance, subscriptions = self._group.instance, list(self._subscriptions.values())
         if not subscriptions:
-            raise ClientStateError(f"the simple consumer of group {self._group.name} has no subscription")
+            raise ClientStateError(f"the consumer of group {self._group.name} has no subscription")
         if not any(instance.routes.get(each.topic) for each in subscriptions):
             await instance.read_queues(subscriptions[-1].topic)
         targets = [
@@ -126,7 +154,7 @@ class Receiver:
         """Lease messages at one broker. If the caller is cancelled, the messages are given back."""
         attempt_id = self._lost_attempts.pop(_key(target), None) or uuid.uuid4().hex
         work = self._leases.lease(target, count, invisible_s, wait_s, attempt_id)
-        request = self._tasks.start(work, name=f"cometmq-lease-{target.queue}")
+        request = self._requests.start(work, name=f"cometmq-lease-{target.queue}")
         try:
             return await asyncio.shield(request)
         except asyncio.CancelledError:
@@ -139,15 +167,15 @@ class Receiver:
     def _give_back(self, request: asyncio.Task[list[MessageExt]]) -> None:
         """Give the messages of a request back that nobody waits for."""
         if not self._closed and not request.cancelled() and request.exception() is None:
-            self._tasks.start(self._leases.give_back(request.result()))
+            self._requests.start(self._leases.give_back(request.result()))
 
-    async def _notified(self, targets: list[Target], end: float) -> bool:
+    async def _notified(self, targets: list[Target], nudged: asyncio.Future[bool], end: float) -> bool:
         """Wait until any broker has a message, at the latest until `end` on the loop's clock.
 
-        Return whether a broker has one.
+        Return whether a broker has one, or may have one because of a call of nudge().
         """
-        waits = {self._notification(target) for target in targets}
-        while waits and (left_s := end - self._loop.time()) > _SHORT_S:
+        waits: set[asyncio.Future[bool]] = {nudged, *map(self._notification, targets)}
+        while len(waits) > 1 and (left_s := end - self._loop.time()) > _SHORT_S:
             done, waits = await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if any(each.exception() is None and each.result() for each in done):
                 return True
@@ -173,7 +201,7 @@ class Receiver:
             request.exception()  # retrieve the exception, because asyncio would log an unretrieved one
 
     def _stopped(self) -> ClientStateError:
-        return ClientStateError(f"the simple consumer of group {self._group.name} was stopped")
+        return ClientStateError(f"the consumer of group {self._group.name} was stopped")
 
     def _failed(self, target: Target, error: CometError) -> None:
         text = printable(str(error))

@@ -18,25 +18,23 @@ from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.options import ClientOptions, check_range
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.group import Group
-from cometmq.client.group.options import ConsumeFromWhere, MemberOptions
+from cometmq.client.group.options import LEASE_RANGE_S, ConsumeFromWhere, MemberOptions
 from cometmq.client.group.subscription import (
     Expression,
-    Subscription,
     Subscriptions,
     as_subscription,
     as_subscriptions,
+    refuse_filter_class,
 )
 from cometmq.client.simple.leases import Leases
 from cometmq.client.simple.options import (
     CHANGE_RANGE_S,
-    LEASE_RANGE_S,
     MAX_MESSAGES,
     WAIT_RANGE_S,
     SimpleOptions,
 )
 from cometmq.client.simple.receiving import Receiver
 from cometmq.client.simple.session import SimpleSession
-from cometmq.errors import ConfigError
 from cometmq.message import MessageExt
 
 
@@ -80,7 +78,7 @@ class SimpleConsumer(QueryClient):
         super().__init__("simple consumer", group, namesrv, client, client_options)
         self._subscriptions = as_subscriptions(subscriptions)
         for subscription in self._subscriptions.values():
-            _check_kind(subscription)
+            refuse_filter_class(subscription)
         self._session: SimpleSession | None = None
         self._leasing: Leases | None = None
         self._receiver: Receiver | None = None
@@ -107,7 +105,7 @@ class SimpleConsumer(QueryClient):
         client.register_consumer(self.group, session)
         at_end = self.options.consume_from_where is ConsumeFromWhere.LAST_OFFSET
         self._leasing = Leases(group, orderly=self.options.orderly, init_mode=int(at_end))
-        self._receiver = Receiver(group, self._leasing)
+        self._receiver = Receiver(group, self._leasing, group.subscriptions)
         self._session = session
         failures = await client.refresh_routes(group.subscriptions)
         unreachable = [each for each in failures.values() if isinstance(each, NameServersUnreachable)]
@@ -151,7 +149,7 @@ class SimpleConsumer(QueryClient):
             BrokerError: A broker refused an SQL92 expression. The subscription is unchanged.
         """
         subscription = as_subscription(topic, expression)
-        _check_kind(subscription)
+        refuse_filter_class(subscription)
         session = self._running_session()
         await session.group.instance.refresh_routes([topic])
         await session.group.check_expression(subscription)
@@ -273,10 +271,3 @@ class SimpleConsumer(QueryClient):
         self._running()
         assert self._leasing is not None
         return self._leasing
-
-
-def _check_kind(subscription: Subscription) -> None:
-    """Raise ConfigError for a filter class, which only pulls support."""
-    if subscription.source is not None:
-        expected = "tags or sql92(...), because filter servers do not serve simple consumers"
-        raise ConfigError(f"subscription of {subscription.topic}", subscription.expression, expected)

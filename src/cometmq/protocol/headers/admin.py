@@ -92,6 +92,12 @@ class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
     clean_offset: bool | None = None
 
 
+class GetSubscriptionGroupConfigRequestHeader(Header, gc=False):
+    """The header of request 352, which returns a group's configuration."""
+
+    group: str
+
+
 class ExchangeHaInfoResponseHeader(Header, gc=False):
     """The header of the response to request 906 (EXCHANGE_BROKER_HA_INFO)."""
 

@@ -1,0 +1,313 @@
+"""The consume mode of a group whose members share messages: each message is leased to one member (POP).
+
+A member leases few messages more than its listener handles at a time, and renews the leases until the
+listener has returned. Then each message is acknowledged, or given back with a delay. The topics whose queues
+the group divides (PushOptions.share) are pulled, as in the mode Concurrent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from cometmq import logs
+from cometmq.client.cluster.hooks import kept
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.consumer.concurrent import OVERDUE_LEVEL, Concurrent, failed_messages
+from cometmq.client.consumer.consume_mode import ModeUser
+from cometmq.client.consumer.listener import ConsumeContext, OrderlyContext, OrderlyStatus
+from cometmq.client.consumer.orderly_queue import suspension_s
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.options import ConsumeFromWhere
+from cometmq.client.group.process_queue import Batch, LeasedQueue, ProcessQueue
+from cometmq.client.group.retry_policy import DELAY_LEVELS_S, RetryPolicy
+from cometmq.client.group.subscription import Subscription
+from cometmq.client.simple.group_settings import is_popped, read_policy
+from cometmq.client.simple.leases import Leases
+from cometmq.client.simple.options import MAX_MESSAGES
+from cometmq.client.simple.receiving import Receiver
+from cometmq.errors import BodyTooLarge, BrokerError, CometError, ConfigError
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.periodic import Periodic, Tasks
+from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.record.layout import COMPRESSED
+
+log = logs.logger("cometmq.client.consumer")
+
+_RENEWALS_PER_LEASE = 3
+_AT_ONCE = 32
+"""The maximum number of concurrent requests about leases or topics."""
+_WAIT_S = 15.0
+"""How long, in seconds, one call of the receiver waits for messages."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lease:
+    """The leases of a batch's messages. The lock is held while requests change or end them."""
+
+    batch: Batch
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Sharing(Concurrent):
+    """The consume mode of a group whose members share messages."""
+
+    success: Any
+    later: Any
+    handled: Any
+
+    def __init__(self, group: ConsumerGroup, user: ModeUser) -> None:
+        super().__init__(group, user)
+        options = group.options
+        if options.orderly:
+            self.success, self.later = OrderlyStatus.SUCCESS, OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+            self.handled = (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
+        at_end = options.consume_from_where is ConsumeFromWhere.LAST_OFFSET
+        self._leases = Leases(
+            group, orderly=options.orderly, init_mode=int(at_end), max_body=options.max_body
+        )
+        self._shared: dict[str, Subscription] = {}
+        """The topics from which messages are leased."""
+        self._next: dict[str, Subscription] = {}
+        """The value of `_shared` after the present rebalance."""
+        self._receiver = Receiver(group, self._leases, self._shared, parks=False)
+        self._policy = RetryPolicy()
+        self._held: dict[Batch, _Lease] = {}
+        self._held_count = 0
+        """The number of messages in the batches of `_held`."""
+        self._room = asyncio.Event()
+        self._receiving: asyncio.Task[None] | None = None
+        self._suspended = False
+        self._tasks = Tasks()
+        self._renewals = Periodic(
+            asyncio.get_running_loop(),
+            options.invisible_s / _RENEWALS_PER_LEASE,
+            lambda: for_each(list(self._held.values()), self._renew, _AT_ONCE),
+            name=f"leases of group {group.name}",
+        )
+
+    # -- topics
+
+    async def pulled_topics(self) -> Collection[str]:
+        group = self._group
+        subscriptions = dict(group.subscriptions)
+        subscriptions.pop(group.retry_topic, None)
+        shares = await for_each(list(subscriptions.values()), self._shares_messages, _AT_ONCE)
+        for topic in list(subscriptions)[:1]:
+            self._policy = await read_policy(group, topic, self._policy)
+        self._next = {
+            each.topic: each for each, shared in zip(subscriptions.values(), shares, strict=True) if shared
+        }
+        return [topic for topic in group.subscriptions if topic not in self._next]
+
+    async def _shares_messages(self, subscription: Subscription) -> bool:
+        if self._group.options.share == "messages":
+            return True
+        topic = subscription.topic
+        return subscription.source is None and await is_popped(self._group, topic, topic in self._next)
+
+    async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
+        """Lease messages of the topics whose queues the rebalance has not divided."""
+        await super().finish_rebalance(held)
+        if self._shared != self._next:
+            self._shared.clear()
+            self._shared.update(self._next)
+            self._restart()
+
+    def start(self) -> None:
+        super().start()
+        self._renewals.start()
+
+    def suspend(self) -> None:
+        """Lease no messages until resume(). Messages of a request in progress are given back."""
+        self._suspended = True
+        self._restart()
+
+    def resume(self) -> None:
+        self._suspended = False
+        self._restart()
+
+    def _restart(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+        if self._shared and not self._suspended:
+            self._receiving = self._tasks.start(self._receive(), name=f"cometmq-lease-{self._group.name}")
+
+    async def close(self) -> None:
+        """Give all leased messages back, whether or not their listener call has begun."""
+        self.suspend()
+        await self._renewals.stop()
+        await self._tasks.finish()
+        await self._receiver.drain()
+        await self._leases.give_back([message for batch in self._held for message in batch.messages])
+        self._held.clear()
+        await self._receiver.close()
+        await super().close()
+
+    # -- receiving
+
+    def _wanted(self) -> int:
+        """Return the number of messages to lease now. It is 0 until a request is worthwhile."""
+        options, calls = self._group.options, self._user.concurrency
+        if options.orderly:  # a second message of the response could be of the same queue as the first
+            return int(self._held_count < (options.topic_max_count or calls))
+        limit = options.topic_max_count or 2 * calls * options.consume_batch_max_size
+        free = limit - self._held_count
+        return min(free, MAX_MESSAGES) if free >= min(MAX_MESSAGES, (limit + 1) // 2) else 0
+
+    async def _receive(self) -> None:
+        options, loop = self._group.options, asyncio.get_running_loop()
+        while True:
+            count = self._wanted()
+            if not count:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            began = loop.time()
+            try:
+                self._take(await self._receiver.receive(count, options.invisible_s, _WAIT_S), began)
+            except CometError:  # the receiver has logged it, and health() reports it
+                await asyncio.sleep(options.pull_error_delay_s)
+            except Exception:
+                log.exception("group %s could not lease messages", self._group.name)
+                await asyncio.sleep(options.pull_error_delay_s)
+
+    def _take(self, found: list[MessageExt], began: float) -> None:
+        """Divide the messages of a response, whose request began at `began`, into batches of one queue."""
+        options, now = self._group.options, asyncio.get_running_loop().time()
+        wanted = kept(options.filter_hooks, found)
+        if len(wanted) < len(found):
+            chosen = {id(message) for message in wanted}
+            rejected = [message for message in found if id(message) not in chosen]
+            self._tasks.start(self._reject(rejected))
+        batches: list[Batch] = []
+        for (queue, refused), same in groupby(wanted, lambda each: (each.queue, each.sys_flag & COMPRESSED)):
+            messages = list(same)
+            leased = LeasedQueue(queue, 0, now, stats=self._group.stats.of(queue.topic))
+            leased.stats.pulled(len(messages), now - began)
+            size = 1 if refused else options.consume_batch_max_size
+            for at in range(0, len(messages), size):
+                batch = Batch(leased, messages[at : at + size], 0)
+                if refused:
+                    what = f"body of message {messages[at].msg_id}"
+                    batch.refusal = BodyTooLarge(what, options.max_body, "PushOptions.max_body")
+                batches.append(batch)
+        self._held.update((batch, _Lease(batch)) for batch in batches)
+        self._held_count += len(wanted)
+        self._user.consume(batches)
+
+    async def _reject(self, messages: list[MessageExt]) -> None:
+        """Acknowledge messages that the user's filter hooks have rejected."""
+        try:
+            await self._leases.acknowledge(messages)
+        except CometError as error:
+            log.warning("rejected messages of group %s are delivered again: %s", self._group.name, error)
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence about each broker from which no messages can be leased."""
+        found = sorted(self._receiver.problems.items())
+        return [f"{topic}@{broker}: {text}" for (topic, broker), text in found if topic in self._shared]
+
+    # -- leased batches
+
+    def begin(self, batch: Batch) -> Any:
+        if not isinstance(batch.queue, LeasedQueue):
+            return super().begin(batch)
+        if batch not in self._held:
+            return None
+        context = OrderlyContext if self._group.options.orderly else ConsumeContext
+        return context(batch.queue.message_queue)
+
+    async def acknowledge(self, batch: Batch, status: Any, context: Any) -> None:
+        """Acknowledge the messages of a batch, or give them back.
+
+        Raises CometError if a request fails. The message is then delivered again when its lease ends.
+        """
+        if not isinstance(batch.queue, LeasedQueue):
+            await super().acknowledge(batch, status, context)
+            return
+        if batch.queue.dropped or batch not in self._held:
+            return  # close() gives the batch back, or the batch was overdue and has been given back
+        options = self._group.options
+        if not options.orderly:
+            failed, level = failed_messages(batch.messages, status, context)
+            await self._settle(batch, failed, level)
+            return
+        failed = [] if status in self.handled else batch.messages
+        pause_s = suspension_s(context.suspend_current_queue_s, options.suspend_current_queue_s)
+        try:
+            await self._settle(batch, failed, delay_s=pause_s)
+        finally:  # brokers do not announce that a queue has become free
+            asyncio.get_running_loop().call_later(pause_s if failed else 0.0, self._receiver.nudge)
+
+    async def _settle(
+        self, batch: Batch, failed: Sequence[MessageExt], level: int = 0, *, delay_s: float | None = None
+    ) -> None:
+        """Give the last messages of a batch back, which have `failed`, and acknowledge the others."""
+        lease = self._let_go(batch)
+        done = batch.messages[: len(batch.messages) - len(failed)]
+        async with lease.lock:
+            again = [self._again(message, level, delay_s) for message in failed]
+            outcomes = await asyncio.gather(self._leases.acknowledge(done), *again, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _again(self, message: MessageExt, level: int, delay_s: float | None) -> None:
+        """Have a message delivered again after a delay, or move it to the dead-letter queue."""
+        most = self._group.options.max_reconsume_times
+        times = message.reconsume_times
+        if level < 0 or times >= (self._policy.max_times if most is None else most):
+            await self._leases.dead_letter(message)
+            return
+        if delay_s is None:
+            last = len(DELAY_LEVELS_S)
+            delay_s = DELAY_LEVELS_S[min(level, last) - 1] if level else self._policy.delay_s(times)
+        await self._leases.change(message, delay_s)
+
+    def _let_go(self, batch: Batch) -> _Lease:
+        batch.done = True
+        lease = self._held.pop(batch)
+        self._held_count -= len(batch.messages)
+        self._room.set()
+        return lease
+
+    async def _renew(self, lease: _Lease) -> None:
+        async with lease.lock:
+            for message in lease.batch.messages:
+                if lease.batch not in self._held:
+                    return
+                try:
+                    await self._leases.change(message, self._group.options.invisible_s)
+                except CometError as error:
+                    log.warning("the lease of message %s cannot be renewed: %s", message.msg_id, error)
+                    ended = isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE
+                    if ended and not lease.batch.started_at and lease.batch in self._held:
+                        self._let_go(lease.batch)
+
+    async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
+        """Give back messages whose call exceeds `timeout_s`. In an ordered group the queue waits instead."""
+        await super().handle_overdue(queues, timeout_s)
+        before = asyncio.get_running_loop().time() - timeout_s
+        for batch in [each for each in self._held if 0 < each.started_at < before]:
+            log.warning(
+                "listener call for %s from offset %d has run for more than %g s",
+                batch.queue.message_queue, batch.first_offset, timeout_s,
+            )  # fmt: skip
+            if not self._group.options.orderly:
+                try:
+                    await self._settle(batch, batch.messages, OVERDUE_LEVEL)
+                except CometError as error:
+                    log.warning("its messages are delivered again when their leases end: %s", error)
+
+    def postpone(self, context: Any, delay_level: int) -> Any:
+        if not self._group.options.orderly:
+            return super().postpone(context, delay_level)
+        if delay_level:
+            raise ConfigError("delay_level", str(delay_level), "0 in an orderly stream, whose queue waits")
+        return self.later
