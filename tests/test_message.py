@@ -65,6 +65,10 @@ class Level(IntEnum):
         ({"delay_level": "3"}, "delay_level", "not '3'"),
         ({"delay_level": 1.5}, "delay_level", "not 1.5"),
         ({"delay_ms": -1}, "delay_ms", "not -1"),
+        ({"priority": -1}, "priority", "0 to 2147483647, not -1"),
+        ({"priority": True}, "priority", "not True"),
+        ({"lite_topic": "a.b"}, "lite_topic", "1 to 64 letters"),
+        ({"lite_topic": "a" * 65}, "lite_topic", "1 to 64 letters"),
         ({"deliver_at_ms": 1.5}, "deliver_at_ms", "not 1.5"),
         ({"delay_ms": 1 << 60}, "delay_ms", "a number of milliseconds"),
         ({"properties": None}, "properties", "dict"),
@@ -104,6 +108,8 @@ def test_a_wrong_field_is_named(wrong: dict[str, Any], field: str, words: str) -
         {"delay_level": Level.THIRD, "flag": Level.THIRD},
         {"delay_ms": 1},
         {"deliver_at_ms": 1_700_000_000_000},
+        {"priority": 0},
+        {"lite_topic": "session-1_A"},
         {"properties": {"Straße": "a\tb\n"}},
         {"body": b""},
     ],
@@ -215,6 +221,32 @@ def test_tags_that_no_message_has_make_no_expression(wrong: Any) -> None:
     with pytest.raises(MessageIllegal) as caught:
         tags("good", wrong)
     assert caught.value.field == "tags"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"priority": 1, "lite_topic": "a"}, "not both a priority and a lite_topic"),
+        ({"priority": 1, "delay_level": 1}, "a message with priority has no delay"),
+        ({"lite_topic": "a", "delay_ms": 5}, "a message with lite_topic has no delay"),
+        ({"priority": 1, "properties": {"__SHARDINGKEY": "k"}}, "no property __SHARDINGKEY"),
+        ({"lite_topic": "a", "properties": {"TIMER_DELAY_MS": "5"}}, "no property TIMER_DELAY_MS"),
+    ],
+)
+def test_a_message_is_of_one_kind(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(MessageIllegal, match=words) as caught:
+        Message("T", b"x", **fields)
+    assert caught.value.field == next(iter(fields))
+
+
+def test_priority_and_lite_topic_are_properties() -> None:
+    sent = [Message("T", b"x", priority=3), Message("T", b"x", lite_topic="a"), Message("T", b"x")]
+    properties = [message.wire_properties() for message in sent]
+    assert [each.get("_SYS_MSG_PRIORITY_") for each in properties] == ["3", None, None]
+    assert [each.get("__LITE_TOPIC") for each in properties] == [None, "a", None]
+    received = [MessageExt("T", b"x", properties=each) for each in properties]
+    assert [(each.priority, each.lite_topic) for each in received] == [(3, None), (None, "a"), (None, None)]
+    assert MessageExt("T", b"x", properties={"_SYS_MSG_PRIORITY_": "high"}).priority is None
 
 
 @pytest.mark.parametrize("others", [{"delay_level": 1}, {"deliver_at_ms": 1}])

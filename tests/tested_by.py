@@ -70,6 +70,7 @@ client/test_push.py: client/cluster/server_requests client/consumer/concurrent c
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/member
     client/group/options client/pull/polling client/pull/single_pulls
 client/test_retry.py: client/producer/selectors
+client/test_sharing.py: client/simple/group_settings
 client/test_simple.py: client/simple/leases client/simple/options client/simple/receiving
     client/simple/session
 console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
@@ -83,13 +84,13 @@ console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/history
 filtersrv/test_filters.py: filtersrv/worker
+grpc/service/test_consumers.py: grpc/service/clients grpc/service/delivered grpc/service/outcomes
+    grpc/service/receives grpc/service/renewals grpc/service/sessions
+grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
 grpc/test_connection.py: grpc/http2/errors grpc/http2/events grpc/http2/frames grpc/http2/limits
     grpc/http2/requests grpc/http2/sending
 grpc/test_hpack.py: grpc/http2/huffman
 grpc/test_messages.py: grpc/rpc/enums
-grpc/service/test_consumers.py: grpc/service/clients grpc/service/delivered grpc/service/outcomes
-    grpc/service/receives grpc/service/renewals grpc/service/sessions
-grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
 grpc/test_server.py: grpc/listener/dispatch
 grpc/test_strangers.py: grpc/listener/connection grpc/rpc/calls
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
@@ -143,7 +144,7 @@ store/test_verify_derived.py: store/inspect/derived_data store/inspect/index_che
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
 test_periodic.py: clock
-testing/test_in_memory.py: remoting/networks remoting/memory
+testing/test_in_memory.py: remoting/memory remoting/networks
 testing/test_plugin.py: testing/local testing/process
 testing/test_proxy.py: testing/faults
 """

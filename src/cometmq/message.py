@@ -50,6 +50,11 @@ class Message(msgspec.Struct, kw_only=False):
             never earlier.
         deliver_at_ms: Time of the delivery in milliseconds since 1970; 0 for none. The delivery is at most 1
             s later and never earlier.
+        priority: 0 or more, for a topic of type PRIORITY: consumers that lease messages (POP) receive
+            messages of a higher priority first. Brokers have as many priorities as the topic has queues.
+            Default: none.
+        lite_topic: Name of a lite topic below `topic`, which must be a topic of type LITE: up to 64 letters,
+            digits, `-` and `_`. Default: none.
 
     Raises:
         MessageIllegal: A field has a value that no broker accepts or no consumer can read.
@@ -65,6 +70,8 @@ class Message(msgspec.Struct, kw_only=False):
     wait_store: bool = True
     delay_ms: int = 0
     deliver_at_ms: int = 0
+    priority: int | None = None
+    lite_topic: str | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -96,6 +103,8 @@ class Message(msgspec.Struct, kw_only=False):
             self._check_times()
         if self.properties or type(self.properties) is not dict:
             _check_properties(self.properties, self.topic)
+        if self.priority is not None or self.lite_topic is not None:
+            self._check_kind()
         if type(self.wait_store) is not bool:
             raise MessageIllegal(
                 f"wait_store must be True or False, not {self.wait_store!r}", self.topic, "wait_store"
@@ -117,6 +126,23 @@ class Message(msgspec.Struct, kw_only=False):
         if rival is not None:
             problem = f"the property {rival} says when a message is delivered, and so does {field}"
             raise MessageIllegal(problem, self.topic, field)
+
+    def _check_kind(self) -> None:
+        """Validate the priority and the lite topic: a message has one of them and no other kind."""
+        priority, lite_topic = self.priority, self.lite_topic
+        if priority is not None and not (_is_number(priority) and 0 <= priority < 1 << 31):
+            problem = f"priority must be a number from 0 to {2**31 - 1}, not {priority!r}"
+            raise MessageIllegal(problem, self.topic, "priority")
+        if lite_topic is not None and not (isinstance(lite_topic, str) and _LITE_TOPIC.fullmatch(lite_topic)):
+            problem = f"lite_topic must be 1 to 64 letters, digits, - and _, not {shown(lite_topic)}"
+            raise MessageIllegal(problem, self.topic, "lite_topic")
+        field = "lite_topic" if priority is None else "priority"
+        if (priority is not None and lite_topic is not None) or self.is_delayed:
+            problem = f"a message with {field} has no delay, and not both a priority and a lite_topic"
+            raise MessageIllegal(problem, self.topic, field)
+        rival = next((name for name in (*_TIMES, names.SHARDING_KEY) if name in self.properties), None)
+        if rival is not None:
+            raise MessageIllegal(f"a message with {field} has no property {rival}", self.topic, field)
 
     @property
     def is_delayed(self) -> bool:
@@ -140,6 +166,10 @@ class Message(msgspec.Struct, kw_only=False):
             found[names.TIMER_DELAY_MS] = str(self.delay_ms)
         if self.deliver_at_ms:
             found[names.TIMER_DELIVER_MS] = str(self.deliver_at_ms)
+        if self.priority is not None:
+            found[names.PRIORITY] = str(self.priority)
+        if self.lite_topic is not None:
+            found[names.LITE_TOPIC] = self.lite_topic
         found[names.WAIT] = "true" if self.wait_store else "false"
         return found
 
@@ -154,6 +184,7 @@ _TIMES = (
     names.TIMER_DELIVER_MS,
     names.TIMER_OUT_MS,
 )
+_LITE_TOPIC = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _GOOD_MAX = 10_000
 _good_topics: set[str] = set()
 _good_tags: set[str] = set()
@@ -334,6 +365,17 @@ class MessageExt(msgspec.Struct, gc=False):
             return int(text)
         except ValueError:
             return 0
+
+    @property
+    def priority(self) -> int | None:
+        """Priority, None for a message without one."""
+        text = self.properties.get(names.PRIORITY, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
+
+    @property
+    def lite_topic(self) -> str | None:
+        """Name of the message's lite topic below `topic`, None for a message without one."""
+        return self.properties.get(names.LITE_TOPIC)
 
     @property
     def wait_store(self) -> bool:

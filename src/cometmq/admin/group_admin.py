@@ -176,7 +176,8 @@ class GroupAdmin(GroupStates):
     async def set_consume_mode(self, broker_addr: str, mode: SetMessageRequestModeRequestBody) -> None:
         """Set whether the push consumers of a group pull or pop a topic from a broker (5.x).
 
-        Only consumers with `clientRebalance=false` ask for the mode.
+        Only Java's consumers with `clientRebalance=false`, and ours with `PushOptions(share="broker")`, ask
+        for the mode.
 
         Raises:
             BrokerError: The topic or the group does not exist, or the mode is invalid.

@@ -222,6 +222,20 @@ async def test_a_message_of_a_transaction_has_no_delivery_time(
     assert broker.sent == []
 
 
+@pytest.mark.parametrize("kind", [{"priority": 1}, {"lite_topic": "a"}])
+async def test_a_message_of_a_transaction_or_batch_has_neither_priority_nor_lite_topic(
+    make: Make, broker: FakeBroker, kind: dict[str, Any]
+) -> None:
+    message = Message("T", b"x", **kind)
+    async with make(Listener()) as producer:
+        with pytest.raises(MessageIllegal, match="a transaction message cannot have a") as caught:
+            await producer.send_in_transaction(message)
+        assert caught.value.field == next(iter(kind))
+        with pytest.raises(MessageIllegal, match="a message of a batch cannot have a"):
+            await producer.send_batch([message])
+    assert broker.sent == []
+
+
 async def test_a_stop_waits_for_local_transactions(make: Make, ends: Ends) -> None:
     goes_on = asyncio.Event()
 

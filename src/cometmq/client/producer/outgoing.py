@@ -108,12 +108,14 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
 def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
     """Check and encode a half message for a transaction of the producer group.
 
-    A delay level is omitted, as in Apache's client. A message with any other kind of delay is refused.
+    A delay level is omitted, as in Apache's client. A message with any other kind of delay, a priority or a
+    lite topic is refused.
     """
     names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
     for name in (*names_of_times, *(_TIMES & message.properties.keys())):
         problem = f"a transaction message cannot be delayed: {name}"
         raise MessageIllegal(problem, message.topic, name)
+    _refuse_kind(message, "a transaction message")
     outgoing = prepare(replace(message, delay_level=0) if message.delay_level else message, options, keys)
     ending = encode_properties({names.TRAN_MSG: "true", names.PGROUP: group}).decode()
     outgoing.properties = f"{outgoing.properties}\x02{ending}"
@@ -233,6 +235,13 @@ def _too_long(topic: str) -> MessageIllegal:
     return MessageIllegal(f"the properties have over {names.MAX_PROPERTIES_BYTES} bytes", topic, "properties")
 
 
+def _refuse_kind(message: Message, what: str) -> None:
+    """Raise MessageIllegal for a message with a priority or a lite topic. `what` describes the message."""
+    for field, name in (("priority", names.PRIORITY), ("lite_topic", names.LITE_TOPIC)):
+        if getattr(message, field) is not None or name in message.properties:
+            raise MessageIllegal(f"{what} cannot have a {field}", message.topic, field)
+
+
 def _check_fits_batch(message: Message, first: Message) -> None:
     if message.topic != first.topic:
         raise MessageIllegal(
@@ -245,6 +254,7 @@ def _check_fits_batch(message: Message, first: Message) -> None:
     timed = not _TIMES.isdisjoint(message.properties) if message.properties else False
     if message.is_delayed or timed:
         raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
+    _refuse_kind(message, "a message of a batch")
     if message.wait_store != first.wait_store:
         raise MessageIllegal(
             "all messages of a batch must have the same wait_store", message.topic, "wait_store"

@@ -71,6 +71,9 @@ DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 EXTEND_UNIQ_INFO = "EXTEND_UNIQ_INFO"
 DUP_INFO = "DUP_INFO"
 CRC32 = "__CRC32#"
+PRIORITY = "_SYS_MSG_PRIORITY_"
+LITE_TOPIC = "__LITE_TOPIC"
+SHARDING_KEY = "__SHARDINGKEY"
 
 RESERVED = frozenset(
     {
@@ -88,7 +91,7 @@ RESERVED = frozenset(
 )  # fmt: skip
 """The names of the properties that RocketMQ itself uses (docs/reference/remoting.md, Property string).
 
-`__SHARDINGKEY` is not among them, because users set it.
+SHARDING_KEY, PRIORITY and LITE_TOPIC are not among them, because users set them.
 """
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 
