@@ -10,6 +10,7 @@ from tests.client.orderly_scenarios import ORDERLY_SCENARIOS
 from tests.client.reply_scenarios import REPLY_SCENARIOS
 from tests.client.retry_scenarios import RETRY_SCENARIOS
 from tests.client.scenarios import SCENARIOS, Scenario
+from tests.client.sharing_scenarios import SHARING_SCENARIOS
 from tests.client.simple_scenarios import SIMPLE_SCENARIOS
 from tests.client.stream_scenarios import STREAM_SCENARIOS
 from tests.client.timer_scenarios import messages_come_at_their_time_unless_taken_back
@@ -28,7 +29,12 @@ EVERY_SCENARIO: list[Scenario] = [
     messages_come_at_their_time_unless_taken_back,
     a_bad_network_loses_and_invents_nothing,
     *SIMPLE_SCENARIOS,
+    *SHARING_SCENARIOS,
 ]
 
 # Scenarios that a 4.9 broker cannot pass, because it has no delivery times and leases no messages.
-SINCE_5: list[Scenario] = [messages_come_at_their_time_unless_taken_back, *SIMPLE_SCENARIOS]
+SINCE_5: list[Scenario] = [
+    messages_come_at_their_time_unless_taken_back,
+    *SIMPLE_SCENARIOS,
+    *SHARING_SCENARIOS,
+]
