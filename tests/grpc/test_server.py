@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -160,6 +161,23 @@ async def test_a_call_that_its_client_cancels_cancels_the_handler() -> None:
             seen.append(cancelled.pop())
 
     assert (seen, cancelled) == (["stream", "task"], [])
+
+
+async def test_a_call_that_is_reset_in_the_packet_of_its_request_leaves_no_coroutine() -> None:
+    handlers: list[Any] = []
+
+    async def handle() -> None:
+        raise AssertionError("the handler has run")
+
+    def send(call: Call, request: Any) -> Any:
+        handlers.append(handle())
+        return handlers[0]
+
+    async with serving({"SendMessage": send}) as (_, port), connected(port) as peer:
+        stream = peer.request(frame_message(sending().SerializeToString()))
+        peer.http.reset_stream(stream)
+        peer.send()
+        await until(lambda: handlers and inspect.getcoroutinestate(handlers[0]) == inspect.CORO_CLOSED)
 
 
 async def test_a_lost_connection_cancels_its_calls() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from cometmq import logs
@@ -20,7 +21,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._log_limit = logs.LogLimiter()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Future[Message | None]] = set()
 
     def begin(self, call: Call, request: bytes | None) -> None:
         """Handle a call. An asynchronous handler continues as a task, which is cancelled with the call.
@@ -71,20 +72,24 @@ class Dispatcher:
                 log.error("%s from %s failed", call.method.name, call.connection.peer, exc_info=error)
 
     def _start_task(self, call: Call, answer: Awaitable[Message | None]) -> None:
-        task = asyncio.ensure_future(self._finish(call, answer))
+        # The task runs the handler itself. A wrapper that is cancelled before its first step would never
+        # await the handler's coroutine.
+        task = asyncio.ensure_future(answer)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(partial(self._finish, call))
         call.on_cancel = task.cancel
 
-    async def _finish(self, call: Call, awaitable: Awaitable[Message | None]) -> None:
-        try:
-            answer = await awaitable
-            if answer is not None:
-                call.respond(answer)
-            elif call.method.kind is not Kind.UNARY:
-                call.finish()
-        except Exception as error:
+    def _finish(self, call: Call, task: asyncio.Future[Message | None]) -> None:
+        self.tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Exception):
             self.fail(call, error)
+        elif error is None and (answer := task.result()) is not None:
+            call.respond(answer)
+        elif call.method.kind is not Kind.UNARY:
+            call.finish()
 
 
 def _parse(method: Method, request: bytes) -> Any:
