@@ -28,6 +28,26 @@ class TestConsumerTable:
         assert self.register(table, "ch2", "another id on the same channel", topics=("U",))
         assert table.subscription("G", "T") is None
 
+    def test_a_topic_is_removed_once_no_member_subscribes_to_it(self):
+        table = ConsumerTable()
+        self.register(table, "ch1", "4.x", topics=("T", "%RETRY%G"))
+        self.register(table, "ch2", "5.x", topics=("U",), version=0)
+        for _ in range(2):
+            assert not self.register(table, "ch1", "4.x", topics=("T", "%RETRY%G"))
+            assert not self.register(table, "ch2", "5.x", topics=("U",), version=0)
+        assert table.topics_of("G") == {"T", "U", "%RETRY%G"}
+        assert self.register(table, "ch2", "5.x", topics=("T",), version=0)
+        assert table.topics_of("G") == {"T", "%RETRY%G"}
+        table.channel_closed("ch1")
+        assert self.register(table, "ch2", "5.x", topics=("T",), version=0)
+        assert table.topics_of("G") == {"T"}
+
+    def test_members_with_the_same_topics_share_them(self):
+        table = ConsumerTable()
+        for number in range(3):
+            self.register(table, number, str(number), topics=("T", "U"))
+        assert len({id(each.topics) for each in table.online("G")}) == 1
+
     def test_a_subscription_is_replaced_by_a_higher_version_only(self):
         table = ConsumerTable()
         table.register("G", "ch", ("c", "JAVA", 1), PUSH, [subscription("T", 5, "A")], T0)

@@ -35,8 +35,8 @@ Client = tuple[str, str, int]  # Client id, language and version of a client
 class ClientInfo(msgspec.Struct):
     """A client that is a member of a group, on one connection.
 
-    For a push consumer, `wants` holds the subscriptions and `settings` the consume settings. For all other
-    clients, both are empty.
+    For a consumer, `topics` holds the topics in its last heartbeat. For a push consumer, `wants` holds the
+    subscriptions and `settings` the consume settings. For all other clients, these are empty.
     """
 
     channel: Any
@@ -46,6 +46,7 @@ class ClientInfo(msgspec.Struct):
     seen_ms: int
     retry_limit: int | None = None
     """The maximum number of retries in the client's last send-back, or None before the first send-back."""
+    topics: frozenset[str] = frozenset()
     wants: Wants = frozenset()
     settings: Settings = frozenset()
 
@@ -97,10 +98,12 @@ class ConsumerGroup(Group):
         """
         return {client.client_id: client.settings for client in self.by_channel.values()}
 
-    def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Apply the subscriptions of a heartbeat. Return whether a topic was added or removed.
+    def update_subscriptions(self, member: ClientInfo, subscriptions: Iterable[SubscriptionData]) -> bool:
+        """Apply the subscriptions of a member's heartbeat. Return whether a topic was added or removed.
 
-        A known topic's subscription is replaced only by one with a higher version.
+        A known topic's subscription is replaced only by one with a higher version. A topic is removed once no
+        member subscribes to it: members of 5.x, for instance, do not list the retry topic, from which members
+        of 4.x pull.
         """
         changed = False
         listed = set()
@@ -112,10 +115,18 @@ class ConsumerGroup(Group):
                 changed = True
             elif new.sub_version > old.sub_version:
                 self.subscriptions[new.topic] = new
-        for topic in self.subscriptions.keys() - listed:
+        if member.topics != listed:
+            # Thousands of members may list the same topics, so let them share one object.
+            same = (each.topics for each in self.by_channel.values() if each.topics == listed)
+            member.topics = next(same, frozenset(listed))
+        unlisted = self.subscriptions.keys() - listed
+        for each in self.by_channel.values():
+            if not unlisted:
+                break
+            unlisted -= each.topics
+        for topic in unlisted:
             del self.subscriptions[topic]
-            changed = True
-        return changed
+        return changed or bool(unlisted)
 
 
 G = TypeVar("G", bound=Group)
@@ -146,7 +157,7 @@ class ClientTable(Generic[G]):
         same = before is not None and before.client_id == client[0]
         info = known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
         if before is not None:
-            info.wants, info.settings = before.wants, before.settings
+            info.topics, info.wants, info.settings = before.topics, before.wants, before.settings
             info.retry_limit = before.retry_limit if same else None
         return not same
 
@@ -264,12 +275,12 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         `described` holds the consume type, the message model and `consumeFromWhere` of the heartbeat.
 
         Returns:
-            Whether the membership or the subscribed topics have changed.
+            Whether the membership or the group's subscribed topics have changed.
         """
         joined = self.join(group, channel, client, now_ms, weight)
         known = self.groups[group]
         known.consume_type, known.message_model, known.consume_from_where = described
-        return known.update_subscriptions(subscriptions) or joined
+        return known.update_subscriptions(known.by_channel[channel], subscriptions) or joined
 
     def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Store the subscriptions and consume settings of one member. Return whether they have changed."""
