@@ -10,9 +10,9 @@ from cometmq.errors import ConfigError
 from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.messages import messages
-from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.receives import Receives
+from cometmq.grpc.service.renewals import RENEW_S, Renewals
 from cometmq.grpc.service.routes import Routes
 from cometmq.grpc.service.sends import Sends
 from cometmq.grpc.service.sessions import Sessions
@@ -33,7 +33,7 @@ class GrpcEndpoint:
     def __init__(self) -> None:
         self.port = 0
         self._server: GrpcServer | None = None
-        self._renewals: Periodic | None = None
+        self._checks: Periodic | None = None
 
     async def start(self, parts: BrokerParts, host: str, port: int) -> int:
         """Listen on an address and return the port. Raises ConfigError if the port cannot be used."""
@@ -45,14 +45,15 @@ class GrpcEndpoint:
         loop = asyncio.get_running_loop()
         config, tables = parts.config, parts.tables
         max_body = config.store.max_message_size
-        sessions = Sessions(tables.groups, max_body)
+        sessions = self.sessions = Sessions(tables.groups, max_body)
         limits = Limits(idle_s=LINK_IDLE_S)
         clients = self.clients = Clients(
             parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits
         )
         sessions.clients = clients
+        renewals = self.renewals = sessions.renewals = Renewals(clients, parts.pops)
         sends = Sends(clients, tables.topics, max_body)
-        receives = Receives(clients, tables.groups, config.broker_name)
+        receives = Receives(clients, tables.groups, renewals, config.broker_name)
         routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
         self._server = GrpcServer(
             {
@@ -78,16 +79,20 @@ class GrpcEndpoint:
             self.port = routes.port = await self._server.start(host, port)
         except OSError as error:
             raise port_error("grpcPort", port, error) from error
-        self._renewals = Periodic(
-            loop, renewals.RENEW_S, lambda: renewals.renew_all(clients, loop.time()), name="renewal of leases"
-        )
-        self._renewals.start()
+
+        async def check() -> None:
+            sessions.expire(loop.time())
+            await renewals.renew_all(loop.time())
+
+        self._checks = Periodic(loop, RENEW_S, check, name="renewal of leases")
+        self._checks.start()
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
 
     async def stop(self, drain_s: float) -> None:
         """Stop listening, and close all connections after their calls."""
-        if self._renewals is not None:
-            self._renewals.cancel()
+        if self._checks is not None:
+            self._checks.cancel()
         if self._server is not None:
             await self._server.stop(drain_s)
+            await self.renewals.stop()

@@ -12,6 +12,8 @@ from cometmq.grpc.rpc.enums import Code
 
 ACL = """
 accounts:
+- accessKey: reader-1
+  secretKey: secret-of-reader
 - accessKey: program
   secretKey: secret-of-program
   topicPerms: [Orders=PUB|SUB, In=SUB]

@@ -179,16 +179,37 @@ class TestLeases:
         (answer,) = [each async for each in caller.receiving(caller.receive_request(topic=name))]
         assert answer.status.code == Code.ILLEGAL_TOPIC
 
-    async def test_a_failed_renewal_is_tried_again(self, orders, caller, monkeypatch):
+    async def test_renewals_of_many_leases_leave_room_for_other_tasks(self, orders, caller):
+        await caller.send(*(message(message_id=f"id-{number}") for number in range(32)))
+        got = await caller.receive(auto_renew=True)
+        endpoint = orders.broker.endpoint
+        (client,) = endpoint.clients.connected
+        lease = next(iter(client.leased.values()))
+        handles = [lease.handle._replace(offset=100 + number) for number in range(10_000)]
+        for handle in handles:
+            renewals.keep(client, lease._replace(handle=handle))
+        turns = 0
+        renewing = asyncio.create_task(endpoint.renewals.renew_all(asyncio.get_running_loop().time()))
+        while not renewing.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 100
+        assert len(client.leased) == len(got) == 32  # The others have ended
+
+    async def test_leases_of_a_silent_client_are_not_renewed(self, orders, caller):
         await caller.send(message())
-        (got,) = await caller.receive(auto_renew=True)
-        clients = orders.broker.endpoint.clients
-        (client,) = clients.connected
-        monkeypatch.setattr(renewals, "CHANGE_S", 0.0)
-        renewals.renew_all(clients, asyncio.get_running_loop().time())
-        await asyncio.sleep(0.1)
-        assert client.leased
-        await caller.ack(got)
+        await caller.receive(auto_renew=True)
+        endpoint, leases = orders.broker.endpoint, orders.broker.parts.pops.leases
+        (client,) = endpoint.clients.connected
+        (lease,) = leases.find(("G", "Orders", 0)).leases.values()
+        before = lease.deadline_ms
+        await endpoint.renewals.renew_all(client.seen + renewals.SILENT_S + 1)
+        assert (lease.deadline_ms, len(client.leased)) == (before, 1)
+        await caller.heartbeat("G")
+        await until(lambda: asyncio.get_running_loop().time() * 1000 > before - renewals.RENEWED_MS + 2)
+        await endpoint.renewals.renew_all(client.seen)
+        assert lease.deadline_ms > before
+        await endpoint.renewals.renew_all(client.seen + renewals.SILENT_S + renewals.RENEWED_MS / 1000 + 1)
         assert not client.leased
 
     async def test_a_dead_letter(self, orders, caller):
@@ -212,7 +233,7 @@ class TestLeases:
         clients = orders.broker.endpoint.clients
         (client,) = [each for each in clients.connected if each.client_id == "client-2"]
         assert len(client.leased) == 1
-        renewals.renew_all(clients, asyncio.get_running_loop().time())
+        await orders.broker.endpoint.renewals.renew_all(asyncio.get_running_loop().time())
         assert await caller.receive() == []
         await push.channel.channel.close()
         (got,) = await caller.receive(poll_s=20)

@@ -1,16 +1,20 @@
 """The 5.x clients of the endpoint, and their links to the broker of this process.
 
+A client is identified by its client id and its account. Behind a load balancer, its calls arrive on several
+connections, which other clients may share. A client ends when it reports its end, when the last connection of
+its calls closes, or when it has been silent for EXPIRED_S and has no telemetry stream.
+
 To the broker, each client is a remoting client of version 5: it has a connection in memory, its *link*, which
 has the client's own address. Its requests therefore pass the same checks as those of remoting clients, its
 groups are registered on the link, and requests of the broker, such as transaction checks, arrive on it. The
-link closes with the client's gRPC connection, and the broker then forgets the client.
+link closes when the client ends, and the broker then forgets the client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from cometmq.broker.access.accounts import Account
@@ -28,55 +32,76 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header
 from cometmq.remoting import Connection, Dispatcher, Handler, Limits, RemotingServer, Tick
 
-MAX_CLIENTS = 100
-"""The maximum number of clients of one connection. A process normally has a connection for each client."""
+MAX_CLIENTS_PER_CONNECTION = 1_000
+"""As many clients may share a connection of a load balancer as it may have open streams."""
+MAX_CLIENTS = 20_000
+EXPIRED_S = 120.0
+"""The broker, too, forgets a client that has sent no heartbeat for this time."""
 MAX_TELEMETRY_BYTES = 64 * 1024
-"""Commands to a client are dropped while this many bytes of earlier ones are unsent."""
+"""Commands to a client are dropped, and replies to its settings wait, while this many bytes are unsent."""
+REPLY_RETRY_S = 1.0
 ALGORITHM = "MQv2-HMAC-SHA1 "
 LANGUAGE_NAMES = {"DOTNET": "DOTNET", "GOLANG": "GO"}
 """Language names of 5.x clients that differ from those of remoting; unknown ones become OTHER."""
 
 
 class Client:
-    """A 5.x client of one gRPC connection.
+    """A 5.x client.
 
     Attributes:
         client_id: The client's id.
-        settings: The settings that the client has sent, None before.
+        key: The id and the access key, which identify the client.
+        settings: The settings that heartbeats repeat, as an encoded `Settings` message.
+        transactions: The topics to which the client has sent transactional messages.
         telemetry: The call on which commands to the client are sent, None while there is none.
+        connections: The open connections on which calls of the client have arrived.
+        seen: The time of the event loop at which the last call arrived.
         polls: The number of receives under way.
         leased: For each receipt handle whose lease the server renews: see `renewals.py`.
+        ended: Whether the client has ended.
     """
 
     __slots__ = (
-        *("_clients", "_ended", "_link", "client_id", "credentials", "language", "leased", "peer", "polls"),
-        *("settings", "telemetry"),
+        *("_clients", "_link", "_reply", "client_id", "connections", "credentials", "ended", "key"),
+        *("language", "leased", "peer", "polls", "seen", "settings", "telemetry", "transactions"),
     )
 
-    def __init__(self, clients: Clients, client_id: str, language: str, peer: tuple[str, int]) -> None:
+    def __init__(self, clients: Clients, key: tuple[str, str], language: str, peer: tuple[str, int]) -> None:
         self._clients = clients
         self._link: Connection | None = None
-        self.client_id = client_id
+        self._reply: Any = None  # The reply to the newest settings, until the stream has room for it
+        self.key = key
+        self.client_id = key[0]
         self.language = language if language in LANGUAGES else LANGUAGE_NAMES.get(language, "OTHER")
         self.peer = peer
         self.credentials: Credentials | None = None
-        self.settings: Any = None
+        self.settings = b""
+        self.transactions: set[str] = set()
         self.telemetry: Call | None = None
+        self.connections: set[GrpcConnection] = set()
+        self.seen = 0.0
         self.leased: dict[str, Any] = {}
         self.polls = 0
-        self._ended = False
+        self.ended = False
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
         """Send a request to the broker, and return the future of its response.
 
         Raises SendFailed after the end of the client, so that no new link is left open.
         """
-        if self._ended:
+        if self.ended:
             raise SendFailed(self.peer[0], frame.code)
+        return self._open_link().request(frame, timeout_s)
+
+    def _open_link(self) -> Connection:
         link = self._link
         if link is None or link.closed:
             link = self._link = self._clients.open_link(self)
-        return link.request(frame, timeout_s)
+        return link
+
+    def oneway(self, frame: Frame) -> None:
+        """Send a request to the broker whose outcome does not matter."""
+        self._open_link().oneway(frame)
 
     async def call(
         self,
@@ -117,9 +142,24 @@ class Client:
         call.send(command.SerializeToString())
         return True
 
+    def reply(self, command: Any) -> None:
+        """Send the reply to the client's settings.
+
+        While the stream is full, the reply waits, and replaces an earlier one that waits.
+        """
+        waits, self._reply = self._reply is not None, command
+        if not waits:
+            self._send_reply()
+
+    def _send_reply(self) -> None:
+        if self._reply is None or self.telemetry is None or self.telemetry.ended or self.command(self._reply):
+            self._reply = None
+        else:
+            asyncio.get_running_loop().call_later(REPLY_RETRY_S, self._send_reply)
+
     def close(self) -> None:
         """Close the link, after the requests that were written to it."""
-        self._ended = True
+        self.ended = True
         if self._link is not None:
             self._link.flush()
             self._link.close()
@@ -151,38 +191,53 @@ class Clients:
         self._guard = guard
         self._handlers = handlers
         self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[tuple[str, str], Client] = {}
         self.call_timeout_s = call_timeout_s
-        self.connected: set[Client] = set()
+
+    @property
+    def connected(self) -> Collection[Client]:
+        """The clients that have not ended."""
+        return self._known.values()
 
     def find(self, call: Call) -> Client:
         """Return the client of a call. Raises ServiceError if it has no id or no valid signature."""
         connection = cast(GrpcConnection, call.connection)
         client_id = call.text(b"x-mq-client-id")
-        known: dict[str, Client] | None = connection.state
-        client = None if known is None else known.get(client_id)
         credentials = None
         if self._guard is not None:
             credentials = self._authenticate(self._guard, call, _host_and_port(connection.peer)[0])
-        if client is None:
-            client = self._admit(connection, call, client_id)
+        key = client_id, "" if credentials is None else credentials.access_key
+        client = self._known.get(key)
+        if client is None or connection not in client.connections:
+            client = self._admit(connection, call, key)
         client.credentials = credentials
+        client.seen = self._loop.time()
         return client
 
-    def _admit(self, connection: GrpcConnection, call: Call, client_id: str) -> Client:
+    def _admit(self, connection: GrpcConnection, call: Call, key: tuple[str, str]) -> Client:
+        """Return the client with a key, which is new or has made its first call on a connection."""
+        client_id = key[0]
         if not client_id:
             raise ServiceError(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
         if len(client_id) > MAX_CLIENT_ID_LENGTH:
             problem = f"x-mq-client-id has {len(client_id)} characters, at most {MAX_CLIENT_ID_LENGTH}"
             raise ServiceError(Code.BAD_REQUEST, problem)
         if connection.state is None:
-            connection.state = {}
-        known: dict[str, Client] = connection.state
-        if len(known) >= MAX_CLIENTS:
-            problem = f"x-mq-client-id: the connection has {MAX_CLIENTS} clients already"
+            connection.state = set()
+        here: set[Client] = connection.state
+        if len(here) >= MAX_CLIENTS_PER_CONNECTION:
+            problem = f"x-mq-client-id: the connection has {MAX_CLIENTS_PER_CONNECTION} clients already"
             raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
-        client = Client(self, client_id, call.text(b"x-mq-language"), _host_and_port(connection.peer))
-        known[client_id] = client
-        self.connected.add(client)
+        client = self._known.get(key)
+        if client is None:
+            if len(self._known) >= MAX_CLIENTS:
+                problem = f"x-mq-client-id: the broker has {MAX_CLIENTS} clients already"
+                raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
+            client = Client(self, key, call.text(b"x-mq-language"), _host_and_port(connection.peer))
+            self._known[key] = client
+        here.add(client)
+        client.connections.add(connection)
         return client
 
     def _authenticate(self, guard: Guard, call: Call, host: str) -> Credentials | None:
@@ -217,17 +272,29 @@ class Clients:
         return cast(Connection, self._server.connect_in_memory(make, client.peer))
 
     def remove(self, connection: GrpcConnection) -> list[Client]:
-        """Return the clients of a connection that has closed, and forget them. Their links are still open."""
-        known: dict[str, Client] = connection.state or {}
+        """Forget the clients whose last connection has closed, and return them with open links."""
+        here: set[Client] = connection.state or set()
         connection.state = None
-        self.connected -= set(known.values())
-        return list(known.values())
+        for client in here:
+            client.connections.discard(connection)
+        gone = [client for client in here if not client.connections]
+        for client in gone:
+            self.forget(client)
+        return gone
 
-    def forget(self, connection: GrpcConnection, client: Client) -> None:
-        """Forget a client that has reported its end."""
-        if connection.state is not None:
-            connection.state.pop(client.client_id, None)
-        self.connected.discard(client)
+    def forget(self, client: Client) -> None:
+        """Forget a client that has ended."""
+        self._known.pop(client.key, None)
+        for connection in client.connections:
+            connection.state.discard(client)
+        client.connections.clear()
+
+    def silent(self, now: float) -> list[Client]:
+        """Return the clients without a telemetry stream that have been silent for EXPIRED_S."""
+        return [
+            client for client in self._known.values()
+            if client.telemetry is None and now - client.seen > EXPIRED_S
+        ]  # fmt: skip
 
 
 def _host_and_port(peer: str) -> tuple[str, int]:

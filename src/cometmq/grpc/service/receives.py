@@ -10,7 +10,6 @@ import asyncio
 from typing import Any, Protocol
 
 from cometmq import logs
-from cometmq.errors import SendFailed
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import messages
@@ -19,7 +18,7 @@ from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import delivered_message, popped_messages
 from cometmq.grpc.service.outcomes import failure, status
-from cometmq.grpc.service.renewals import Renewed, change_frame
+from cometmq.grpc.service.renewals import Renewals, Renewed
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import (
     MAX_GROUP_LENGTH,
@@ -31,6 +30,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
     ConsumerSendMsgBackRequestHeader,
     PopMessageRequestHeader,
 )
@@ -61,12 +61,14 @@ class Receives:
     Args:
         clients: The clients of the endpoint.
         groups: The groups of the broker.
+        renewals: Changes the leases of clients.
         broker_name: The name of the broker, which receipt handles contain.
     """
 
-    def __init__(self, clients: Clients, groups: Groups, broker_name: str) -> None:
+    def __init__(self, clients: Clients, groups: Groups, renewals: Renewals, broker_name: str) -> None:
         self._clients = clients
         self._groups = groups
+        self._renewals = renewals
         self._broker_name = broker_name
         self._loop = asyncio.get_running_loop()
         self._log_limit = logs.LogLimiter()
@@ -140,6 +142,10 @@ class Receives:
         renewed: bool,
     ) -> None:
         """Send the messages of a pop's response, or give them back if the call has ended."""
+        if client.ended:
+            # A client that ends waits for the end of its receives. It takes this status without an error.
+            self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "the client has ended"))
+            return
         if outcome.cancelled() or (error := outcome.exception()) is not None:
             problem = "the broker has not responded" if outcome.cancelled() else str(error)
             self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, problem))
@@ -155,7 +161,7 @@ class Receives:
         for popped in popped_messages(response, self._broker_name):
             lease = Renewed(group, topic, popped.handle, now)
             if call.ended:
-                _give_back(client, lease)
+                self._renewals.change(lease, 0, counts=False)
                 continue
             if not count:
                 call.send(m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString())
@@ -222,7 +228,17 @@ class Receives:
             problem = f"invisible_duration: {invisible_ms} ms, from 0 to {MAX_INVISIBLE_MS} are allowed"
             raise ServiceError(Code.ILLEGAL_INVISIBLE_TIME, problem)
         renewals.forget(client, request.receipt_handle)
-        await client.send(change_frame(client, lease, invisible_ms, suspend=request.suspend))
+        handle = lease.handle
+        header = ChangeInvisibleTimeRequestHeader(
+            consumer_group=lease.group,
+            topic=handle.kind.topic(lease.topic, lease.group),
+            queue_id=handle.queue_id,
+            extra_info=request.receipt_handle,
+            offset=handle.offset or 0,
+            invisible_time=invisible_ms,
+            suspend=request.suspend or None,
+        )
+        await client.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         return messages().ChangeInvisibleDurationResponse(
             status=status(Code.OK), receipt_handle=request.receipt_handle
         )
@@ -257,15 +273,6 @@ class Receives:
             problem = f"receipt_handle: it is of broker {handle.broker_name}, not {self._broker_name}"
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, problem)
         return Renewed(request.group.name, request.topic.name, handle, 0.0)
-
-
-def _give_back(client: Client, lease: Renewed) -> None:
-    """Make a message visible again that could not be delivered."""
-    try:
-        outcome = client.request(change_frame(client, lease, 0, suspend=True), renewals.CHANGE_S)
-    except SendFailed:
-        return  # The link is closed; the lease expires by itself
-    outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _invisible_ms(request: Any) -> int:

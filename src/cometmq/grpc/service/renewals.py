@@ -1,32 +1,32 @@
 """Leases that the server renews: those of push consumers, which set `auto_renew` and no duration.
 
 The receipt handle stays the same for the life of a lease, so a client that keeps its first handle can always
-acknowledge with it. If the client's connection closes, its messages become visible to others after GONE_MS.
+acknowledge with it. If the client ends, its messages become visible to others after GONE_MS. If it only falls
+silent, for instance because its host has lost power, its leases expire by themselves.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
-from cometmq.errors import SendFailed
+from cometmq.broker.base.turns import Turns
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import ChangeInvisibleTimeRequestHeader
+from cometmq.periodic import Tasks
 from cometmq.protocol.pop import ReceiptHandle
 
 RENEWED_MS = 60_000
 """How long a renewed lease lasts."""
 RENEW_S = 15.0
 """The interval between two renewals of a lease, in seconds."""
+SILENT_S = 40.0
+"""The leases of a client from which no call has arrived for this time, in seconds, are not renewed. Clients
+send a heartbeat every 10 or 30 s."""
 LONGEST_S = 3 * 3600.0
 """The time after which a lease is no longer renewed: its consumer hangs, as Apache's proxy assumes, too."""
 GONE_MS = 1_000
 MAX_RENEWED = 20_000
 """The maximum number of leases that are renewed for one client. Those of further messages expire."""
-CHANGE_S = 3.0
-ENDED = frozenset({ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST})
-"""The responses to a renewal which mean that the lease has ended."""
 
 
 class Renewed(NamedTuple):
@@ -45,19 +45,20 @@ class Renewed(NamedTuple):
     since: float
 
 
-def change_frame(client: Client, lease: Renewed, invisible_ms: int, suspend: bool = False) -> Frame:
-    """Return the request that changes when a lease expires."""
-    handle = lease.handle
-    header = ChangeInvisibleTimeRequestHeader(
-        consumer_group=lease.group,
-        topic=handle.kind.topic(lease.topic, lease.group),
-        queue_id=handle.queue_id,
-        extra_info=handle.encode(),
-        offset=handle.offset or 0,
-        invisible_time=invisible_ms,
-        suspend=suspend or None,
-    )
-    return client.frame(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+class LeaseTable(Protocol):
+    """The part of the broker's pop service that this module uses."""
+
+    def renew(
+        self,
+        key: tuple[str, str, int],
+        offset: int,
+        start: int,
+        pop_ms: int,
+        invisible_ms: int,
+        *,
+        counts: bool = True,
+    ) -> bool:
+        """Let a lease expire `invisible_ms` from now. Return False if it has ended."""
 
 
 def keep(client: Client, lease: Renewed) -> None:
@@ -71,34 +72,56 @@ def forget(client: Client, handle: str) -> None:
     client.leased.pop(handle, None)
 
 
-def renew_all(clients: Clients, now: float) -> None:
-    """Renew the leases of all clients. Called every RENEW_S seconds."""
-    for client in clients.connected:
-        for key, lease in list(client.leased.items()):
-            if now - lease.since > LONGEST_S:
-                del client.leased[key]
-            else:
-                _change(client, lease, RENEWED_MS)
+class Renewals:
+    """Renews the leases of all clients. While it does so, other tasks run after every few leases.
 
+    Args:
+        clients: The clients of the endpoint.
+        leases: The leases of the broker.
+    """
 
-def give_back_all(client: Client) -> None:
-    """Let the leases of a client that is gone expire."""
-    for lease in client.leased.values():
-        _change(client, lease, GONE_MS)
-    client.leased.clear()
+    def __init__(self, clients: Clients, leases: LeaseTable) -> None:
+        self._clients = clients
+        self._leases = leases
+        self._tasks = Tasks()
 
+    async def renew_all(self, now: float) -> None:
+        """Renew the leases of all clients. Called every RENEW_S seconds, with the time of the event loop."""
+        turns = Turns()
+        for client in list(self._clients.connected):
+            silence = now - client.seen
+            if silence > SILENT_S + RENEWED_MS / 1000:
+                client.leased.clear()  # They have expired
+            elif silence <= SILENT_S:
+                async for key in turns.each(list(client.leased)):
+                    lease = client.leased.get(key)  # None if it has ended since the last turn
+                    if lease is None:
+                        continue
+                    if now - lease.since > LONGEST_S or not self.change(lease, RENEWED_MS):
+                        client.leased.pop(key, None)
 
-def _change(client: Client, lease: Renewed, invisible_ms: int) -> None:
-    try:
-        outcome = client.request(change_frame(client, lease, invisible_ms), CHANGE_S)
-    except SendFailed:
-        return  # The broker is stopping; the lease expires by itself
-    # After a time-out or another failure, the next renewal tries again. The exception is retrieved, so that
-    # asyncio does not log it.
-    key = lease.handle.encode()
+    def give_back_all(self, client: Client) -> None:
+        """Let the leases of a client that is gone expire."""
+        leases = list(client.leased.values())
+        client.leased.clear()
+        if leases:
+            self._tasks.start(self._give_back(leases))
 
-    def done(_outcome: object) -> None:
-        if not outcome.cancelled() and outcome.exception() is None and outcome.result().code in ENDED:
-            client.leased.pop(key, None)
+    async def _give_back(self, leases: Iterable[Renewed]) -> None:
+        async for lease in Turns().each(leases):
+            self.change(lease, GONE_MS)
 
-    outcome.add_done_callback(done)
+    def change(self, lease: Renewed, invisible_ms: int, counts: bool = True) -> bool:
+        """Let a lease expire `invisible_ms` from now. Return False if it has ended.
+
+        With `counts=False`, the delivery does not count as one of the group's retries.
+        """
+        handle = lease.handle
+        key = lease.group, handle.kind.topic(lease.topic, lease.group), handle.queue_id
+        return self._leases.renew(
+            key, handle.offset or 0, handle.start_offset, handle.pop_time_ms, invisible_ms, counts=counts
+        )
+
+    async def stop(self) -> None:
+        """Give back the leases of the clients that are gone."""
+        await self._tasks.finish()

@@ -12,10 +12,10 @@ from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus, ServiceError
-from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.outcomes import CODES, status
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
-from cometmq.protocol.bodies import TopicConfig
+from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
 from cometmq.protocol.codes import (
     MAX_TOPIC_LENGTH,
     Perm,
@@ -35,6 +35,8 @@ from cometmq.protocol.ids import decode_offset_id
 
 MAX_MESSAGES = 1024
 """The maximum number of messages of one request. Clients send one."""
+MAX_TRANSACTION_TOPICS = 100
+"""The maximum number of topics for whose transactions a client without settings is asked."""
 STORED = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -90,6 +92,8 @@ class Sends:
         if len({each.topic.name for each in request.messages}) > 1:
             raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: they have different topics")
         sent = [self._prepared(message) for message in request.messages]
+        if sent[0].type is MessageType.TRANSACTION:
+            _register(client, request.messages[0].topic.name)
         outcomes = [
             client.request(
                 client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body),
@@ -163,6 +167,16 @@ class Sends:
         response = await client.call(RequestCode.RECALL_MESSAGE, header)
         recalled = response.header(RecallMessageResponseHeader)
         return messages().RecallMessageResponse(status=status(Code.OK), message_id=recalled.msg_id)
+
+
+def _register(client: Client, topic: str) -> None:
+    """Register a client for the checks of its transactions, in case it has sent no settings."""
+    topics = client.transactions
+    if topic in topics or len(topics) >= MAX_TRANSACTION_TOPICS:
+        return
+    topics.add(topic)
+    data = HeartbeatData(client_id=client.client_id, producer_data_set=[ProducerData(group_name=topic)])
+    client.oneway(client.frame(RequestCode.HEART_BEAT, body=data.encode()))
 
 
 def _entry(sent: SendRequest, response: Frame | BaseException) -> Any:

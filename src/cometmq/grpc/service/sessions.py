@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cometmq import logs
 from cometmq.grpc.listener.connection import GrpcConnection
@@ -16,14 +16,14 @@ from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import ClientType, Code, FilterType
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
-from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import Popped, delivered_message
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.receives import Groups
+from cometmq.grpc.service.renewals import Renewals
 from cometmq.grpc.service.sends import transaction_id
 from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import MAX_GROUP_LENGTH, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.pop import ReceiptHandle, TopicKind
@@ -34,6 +34,10 @@ log = logs.logger(__name__)
 
 MAX_SETTINGS_BYTES = 256 * 1024
 """The maximum size of the settings of one client. Those of a consumer of 1,000 topics have about 60 KiB."""
+MAX_TOPICS = 1_000
+"""The maximum number of topics in settings: heartbeats with more are refused by the broker."""
+MAX_KEPT_BYTES = 16 * 1024
+"""Heartbeats repeat as many topics of the client's settings as fit into this size."""
 RECEIVE_BATCH = 32
 LONG_POLL_S = 20
 PUBLISH_ATTEMPTS = 3
@@ -49,35 +53,53 @@ class Sessions:
     Args:
         groups: The groups of the broker.
         max_body: The maximum size of a message body in bytes.
+
+    Attributes:
+        clients: The clients of the endpoint.
+        renewals: Renews their leases.
     """
+
+    clients: Clients
+    renewals: Renewals
 
     def __init__(self, groups: Groups, max_body: int) -> None:
         self._groups = groups
         self._max_body = max_body
-        self.clients: Clients
 
     # -- telemetry
 
     def telemetry(self, call: Call) -> None:
         """Serve a client's telemetry stream: its settings, and commands to it."""
+        self._client(call)
+        call.on_message = partial(self._on_command, call)
+        call.on_half_close = call.finish
+
+    def _client(self, call: Call) -> Client:
+        """Return the client of a telemetry stream. Raises RpcError."""
         try:
-            client = self.clients.find(call)
+            return self.clients.find(call)
         except ServiceError as error:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, str(error)) from None
-        call.on_message = partial(self._on_command, client, call)
-        call.on_half_close = call.finish
-        call.on_cancel = partial(_end_telemetry, client, call)
 
-    def _on_command(self, client: Client, call: Call, command: Any) -> None:
-        kind = command.WhichOneof("command")
-        if kind == "settings":
-            if command.ByteSize() > MAX_SETTINGS_BYTES:
-                problem = f"settings: {command.ByteSize()} bytes, at most {MAX_SETTINGS_BYTES}"
-                raise RpcError(GrpcStatus.INVALID_ARGUMENT, problem)
-            client.settings = command.settings
-            client.telemetry = call
-            merged = self.merged(command.settings)
-            client.command(messages().TelemetryCommand(status=status(Code.OK), settings=merged))
+    def _on_command(self, call: Call, command: Any) -> None:
+        client = self._client(call)
+        if command.WhichOneof("command") != "settings":
+            return
+        settings = command.settings
+        count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
+        if command.ByteSize() > MAX_SETTINGS_BYTES or count > MAX_TOPICS:
+            problem = (
+                f"settings: {count} topics in {command.ByteSize()} bytes, at most {MAX_TOPICS} topics in "
+                f"{MAX_SETTINGS_BYTES} bytes"
+            )
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, problem)
+        client.settings = _kept(settings)
+        client.telemetry = call
+        call.on_half_close = call.on_cancel = partial(_end_telemetry, client, call)
+        # Without this, a producer would receive no checks of transactions until its next heartbeat.
+        group = settings.subscription.group.name
+        client.oneway(self._heartbeat(client, settings.client_type, group))
+        client.reply(messages().TelemetryCommand(status=status(Code.OK), settings=self.merged(settings)))
 
     def merged(self, given: Any) -> Any:
         """Return the settings with which a client is to work: its own and those of the server."""
@@ -114,29 +136,40 @@ class Sessions:
     async def heartbeat(self, call: Call, request: Any) -> Any:
         """Register a client's groups at the broker."""
         client = self.clients.find(call)
-        data = HeartbeatData(client_id=client.client_id)
-        if request.client_type in CONSUMERS or request.group.name:
-            data.consumer_data_set.append(_consumer(client, request))
-        elif client.settings is not None:
-            topics = [each.name for each in client.settings.publishing.topics]
-            data.producer_data_set.extend(ProducerData(group_name=topic) for topic in dict.fromkeys(topics))
-        await client.call(RequestCode.HEART_BEAT, body=data.encode())
+        await client.send(self._heartbeat(client, request.client_type, request.group.name))
         return messages().HeartbeatResponse(status=status(Code.OK))
+
+    def _heartbeat(self, client: Client, client_type: int, group: str) -> Frame:
+        """Return the heartbeat of a client, with the topics of its settings."""
+        settings = messages().Settings.FromString(client.settings)
+        data = HeartbeatData(client_id=client.client_id)
+        if client_type in CONSUMERS or group:
+            data.consumer_data_set.append(_consumer(settings.subscription, group, client_type))
+        else:
+            topics = [*(each.name for each in settings.publishing.topics), *client.transactions]
+            data.producer_data_set.extend(ProducerData(group_name=topic) for topic in dict.fromkeys(topics))
+        return client.frame(RequestCode.HEART_BEAT, body=data.encode())
 
     def notify_client_termination(self, call: Call, _request: Any) -> Any:
         """Forget a client that ends: its groups, its leases and its telemetry stream."""
         client = self.clients.find(call)
-        self.clients.forget(cast(GrpcConnection, call.connection), client)
+        self.clients.forget(client)
         self._end(client)
         return messages().NotifyClientTerminationResponse(status=status(Code.OK))
 
     def closed(self, connection: GrpcConnection) -> None:
-        """Forget the clients of a connection that has closed."""
+        """Forget the clients whose last connection has closed."""
         for client in self.clients.remove(connection):
             self._end(client)
 
+    def expire(self, now: float) -> None:
+        """Forget silent clients. Called every few seconds, with the time of the event loop."""
+        for client in self.clients.silent(now):
+            self.clients.forget(client)
+            self._end(client)
+
     def _end(self, client: Client) -> None:
-        renewals.give_back_all(client)
+        self.renewals.give_back_all(client)
         if client.telemetry is not None:
             client.telemetry.finish()
         client.close()
@@ -150,31 +183,41 @@ class Sessions:
 
 
 def _end_telemetry(client: Client, call: Call) -> None:
+    call.finish()
     if client.telemetry is call:
         client.telemetry = None
 
 
-def _consumer(client: Client, request: Any) -> ConsumerData:
+def _kept(given: Any) -> bytes:
+    """Return the settings that heartbeats repeat: the group, and as many topics as fit."""
+    kept, size = messages().Settings(), 0
+    if given.HasField("subscription"):
+        # A name that is too long stays invalid.
+        kept.subscription.group.name = given.subscription.group.name[: MAX_GROUP_LENGTH + 1]
+    for source, target in (
+        (given.publishing.topics, kept.publishing.topics),
+        (given.subscription.subscriptions, kept.subscription.subscriptions),
+    ):
+        for each in source:
+            size += each.ByteSize() + 4  # 4: its tag and length
+            if size <= MAX_KEPT_BYTES:
+                target.append(each)
+    return bytes(kept.SerializeToString())
+
+
+def _consumer(subscription: Any, group: str, client_type: int) -> ConsumerData:
     """Return a consumer's part of a heartbeat, without subscriptions until the client sends settings."""
-    push = request.client_type in PUSH
-    group = request.group.name
-    found = []
-    if client.settings is not None:
-        subscription = client.settings.subscription
-        group = group or subscription.group.name
-        for each in subscription.subscriptions:
-            sql = each.expression.type == FilterType.SQL
-            found.append(
-                SubscriptionData(
-                    topic=each.topic.name,
-                    sub_string=each.expression.expression or "*",
-                    expression_type="SQL92" if sql else "TAG",
-                )
-            )
     return ConsumerData(
-        group_name=group,
-        consume_type="CONSUME_POP" if push else "CONSUME_ACTIVELY",
-        subscription_data_set=found,
+        group_name=group or subscription.group.name,
+        consume_type="CONSUME_POP" if client_type in PUSH else "CONSUME_ACTIVELY",
+        subscription_data_set=[
+            SubscriptionData(
+                topic=each.topic.name,
+                sub_string=each.expression.expression or "*",
+                expression_type="SQL92" if each.expression.type == FilterType.SQL else "TAG",
+            )
+            for each in subscription.subscriptions
+        ],
     )
 
 
