@@ -18,6 +18,7 @@ PARTS = {
     "timers": "sends beside 1,000,000 messages that wait for their time, and what these cost in memory",
     "starts": "starts on small and large stores, after a clean stop and after kill -9 (needs 25 GiB)",
     "boots": "CPU of short starts of the servers and of `cometmq send`, and memory of idle servers",
+    "streams": "memory of a broker that 2,000 idle consumers of 5.x take",
     "backlog": "live sends beside a cold drain of 10 million messages",
     "metrics": "a broker of ours that Prometheus looks at beside one without metrics",
     "traces": "our producer with message traces beside the same without",

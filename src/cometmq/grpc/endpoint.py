@@ -52,7 +52,7 @@ class GrpcEndpoint:
         )
         sessions.clients = clients
         renewals = self.renewals = sessions.renewals = Renewals(clients, parts.pops)
-        sends = Sends(clients, tables.topics, max_body)
+        sends = Sends(clients, tables.topics, config)
         receives = Receives(clients, tables.groups, renewals, config.broker_name)
         routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
         self._server = GrpcServer(
@@ -74,6 +74,7 @@ class GrpcEndpoint:
             tick=parts.tick,
             tls=parts.security.tls,
             make_tls=None if config.tls_config_file or config.tls_server_mode else self_signed,
+            reads_proxy_header=config.grpc_proxy_protocol_enable,
         )
         try:
             self.port = routes.port = await self._server.start(host, port)

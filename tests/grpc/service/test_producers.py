@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from tests.grpc.service.caller import SETTINGS, message, producer_settings
-from tests.grpc.serving import M
+from tests.grpc.serving import M, connected
 from tests.kit.brokers import create, records, refused
 from tests.kit.waiting import until
 
@@ -22,6 +22,8 @@ from cometmq.grpc.rpc.enums import (
     TransactionResolution,
     TransactionSource,
 )
+from cometmq.grpc.rpc.framing import frame_message
+from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service.sent import MIXED, NEW_QUEUES, queue_of
 
 
@@ -204,6 +206,14 @@ class TestSend:
         assert code_of(response) == code
         assert "user_properties" in response.status.message
 
+    async def test_a_delivery_time_that_is_too_far_away_is_refused(self, cluster, caller):
+        cluster.broker.config.timer_max_delay_sec = 60
+        delayed = message()
+        delayed.system_properties.delivery_timestamp.FromMilliseconds(int(time.time() * 1000) + 70_000)
+        response = await caller.send(delayed)
+        assert code_of(response) == Code.ILLEGAL_DELIVERY_TIME
+        assert "at most 60 s" in response.status.message
+
     async def test_messages_of_two_topics_in_one_request_are_refused(self, caller):
         assert code_of(await caller.send(message("A"), message("B"))) == Code.MESSAGE_CORRUPTED
         assert code_of(await caller.send()) == Code.MESSAGE_CORRUPTED
@@ -309,6 +319,20 @@ async def test_the_groups_of_a_producer_are_its_topics(cluster, caller):
     await caller.heartbeat(kind=ClientType.PRODUCER)
     assert set(cluster.broker.parts.producers.groups) == {"Orders", "Bills"}
     stream.cancel()
+
+
+@pytest.mark.parametrize(("enabled", "host"), [("true", "203.0.113.7"), ("false", None)])
+async def test_a_proxy_may_name_its_client_only_if_the_setting_allows_it(start_cluster, enabled, host):
+    cluster = await start_cluster(**SETTINGS, grpcProxyProtocolEnable=enabled)
+    line = b"PROXY TCP4 203.0.113.7 192.0.2.1 4711 8081\r\n"
+    async with connected(cluster.broker.endpoint.port, line) as peer:
+        data = frame_message(M.QueryRouteRequest(topic=M.Resource(name="Orders")).SerializeToString())
+        stream = peer.request(data, path=f"/{SERVICE}/QueryRoute", x_mq_client_id="client-1")
+        peer.send()
+        await (peer.response(stream) if host else peer.closed())
+        assert [each.peer[0] for each in cluster.broker.endpoint.clients.connected] == (
+            [host] if host else []
+        )
 
 
 async def test_requests_of_remoting_and_grpc_meet_in_one_topic(cluster, caller):

@@ -104,6 +104,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     listen_port: Annotated[int, _PORT, FIXED] = 10911
     bind_address: Annotated[str, FIXED] = ""  # CometMQ only: the interface to listen on ("": all interfaces)
     grpc_port: Annotated[int, _GRPC_PORT, FIXED] = -1  # CometMQ only: port for 5.x clients
+    grpc_proxy_protocol_enable: Annotated[bool, FIXED] = False  # CometMQ only: PROXY headers on `grpcPort`
     vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ only: whether to open port `listenPort` - 2
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(
         default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")

@@ -23,10 +23,12 @@ from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
 from cometmq.errors import RequestTimeout, SendFailed
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
-from cometmq.grpc.rpc.enums import Code
+from cometmq.grpc.rpc.enums import Code, FilterType
+from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.outcomes import failure
 from cometmq.protocol.acl import MAX_KEY_LENGTH, Credentials, sign
+from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import LANGUAGES, VERSION_5_0_0
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header
@@ -156,6 +158,17 @@ class Client:
             self._reply = None
         else:
             asyncio.get_running_loop().call_later(REPLY_RETRY_S, self._send_reply)
+
+    def subscriptions(self) -> list[SubscriptionData]:
+        """Return the subscriptions in the client's settings."""
+        return [
+            SubscriptionData(
+                topic=each.topic.name,
+                sub_string=each.expression.expression or "*",
+                expression_type="SQL92" if each.expression.type == FilterType.SQL else "TAG",
+            )
+            for each in messages().Settings.FromString(self.settings).subscription.subscriptions
+        ]
 
     def close(self) -> None:
         """Close the link, after the requests that were written to it."""

@@ -106,6 +106,14 @@ def delivered_message(popped: Popped, topic: str, invisible_ms: int) -> Any:
     return message
 
 
+def unleased_message(stored: MessageExt) -> Any:
+    """Return the `Message` for a client that receives it in a command, without a lease."""
+    handle = ReceiptHandle(0, 0, 0, 0, TopicKind.NORMAL, "-", stored.queue_id, stored.queue_offset)
+    message = delivered_message(Popped(stored, handle, 0), stored.topic, 0)
+    message.system_properties.ClearField("receipt_handle")
+    return message
+
+
 def _set_optional(system: Any, properties: dict[str, str]) -> None:
     """Set the fields of `SystemProperties` that come from optional properties."""
     if group := properties.get(SHARDING_KEY):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Protocol
 
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CometError, RequestTimeout, SendFailed
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
@@ -73,13 +75,13 @@ class Sends:
     Args:
         clients: The clients of the endpoint.
         topics: The topics of the broker.
-        max_body: The maximum size of a body in bytes.
+        config: The settings of the broker.
     """
 
-    def __init__(self, clients: Clients, topics: Topics, max_body: int) -> None:
+    def __init__(self, clients: Clients, topics: Topics, config: BrokerConfig) -> None:
         self._clients = clients
         self._topics = topics
-        self._max_body = max_body
+        self._config = config
 
     def send_message(self, call: Call, request: Any) -> Awaitable[Any] | None:
         """Store the messages of a request. Each has an outcome of its own."""
@@ -124,7 +126,14 @@ class Sends:
 
     def _prepared(self, message: Any) -> SendRequest:
         topic = find_topic(self._topics, message.topic.name)
-        sent = send_request(message, self._max_body, topic.write_queue_nums if topic is not None else 0)
+        max_body = self._config.store.max_message_size
+        sent = send_request(message, max_body, topic.write_queue_nums if topic is not None else 0)
+        if sent.type is MessageType.DELAY:
+            wait_s = message.system_properties.delivery_timestamp.ToMilliseconds() / 1000 - time.time()
+            if wait_s > self._config.timer_max_delay_sec:
+                most = self._config.timer_max_delay_sec
+                problem = f"delivery_timestamp: {wait_s:.0f} s from now, at most {most} s are allowed"
+                raise ServiceError(Code.ILLEGAL_DELIVERY_TIME, problem)
         if topic is not None:
             accepted = accepted_types((topic.attributes or {}).get("message.type", ""))
             if sent.type not in accepted:

@@ -13,20 +13,20 @@ from typing import Any
 from cometmq import logs
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
-from cometmq.grpc.rpc.enums import ClientType, Code, FilterType
+from cometmq.grpc.rpc.enums import ClientType, Code
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.grpc.service.delivered import Popped, delivered_message
+from cometmq.grpc.service.delivered import unleased_message
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.receives import Groups
+from cometmq.grpc.service.relays import Relays
 from cometmq.grpc.service.renewals import Renewals
 from cometmq.grpc.service.sends import transaction_id
-from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
-from cometmq.protocol.pop import ReceiptHandle, TopicKind
 from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection, Handler
 
@@ -65,6 +65,7 @@ class Sessions:
     def __init__(self, groups: Groups, max_body: int) -> None:
         self._groups = groups
         self._max_body = max_body
+        self._relays = Relays()
 
     # -- telemetry
 
@@ -83,8 +84,13 @@ class Sessions:
 
     def _on_command(self, call: Call, command: Any) -> None:
         client = self._client(call)
-        if command.WhichOneof("command") != "settings":
-            return
+        kind = command.WhichOneof("command")
+        if kind in ("thread_stack_trace", "verify_message_result"):
+            self._relays.answered(client, getattr(command, kind).nonce, command)
+        elif kind == "settings":
+            self._on_settings(client, call, command)
+
+    def _on_settings(self, client: Client, call: Call, command: Any) -> None:
         settings = command.settings
         count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
         if command.ByteSize() > MAX_SETTINGS_BYTES or count > MAX_TOPICS:
@@ -144,7 +150,13 @@ class Sessions:
         settings = messages().Settings.FromString(client.settings)
         data = HeartbeatData(client_id=client.client_id)
         if client_type in CONSUMERS or group:
-            data.consumer_data_set.append(_consumer(settings.subscription, group, client_type))
+            data.consumer_data_set.append(
+                ConsumerData(
+                    group_name=group or settings.subscription.group.name,
+                    consume_type="CONSUME_POP" if client_type in PUSH else "CONSUME_ACTIVELY",
+                    subscription_data_set=client.subscriptions(),
+                )
+            )
         else:
             topics = [*(each.name for each in settings.publishing.topics), *client.transactions]
             data.producer_data_set.extend(ProducerData(group_name=topic) for topic in dict.fromkeys(topics))
@@ -178,8 +190,12 @@ class Sessions:
 
     def handlers(self, client: Client) -> Mapping[int, Handler]:
         """Return the handlers of requests that the broker sends to a client."""
-        check: Callable[[Connection, Frame], None] = partial(_recover, client)
-        return {RequestCode.CHECK_TRANSACTION_STATE: check}
+        handlers: dict[int, Callable[[Client, Connection, Frame], Any]] = {
+            RequestCode.CHECK_TRANSACTION_STATE: _recover,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._relays.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._relays.consume_directly,
+        }
+        return {code: partial(handler, client) for code, handler in handlers.items()}
 
 
 def _end_telemetry(client: Client, call: Call) -> None:
@@ -205,30 +221,11 @@ def _kept(given: Any) -> bytes:
     return bytes(kept.SerializeToString())
 
 
-def _consumer(subscription: Any, group: str, client_type: int) -> ConsumerData:
-    """Return a consumer's part of a heartbeat, without subscriptions until the client sends settings."""
-    return ConsumerData(
-        group_name=group or subscription.group.name,
-        consume_type="CONSUME_POP" if client_type in PUSH else "CONSUME_ACTIVELY",
-        subscription_data_set=[
-            SubscriptionData(
-                topic=each.topic.name,
-                sub_string=each.expression.expression or "*",
-                expression_type="SQL92" if each.expression.type == FilterType.SQL else "TAG",
-            )
-            for each in subscription.subscriptions
-        ],
-    )
-
-
 def _recover(client: Client, _connection: Connection, frame: Frame) -> None:
     """Ask a producer how a transaction ends, whose half message the broker has sent in a check."""
     header = frame.header(CheckTransactionStateRequestHeader)
-    stored = decode_record(bytes(frame.body))
-    handle = ReceiptHandle(0, 0, 0, 0, TopicKind.NORMAL, "-", stored.queue_id, stored.queue_offset)
     command = messages().TelemetryCommand()
     recover = command.recover_orphaned_transaction_command
-    recover.message.CopyFrom(delivered_message(Popped(stored, handle, 0), stored.topic, 0))
-    recover.message.system_properties.ClearField("receipt_handle")
+    recover.message.CopyFrom(unleased_message(decode_record(bytes(frame.body))))
     recover.transaction_id = transaction_id(header.tran_state_table_offset, header.commit_log_offset)
     client.command(command)
