@@ -30,7 +30,7 @@ broker/test_ending.py: broker/transactions/records
 broker/test_ha_master.py: broker/replication/ha_frames
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
-broker/test_pops.py: broker/pop/checks broker/pop/expiry broker/pop/polls broker/pop/records
+broker/test_pops.py: broker/pop/checks broker/pop/expiry broker/pop/plan broker/pop/polls broker/pop/records
     broker/pop/requests broker/pop/retries broker/pop/service
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks

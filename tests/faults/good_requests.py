@@ -297,6 +297,7 @@ BROKER_REQUESTS = {
     21001: Request({"topic": "TopicA", "queueId": "0", "before": "0", "execute": "false"}),
     21002: Request({"topic": "TopicA", "key": "k1", "maxMsgNums": "3", "afterMs": "0", "afterPosition": "0"}),
     21006: Request({}),
+    21008: Request({"request": "1"}),
     21007: Request({"user": "somebody", "action": "pub", "resource": "topic:TopicA"}),
     400: Request({}, json.dumps(ASSIGNMENT).encode()),
     401: Request({}, json.dumps(MODE).encode()),

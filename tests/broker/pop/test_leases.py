@@ -254,6 +254,24 @@ def test_a_message_that_is_being_copied_can_neither_be_acked_nor_renewed(leases,
     assert offsets.query(*KEY) == 1
 
 
+def test_no_group_takes_the_leases_of_all_others(leases, offsets, monkeypatch):
+    monkeypatch.setattr(module, "MAX_LEASES", 8)
+    other = ("H", "Orders", 0)
+    offsets.commit(*other, 0)
+    pop(leases, [0, 1, 2, 3])
+    assert not leases.has_room("G")
+    assert leases.has_room("H")
+    queue = leases.enter(other, 0)
+    assert leases.may_pop(queue, False)
+    assert leases.lease(queue, [0, 1], 2, Pop(BORN_MS, 0, 1_000), 0)
+    assert not leases.has_room("H")
+    assert not leases.may_pop(queue, False)
+    for offset in range(4):
+        leases.ack(KEY, offset, BORN_MS)
+    assert leases.has_room("G")
+    assert leases.has_room("H")
+
+
 def test_expired_leases_come_in_limited_numbers(leases):
     pop(leases, list(range(10)))
     assert [len(leases.expired(1_000, 4).leases) for _ in range(4)] == [4, 4, 2, 0]
@@ -276,6 +294,13 @@ class TestOrdered:
         assert leases.expired(1_000, 10) == ([], [KEY])
         assert (queue.head, queue.acked, queue.deliveries) == (1, {2}, {1: 1, 3: 1})
         assert leases.may_pop(queue, True)
+
+    def test_a_delivery_that_is_given_back_does_not_count(self, leases):
+        queue = pop(leases, [0, 1], ordered=True)
+        assert leases.renew(KEY, 0, BORN_MS, 0, 0, counts=False)
+        assert leases.renew(KEY, 1, BORN_MS, 0, 0)
+        assert leases.expired(1, 10) == ([], [KEY])
+        assert queue.deliveries == {0: 0, 1: 1}
 
     def test_a_message_given_back_late_keeps_the_queue_blocked(self, leases):
         queue = pop(leases, [0, 1], ordered=True)

@@ -9,10 +9,14 @@ from tests.broker.pop.conftest import RETRY_TOPIC, V5, PopClient, offset_in
 from tests.kit.brokers import create, records, refused, running, take
 from tests.kit.waiting import until
 
-from cometmq.broker.pop import polls
+from cometmq.broker.pop import leases, polls
 from cometmq.protocol.bodies import BatchAckMessageRequestBody, pack_acks
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import PeekMessageRequestHeader, PollingInfoRequestHeader
+from cometmq.protocol.headers import (
+    PeekMessageRequestHeader,
+    PollingInfoRequestHeader,
+    WithdrawPopRequestHeader,
+)
 from cometmq.protocol.pop import TopicKind
 
 
@@ -140,6 +144,29 @@ class TestWaiting:
         assert (await consumer.pop(hold_ms=20_000)).code == 209
         await peer.send(body=b"1")
         assert (await waiting).bodies == ["1"]
+
+    async def test_a_client_withdraws_a_pop(self, cluster, peer, consumer):
+        await create(peer)
+        polls_ = cluster.broker.parts.pops.pops.polls
+        waiting = asyncio.create_task(consumer.pop(hold_ms=20_000))
+        await until(lambda: len(polls_) == 1)
+        ((_, opaque),) = polls_._numbered  # noqa: SLF001
+        other = cluster.peer()
+        header = WithdrawPopRequestHeader(request=opaque)
+        assert (await other.call(RequestCode.WITHDRAW_POP, header)).code == 0
+        assert len(polls_) == 1
+        assert (await peer.call(RequestCode.WITHDRAW_POP, header)).code == 0
+        assert (await waiting).code == 210
+        assert len(polls_) == 0
+
+    async def test_a_group_with_its_share_of_leases_is_refused(self, peer, consumer, monkeypatch):
+        monkeypatch.setattr(leases, "MAX_LEASES", 4)
+        await peer.send_numbers(4)
+        found = await consumer.pop(2)
+        assert (await consumer.pop(hold_ms=20_000)).code == 209
+        assert (await consumer.pop(1, consumer_group="H")).bodies == ["0"]
+        assert await consumer.ack(found.handles[0]) == 0
+        assert (await consumer.pop(1)).bodies == ["2"]
 
     async def test_a_closed_connection_leases_nothing(self, cluster, peer, consumer):
         await create(peer)
@@ -354,6 +381,11 @@ class TestRefusals:
         assert await consumer.ack(handle, offset=5) == 208
         assert await consumer.ack(handle, extra_info="x") == 13
         assert await consumer.ack(handle._replace(pop_time_ms=handle.pop_time_ms + 1)) == 208
+        other = handle._replace(broker_name="broker-b")
+        assert await consumer.ack(other) == 208
+        refused(await consumer.renew(other, 1_000), 208, "of broker broker-b, not broker-a")
+        body = BatchAckMessageRequestBody("broker-b", pack_acks("G", "Orders", [handle])).encode()
+        refused(await peer.call(RequestCode.BATCH_ACK_MESSAGE, None, body, version=V5), 208, "broker-b")
         assert (await consumer.renew(handle, -1)).code == 29
         assert await consumer.ack(handle) == 0
         assert await consumer.ack(handle) == 208

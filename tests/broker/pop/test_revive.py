@@ -12,9 +12,9 @@ from tests.interop.stores import loads
 from tests.kit.brokers import running, store_raw
 from tests.kit.waiting import until
 
-from cometmq.broker.pop import revive, service
+from cometmq.broker.pop import lease_table, revive, service
 from cometmq.broker.pop.lease_table import restore
-from cometmq.broker.pop.leases import Leases
+from cometmq.broker.pop.leases import Leases, Pop
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.protocol.bodies import AckMsg, BatchAckMsg, PopCheckPoint
 from cometmq.protocol.codes import REVIVE_GROUP, TIMER_TOPIC
@@ -134,14 +134,33 @@ async def test_records_that_apache_has_left_in_the_timer_topic_come_into_the_log
 
 async def test_an_ack_may_come_before_its_checkpoint(cluster, peer, consumer):
     await peer.send_numbers(2)
-    handle = (await consumer.pop(1)).handles[0]._replace(pop_time_ms=1)
+    before = cluster.broker.parts.pops.leases.born_ms - 1
+    handle = (await consumer.pop(1)).handles[0]._replace(pop_time_ms=before)
     cluster.broker.parts.tables.offsets.commit("G", "Orders", 0, 2)
     assert await consumer.ack(handle) == 0
     assert await consumer.ack(handle._replace(pop_time_ms=1 << 60)) == 208
-    fields = {"start_offset": 0, "pop_time": 1, "queue_id": 0, "topic": "Orders", "group": "G"}
+    fields = {"start_offset": 0, "pop_time": before, "queue_id": 0, "topic": "Orders", "group": "G"}
     record(cluster, "ck", PopCheckPoint(**fields, num=1, invisible_time=1).encode())
     await log_is_done(cluster)
     assert (await consumer.pop()).code == 210
+
+
+async def test_early_acks_are_limited_and_expire(cluster, peer, consumer, monkeypatch):
+    await peer.send_numbers(3)
+    log, born_ms = cluster.broker.parts.pops.revive, cluster.broker.parts.pops.leases.born_ms
+    for group in "GH":
+        cluster.broker.parts.tables.offsets.commit(group, "Orders", 0, 3)
+    keys = {group: revive.CheckpointKey(group, "Orders", 0, 0, born_ms - 1) for group in "GH"}
+    monkeypatch.setattr(revive, "MAX_EARLY_ACKS", 4)
+    assert [log.ack(keys["G"], offset) for offset in range(3)] == [True, True, False]
+    assert [log.ack(keys["H"], offset) for offset in range(2)] == [True, False]
+    log.expire_early()
+    assert not log.ack(keys["G"], 2)
+    monkeypatch.setattr(revive, "MAX_INVISIBLE_MS", -1_000_000)
+    log.expire_early()
+    assert not log.ack(keys["G"], 2)
+    monkeypatch.undo()
+    assert all(log.ack(keys["G"], offset) for offset in range(3))
 
 
 async def test_a_kill_after_the_start_repeats_what_was_not_done(tmp_path):
@@ -186,23 +205,59 @@ class TestAKill:
                 assert await consumer.ack(handle) == 0
             assert broker.parts.tables.offsets.query("G", "Orders", 0) == 5
 
-    async def test_an_offset_that_was_set_back_counts(self, tmp_path):
-        table = {"floor": 1, "head": 4, "pops": [[1, 0, 1 << 50, True, [1, 3]]]}
+    async def test_an_offset_that_was_set_elsewhere_counts(self):
+        table = {"floor": 1, "head": 4, "pops": [[1, 0, 1 << 50, True, "1 1 3 1"]]}
         offsets = ConsumerOffsets()
-        for queue_id, offset in enumerate((0, 1, 3, 9)):
+        for queue_id, offset in enumerate((0, 1, 3, 9, 2)):
             offsets.commit("G", "Orders", queue_id, offset)
         leases = Leases(offsets, 5)
-        entries = {str(queue_id): table for queue_id in range(4)} | {"7": table, "8": {"floor": "x"}}
+        entries = {str(queue_id): table for queue_id in range(5)} | {"7": table, "8": {"floor": "x"}}
         restore({"leaseTable": {"Orders@G": entries}}, leases, offsets, lambda *_: 9, 0, 0)
         heads = {queue.key[2]: (queue.head, list(queue.leases)) for queue in leases}
         assert heads == {1: (4, [1, 3]), 2: (4, [3])}
-        assert [offsets.query("G", "Orders", queue_id) for queue_id in range(4)] == [0, 1, 3, 9]
+        assert [offsets.query("G", "Orders", queue_id) for queue_id in range(5)] == [0, 1, 3, 9, 2]
+
+    async def test_an_offset_on_the_disk_has_no_leases_from_before_it_was_set(self, tmp_path):
+        root, copy = tmp_path / "store", tmp_path / "copy"
+        async with running(root) as (broker, peer):
+            consumer = PopClient(peer)
+            await peer.send_numbers(6)
+            found = await consumer.pop(6)
+            for number in (2, 4):
+                assert await consumer.ack(found.handles[number]) == 0
+            pops, tables = broker.parts.pops, broker.parts.tables
+            await until(lambda: not pops.leases.dirty)
+            await pops.lease_file.save_now()
+            pops._saves.cancel()  # noqa: SLF001
+            tables.offsets.commit("G", "Orders", 0, 3)
+            await tables.offsets_file.save_now()
+            await asyncio.to_thread(shutil.copytree, root, copy)
+        async with running(copy) as (_, peer):
+            assert (await PopClient(peer).pop()).bodies == ["3", "4", "5"]
+
+    async def test_the_table_is_built_while_other_tasks_run(self, monkeypatch):
+        monkeypatch.setattr(lease_table, "PER_TURN", 4)
+        offsets = ConsumerOffsets()
+        leases = Leases(offsets, 5)
+        for queue_id in range(3):
+            key = "G", "Orders", queue_id
+            offsets.commit(*key, 0)
+            popped = [(offset, Pop(1, 0, 0), 100, True) for offset in (*range(9), 11)]
+            leases.restore_pops(key, 12, popped)
+        building = asyncio.create_task(lease_table.to_table(leases, 0, 50))
+        turns = 0
+        while not building.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 6
+        entry = {"floor": 0, "head": 12, "pops": [[1, 0, 150, True, "0 9 11 1"]]}
+        assert building.result() == {"leaseTable": {"Orders@G": {str(each): entry for each in range(3)}}}
 
     async def test_messages_that_a_crash_has_removed_are_not_done(self):
         offsets = ConsumerOffsets()
         offsets.commit("G", "Orders", 0, 1)
         leases = Leases(offsets, 5)
-        table = {"floor": 1, "head": 9, "pops": [[1, 0, 1 << 50, True, [1, 6]]]}
+        table = {"floor": 1, "head": 9, "pops": [[1, 0, 1 << 50, True, "1 1 6 1"]]}
         restore({"leaseTable": {"Orders@G": {"0": table}}}, leases, offsets, lambda *_: 4, 0, 0)
         (queue,) = leases
         assert (queue.head, list(queue.leases)) == (4, [1])

@@ -205,6 +205,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.PEEK_MESSAGE: _pop,
     RequestCode.NOTIFICATION: _pop,
     RequestCode.POLLING_INFO: _pop,
+    RequestCode.WITHDRAW_POP: _nothing,  # It concerns only pops of its own connection
     RequestCode.ACK_MESSAGE: _pop,
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop,
     RequestCode.BATCH_ACK_MESSAGE: _batch_ack,

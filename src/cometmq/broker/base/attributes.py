@@ -70,6 +70,11 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
         )  # fmt: skip
 
 
+def has_priorities(topic: TopicConfig) -> bool:
+    """Return whether a topic is of type PRIORITY: its queue ids are the priorities of its messages."""
+    return (topic.attributes or {}).get(MESSAGE_TYPE) == "PRIORITY"
+
+
 def limits(topics: Mapping[str, TopicConfig]) -> dict[str, TopicLimit]:
     """Return the retention limits of the topics that have any. Values that are not numbers are ignored."""
     found = {}

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.pop.leases import Lease, Leases, QueueKey
 from cometmq.broker.pop.retries import Overdue, Retries
@@ -18,9 +19,9 @@ from cometmq.store import Clock
 
 PER_TURN = 64
 """The maximum number of expired leases that are handled in one event-loop iteration."""
-MIN_INTERVAL_S = 0.02
-MAX_INTERVAL_S = 1.0
-"""The maximum interval, in seconds, between two checks for expired leases.
+MIN_INTERVAL_MS = 20
+MAX_INTERVAL_MS = 1_000
+"""The maximum interval, in ms, between two checks for expired leases.
 
 The timers of the event loop do not count the time for which the machine is suspended. After a suspension,
 the next check is therefore at most this interval late.
@@ -39,28 +40,17 @@ class LeaseExpiry:
     freed: Callable[[QueueKey], None]
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer = DeadlineTimer(asyncio.get_running_loop(), self._expire)
         self._stopped = True
 
     def arm(self) -> None:
         """Start or advance the timer for the next lease that expires."""
         deadline_ms = self.leases.next_deadline_ms()
-        if deadline_ms is None or self._stopped:
-            return
-        delay_s = (deadline_ms - mono_ms(self.clock)) / 1000
-        delay_s = min(max(delay_s, MIN_INTERVAL_S), MAX_INTERVAL_S)
-        at = self._loop.time() + delay_s
-        if self._timer is not None:
-            if self._timer_at <= at:
-                return
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._loop.call_later(delay_s, self._run)
+        if deadline_ms is not None and not self._stopped:
+            delay_ms = min(max(deadline_ms - mono_ms(self.clock), MIN_INTERVAL_MS), MAX_INTERVAL_MS)
+            self._timer.arm(self._timer.now_ms() + delay_ms)
 
-    def _run(self) -> None:
-        self._timer = None
+    def _expire(self, _now_ms: int) -> None:
         expired = self.leases.expired(mono_ms(self.clock), PER_TURN)
         for key in expired.freed:
             self.freed(key)
@@ -90,6 +80,4 @@ class LeaseExpiry:
     def stop(self) -> None:
         """Handle no further leases."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()

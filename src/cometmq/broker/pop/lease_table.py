@@ -6,45 +6,61 @@ every few seconds, so only what happened after the last write is repeated. A cle
 the revive log instead.
 
 An entry belongs to a group and a queue: its floor, its head, and each pop with leases (pop time, start, time
-of visibility, whether the delivery counts, offsets). All other messages between floor and head were done when
-the entry was written.
+of visibility, whether the delivery counts, offsets). The offsets are a text of pairs "first count". All other
+messages between floor and head were done when the entry was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cometmq import logs
+from cometmq.broker.base.turns import slices
 from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
 from cometmq.broker.tables.consumer_offsets import SEPARATOR, ConsumerOffsets, split_key
 
 log = logs.logger(__name__)
 
+PER_TURN = 1_024
+"""The number of leases after which other tasks of the event loop run. They take about 0.5 ms."""
 
-def to_table(leases: Leases, now_ms: int, wall_ms: int) -> dict[str, Any]:
-    """Return the content of the file.
 
-    `now_ms` and `wall_ms` are the present times of the monotonic clock and of the wall clock.
+async def to_table(leases: Leases, now_ms: int, wall_ms: int) -> dict[str, Any]:
+    """Return the content of the file. Other tasks of the event loop run in between.
+
+    The entry of a queue is that of one moment, except for the leases that are renewed meanwhile. `now_ms` and
+    `wall_ms` are the present times of the monotonic clock and of the wall clock.
     """
     table: dict[str, Any] = {}
+    left = PER_TURN
     for queue in leases:
-        if queue.leases and not queue.ordered:
+        left -= 1 + len(queue.leases)
+        if left <= 0:
+            left = PER_TURN
+            await asyncio.sleep(0)
+        if leases.find(queue.key) is queue and queue.leases and not queue.ordered:
             group, topic, queue_id = queue.key
-            pops = _pops(queue, wall_ms - now_ms)
-            entries = table.setdefault(topic + SEPARATOR + group, {})
-            entries[str(queue_id)] = {"floor": queue.floor, "head": queue.head, "pops": pops}
+            entry: dict[str, Any] = {"floor": queue.floor, "head": queue.head}
+            entry["pops"] = await _pops(queue, wall_ms - now_ms)
+            table.setdefault(topic + SEPARATOR + group, {})[str(queue_id)] = entry
     return {"leaseTable": table}
 
 
-def _pops(queue: LeasedQueue, ahead_ms: int) -> list[list[Any]]:
-    groups: dict[tuple[int, int, int, bool], list[int]] = {}
-    for lease in queue.leases.values():
-        visible_ms = lease.deadline_ms + ahead_ms
-        groups.setdefault((lease.pop.pop_ms, lease.pop.start, visible_ms, lease.counts), []).append(
-            lease.offset
-        )
-    return [[*pop, offsets] for pop, offsets in groups.items()]
+async def _pops(queue: LeasedQueue, ahead_ms: int) -> list[list[Any]]:
+    groups: dict[
+        tuple[int, int, int, bool], list[int]
+    ] = {}  # Pairs of a first offset and a number of offsets
+    async for part in slices(list(queue.leases.values()), PER_TURN):
+        for lease in part:
+            visible_ms, offset = lease.deadline_ms + ahead_ms, lease.offset
+            runs = groups.setdefault((lease.pop.pop_ms, lease.pop.start, visible_ms, lease.counts), [])
+            if runs and runs[-2] + runs[-1] == offset:
+                runs[-1] += 1
+            else:
+                runs += (offset, 1)
+    return [[*pop, " ".join(map(str, runs))] for pop, runs in groups.items()]
 
 
 def restore(
@@ -57,7 +73,8 @@ def restore(
 ) -> None:
     """Restore leases from the content of the file.
 
-    An entry is ignored if the stored offset is less than its floor: then the offset was set back.
+    An entry is ignored if the stored offset is not that of one of its leases. Either the queue has no leases
+    before its head any more, or the offset was set elsewhere, for instance by an administrator.
 
     Args:
         table: The content.
@@ -73,8 +90,8 @@ def restore(
             try:
                 key: QueueKey = (group, topic, int(queue_id))
                 stored, end = offsets.query(*key), end_of(topic, key[2])
-                if stored >= int(entry["floor"]):
-                    pops = _restored(entry["pops"], stored, end, wall_ms - now_ms)
+                pops = _restored(entry["pops"], stored, end, wall_ms - now_ms)
+                if pops and pops[0][0] == stored:
                     leases.restore_pops(key, min(int(entry["head"]), end), pops)
             except (KeyError, TypeError, ValueError) as error:
                 log.warning("the entry of %s in popLeases.json is ignored: %r", name, error)
@@ -83,9 +100,14 @@ def restore(
 def _restored(plain: Any, stored: int, end: int, ahead_ms: int) -> list[tuple[int, Pop, int, bool]]:
     """Return offset, pop, deadline and `counts` of each lease, in the order of the offsets."""
     found = [
-        (int(offset), Pop(int(pop_ms), int(start), 0), int(visible_ms) - ahead_ms, bool(counts))
-        for pop_ms, start, visible_ms, counts, listed in plain
-        for offset in listed
-        if stored <= offset < end
+        (offset, Pop(int(pop_ms), int(start), 0), int(visible_ms) - ahead_ms, bool(counts))
+        for pop_ms, start, visible_ms, counts, runs in plain
+        for first, count in _pairs(runs)
+        for offset in range(max(first, stored), min(first + count, end))
     ]
     return sorted(found, key=lambda lease: lease[0])
+
+
+def _pairs(text: str) -> Iterator[tuple[int, int]]:
+    numbers = [int(word) for word in text.split()]
+    return zip(numbers[::2], numbers[1::2], strict=True)

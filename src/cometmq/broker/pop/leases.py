@@ -28,7 +28,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 MAX_LEASES = 500_000
-"""The maximum number of leases of a broker. They take about 300 bytes each."""
+"""The maximum number of leases of a broker. They take about 300 bytes each.
+
+A group may have at most as many leases as are still free: half of them if it is the only one. So no group
+can take the leases of all others.
+"""
 MAX_LEASES_PER_QUEUE = 20_000
 """The maximum number of leases of one group in one queue. At the limit, pops skip the queue."""
 MAX_ACKED_AHEAD = 20_000
@@ -81,7 +85,8 @@ class Lease(msgspec.Struct, eq=False, gc=False):
         pop: The pop that has received the message.
         deadline_ms: When the lease expires.
         heap_ms: The deadline in the newest entry of this lease in the heap; 0 without an entry.
-        counts: Whether the delivery counts towards the group's maximum number of retries.
+        counts: Whether the delivery counts towards the group's maximum number of retries, and of an ordered
+            message, among its deliveries.
         moving: Whether the lease has expired and the caller is storing a copy of the message.
     """
 
@@ -193,6 +198,7 @@ class Leases:
         self._queues: dict[QueueKey, LeasedQueue] = {}
         self._heap: list[tuple[int, Lease]] = []
         self._count = 0
+        self._by_group: dict[str, int] = {}  # The number of leases of each group that has any
         self.dirty = False
         """Whether leases have changed since this attribute was last set to False."""
 
@@ -229,13 +235,17 @@ class Leases:
             queue = self._queues[key] = LeasedQueue(key, offset)
         return queue
 
+    def has_room(self, group: str) -> bool:
+        """Return whether a group may have more leases."""
+        return self._by_group.get(group, 0) < MAX_LEASES - self._count
+
     def may_pop(self, queue: LeasedQueue, ordered: bool, attempt_id: str = "") -> bool:
         """Return whether a pop may read from a queue now.
 
         A repeated ordered pop, recognised by its attempt id, takes the messages of the first one back, so
         that it receives them once more.
         """
-        if queue.busy or self._count >= MAX_LEASES or len(queue.leases) >= MAX_LEASES_PER_QUEUE:
+        if queue.busy or len(queue.leases) >= MAX_LEASES_PER_QUEUE or not self.has_room(queue.key[0]):
             return False
         if len(self._queues) > MAX_QUEUES and queue.idle:
             return False
@@ -244,8 +254,8 @@ class Leases:
         if not ordered and not queue.ordered:
             return True
         if ordered and queue.ordered and attempt_id and attempt_id == self._attempt_of(queue):
-            for offset in queue.leases:
-                queue.deliveries[offset] -= 1
+            for lease in queue.leases.values():
+                lease.counts = False
             self._rewind(queue)
             return True
         return False
@@ -276,10 +286,7 @@ class Leases:
         if pop.ordered:
             queue.pop_ms = pop.pop_ms
         for offset in offsets:
-            lease = Lease(queue, offset, pop, deadline_ms)
-            queue.add(lease)
-            self._count += 1
-            self._schedule(lease)
+            self._add(Lease(queue, offset, pop, deadline_ms), queue)
             if pop.ordered:
                 queue.open += 1
                 queue.deliveries[offset] = queue.deliveries.get(offset, 0) + 1
@@ -314,12 +321,9 @@ class Leases:
         queue.deliveries.update(deliveries)
         self._queues[key] = queue
         for offset, pop, deadline_ms in pops:
-            lease = Lease(queue, offset, pop, deadline_ms)
-            queue.add(lease)
+            self._add(Lease(queue, offset, pop, deadline_ms), queue)
             queue.pop_ms = pop.pop_ms
             queue.open += 1
-            self._count += 1
-            self._schedule(lease)
 
     def restore_pops(self, key: QueueKey, head: int, pops: Iterable[tuple[int, Pop, int, bool]]) -> None:
         """Create the state of a queue with leases of ordinary pops that a killed run has saved.
@@ -335,11 +339,7 @@ class Leases:
         self._queues[key] = queue
         for offset, pop, deadline_ms, counts in pops:
             if offset < queue.head:
-                lease = Lease(queue, offset, pop, deadline_ms)
-                lease.counts = counts
-                queue.add(lease)
-                self._count += 1
-                self._schedule(lease)
+                self._add(Lease(queue, offset, pop, deadline_ms, counts=counts), queue)
         self.settle(queue)
 
     # -- requests of consumers
@@ -452,7 +452,7 @@ class Leases:
         self.dirty = True
         lease.queue = None
         del queue.leases[lease.offset]
-        self._count -= 1
+        self._ended(queue, 1)
         if lease.pop.ordered:
             queue.deliveries.pop(lease.offset, None)
             queue.open -= bool(lease.heap_ms)
@@ -470,9 +470,14 @@ class Leases:
     # -- internal
 
     def _rewind(self, queue: LeasedQueue) -> None:
-        """Make the messages of an ordered pop visible in place: go back to the first that was not acked."""
+        """Make the messages of an ordered pop visible in place: go back to the first that was not acked.
+
+        A delivery that does not count is not counted among the message's deliveries.
+        """
+        for lease in queue.leases.values():
+            queue.deliveries[lease.offset] -= not lease.counts
         first = queue.first_open()
-        self._count -= queue.remove_all()
+        self._ended(queue, queue.remove_all())
         queue.head = first
         queue.acked = {offset for offset in queue.acked if offset >= first}
         if len(queue.acked) > MAX_ACKED_AHEAD:
@@ -496,8 +501,26 @@ class Leases:
             del self._queues[queue.key]
 
     def _drop(self, queue: LeasedQueue) -> None:
-        self._count -= queue.remove_all()
+        self.dirty = True
+        self._ended(queue, queue.remove_all())
         del self._queues[queue.key]
+
+    def _add(self, lease: Lease, queue: LeasedQueue) -> None:
+        group = queue.key[0]
+        queue.add(lease)
+        self._count += 1
+        self._by_group[group] = self._by_group.get(group, 0) + 1
+        self._schedule(lease)
+
+    def _ended(self, queue: LeasedQueue, count: int) -> None:
+        """Record that `count` leases of a queue have ended."""
+        group = queue.key[0]
+        self._count -= count
+        left = self._by_group.get(group, 0) - count
+        if left:
+            self._by_group[group] = left
+        else:
+            self._by_group.pop(group, None)
 
     def _schedule(self, lease: Lease) -> None:
         """Enter a lease in the heap, unless it has an entry with an earlier time, which will do."""

@@ -36,12 +36,20 @@ class PollKey(NamedTuple):
 class ParkedPop:
     """One parked pop. `request` is what the pop processor needs to serve it."""
 
-    __slots__ = ("bucket", "key", "owner", "request", "topics", "wanted")
+    __slots__ = ("bucket", "key", "opaque", "owner", "request", "topics", "wanted")
 
     def __init__(
-        self, owner: object, key: PollKey, topics: tuple[str, ...], wanted: Wanted, request: Any
+        self,
+        owner: object,
+        opaque: int,
+        key: PollKey,
+        topics: tuple[str, ...],
+        wanted: Wanted,
+        request: Any,
     ) -> None:
         self.owner = owner
+        self.opaque = opaque
+        """The number of the request, by which the owner can withdraw the pop."""
         self.key = key
         self.topics = topics
         """The topics whose messages wake the pop: the topic itself and the group's retry topics."""
@@ -53,13 +61,18 @@ class ParkedPop:
 class Polls:
     """All parked pops of a broker."""
 
-    def __init__(self, watch: Callable[[str], None]) -> None:
-        """Create an empty table. `watch` is called with each topic whose messages must be reported."""
+    def __init__(self, watch: Callable[[str, str], None]) -> None:
+        """Create an empty table.
+
+        `watch` is called with each topic whose messages must be reported, and with the topic of the pop. The
+        two differ if the first one is a retry topic.
+        """
         self._watch = watch
         self._keys: dict[PollKey, dict[ParkedPop, None]] = {}
         self._by_topic: dict[str, dict[PollKey, None]] = {}
         self._buckets: dict[int, dict[ParkedPop, None]] = {}
         self._owners: dict[object, dict[ParkedPop, None]] = {}
+        self._numbered: dict[tuple[object, int], ParkedPop] = {}  # By owner and number of the request
         self._count = 0
 
     def __len__(self) -> int:
@@ -83,10 +96,11 @@ class Polls:
         pop.bucket = bucket
         for topic in pop.topics:
             self._by_topic.setdefault(topic, {})[pop.key] = None
-            self._watch(topic)
+            self._watch(topic, pop.key.topic)
         self._keys.setdefault(pop.key, {})[pop] = None
         self._buckets.setdefault(bucket, {})[pop] = None
         self._owners.setdefault(pop.owner, {})[pop] = None
+        self._numbered[pop.owner, pop.opaque] = pop
         self._count += 1
         return bucket * DEADLINE_GRAIN_MS
 
@@ -134,6 +148,11 @@ class Polls:
         """Remove the pops of a closed connection (`owner`)."""
         self._unpark(list(self._owners.get(owner, ())))
 
+    def withdraw(self, owner: object, opaque: int) -> list[ParkedPop]:
+        """Remove and return the pop with this owner and request number, if there is one."""
+        pop = self._numbered.get((owner, opaque))
+        return self._unpark([] if pop is None else [pop])
+
     def wake_all(self) -> list[ParkedPop]:
         """Remove and return all parked pops, because the broker is stopping."""
         return self._unpark([pop for parked in self._keys.values() for pop in parked])
@@ -147,6 +166,8 @@ class Polls:
             _remove(self._buckets, pop.bucket, pop)
             _remove(self._owners, pop.owner, pop)
             _remove(self._keys, key, pop)
+            if self._numbered.get((pop.owner, pop.opaque)) is pop:
+                del self._numbered[pop.owner, pop.opaque]
             if key in self._keys:
                 continue
             for topic in pop.topics:

@@ -1,10 +1,9 @@
 """Pops with long polling: messages are read, leased and delivered to one of a group's consumers.
 
-A pop reads from the queues of its topic, beginning with a random one, and from the group's retry topic, which
-comes first in a share of the pops and last in the others. It uses the same reads and filters as a pull. If a
-pop finds nothing, it is parked until messages arrive, leases of an ordered pop end, or its time is over. An
-SQL92 filter, or a tag that few messages have, is evaluated in turns, so that a scan never blocks the event
-loop for longer than a pull's.
+A pop reads from the queues of its topic and of the group's retry topic (plan.py), with the same reads and
+filters as a pull. If a pop finds nothing, it is parked until messages arrive, leases of an ordered pop end,
+its time is over, or its client withdraws it. An SQL92 filter, or a tag that few messages have, is evaluated
+in turns, so that a scan never blocks the event loop for longer than a pull's.
 
 Messages are leased in the moment in which they are delivered. A pop whose connection has been closed leases
 nothing.
@@ -13,7 +12,6 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +19,14 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from cometmq import logs
+from cometmq.broker.base.attributes import has_priorities
+from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.filters.sql_filters import FilterScan
 from cometmq.broker.groups.offset_requests import is_on_disk
 from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
+from cometmq.broker.pop.plan import Place, plan
 from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
 from cometmq.broker.pop.records import offsets_of, split
 from cometmq.broker.pull.backlog import Backlog
@@ -55,8 +56,6 @@ log = logs.logger(__name__)
 FOUND = int(ResponseCode.SUCCESS)
 POLLING_FULL = int(ResponseCode.POLLING_FULL)
 POLLING_TIMEOUT = int(ResponseCode.POLLING_TIMEOUT)
-RETRY_FIRST = 0.2
-"""The share of pops that read from the retry topic first, as in Apache's broker."""
 SCAN_S = 0.001
 """The maximum duration of the filter scan of one pop, in seconds, as it blocks the event loop."""
 SCAN_SHARE = 0.5
@@ -103,32 +102,35 @@ class PopRequest:
 
     Attributes:
         owner: The connection.
+        opaque: The number of the request on its connection.
         queue_id: The queue, or -1 for all queues of the topic.
         from_end: Whether a new group starts at the end of the queues.
         answer: Is called once, with the request, a response code and the messages.
         leases: Whether the messages are leased. If they are not, the group's next pop receives them, too.
+        wanted: The filter. It is set before the request is served.
     """
 
     owner: Owner
+    opaque: int
     group: str
     topic: str
     queue_id: int
-    count: int
-    invisible_ms: int
-    poll_ms: int
-    wanted: Wanted
     answer: Callable[[PopRequest, int], None]
+    count: int = 1
+    invisible_ms: int = 0
+    poll_ms: int = 0
     ordered: bool = False
     attempt_id: str = ""
     from_end: bool = True
     leases: bool = True
+    wanted: Wanted = None
     until_ms: int = -1  # The deadline of the wait; -1 before the pop is parked
     # What has been read so far:
     pop_ms: int = 0
     rest: int = 0
     taken: int = 0
     unfinished: bool = False  # Whether messages are left that no filter has examined yet
-    queues: deque[tuple[TopicKind, str, int]] = field(default_factory=deque)
+    queues: deque[Place] = field(default_factory=deque)
     found: list[PoppedQueue] = field(default_factory=list)
     scan: FilterScan | None = None
 
@@ -161,8 +163,7 @@ class Pops:
         )
         self._scans_due = False
         self._tasks = Tasks()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._timer = DeadlineTimer(self._loop, self._expire_polls)
         self._stopping = False
 
     # -- serving
@@ -175,40 +176,20 @@ class Pops:
         if self._stopping or self.store.slave:  # In a raft group, a leader may become a follower
             request.answer(request, POLLING_TIMEOUT)
             return
+        if request.leases and not self.leases.has_room(request.group):
+            request.answer(request, POLLING_FULL)
+            return
         request.rest = request.taken = 0
         request.unfinished = False
         request.found = []
         request.pop_ms = self.clock.time_ms()
-        request.queues = self._plan(request)
+        request.queues = plan(
+            self.tables.topics.table, self.tables.groups.table.get(request.group),
+            request.group, request.topic, request.queue_id, request.ordered,
+        )  # fmt: skip
         wanted = request.wanted
         request.scan = FilterScan(wanted, SCAN_S) if isinstance(wanted, SqlFilter) else None
         self._go_on(request)
-
-    def _plan(self, request: PopRequest) -> deque[tuple[TopicKind, str, int]]:
-        """Return the queues of a pop, in the order in which it reads them."""
-        topics, group, topic = self.tables.topics.table, request.group, request.topic
-        queues: deque[tuple[TopicKind, str, int]] = deque()
-        if request.queue_id >= 0:
-            queues.append((TopicKind.NORMAL, topic, request.queue_id))
-        elif (known := topics.get(topic)) is not None and known.read_queue_nums > 0:
-            count = known.read_queue_nums
-            first = random.randrange(count)
-            queues.extend((TopicKind.NORMAL, topic, (first + each) % count) for each in range(count))
-        if request.ordered:
-            return queues
-        retries = [
-            (kind, name, known.read_queue_nums)
-            for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2)
-            if (known := topics.get(name := kind.topic(topic, group))) is not None
-        ]
-        if retries:
-            kind, name, count = retries[0] if len(retries) == 1 else random.choice(retries)
-            several = [(kind, name, queue_id) for queue_id in range(count)]
-            if random.random() < RETRY_FIRST:
-                queues.extendleft(several)
-            else:
-                queues.extend(several)
-        return queues
 
     def _go_on(self, request: PopRequest) -> None:
         queues = request.queues
@@ -232,14 +213,14 @@ class Pops:
         else:
             self._finish(request)
 
-    def _behind(self, group: str, place: tuple[TopicKind, str, int]) -> int:
+    def _behind(self, group: str, place: Place) -> int:
         """Return the number of messages of a queue that a group has not popped yet."""
         _, topic, queue_id = place
         queue = self.leases.find((group, topic, queue_id))
         head = self.tables.offsets.query(group, topic, queue_id) if queue is None else queue.head
         return max(0, self.store.max_offset(topic, queue_id) - max(head, 0))
 
-    def _read_queue(self, request: PopRequest, place: tuple[TopicKind, str, int]) -> None:
+    def _read_queue(self, request: PopRequest, place: Place) -> None:
         """Read from one queue, and lease what is found. Raises NotInMemory."""
         _, topic, queue_id = place
         key: QueueKey = (request.group, topic, queue_id)
@@ -301,7 +282,7 @@ class Pops:
     def _read(
         self,
         request: PopRequest,
-        place: tuple[TopicKind, str, int],
+        place: Place,
         queue: LeasedQueue,
         reads: Reads = CACHED,
     ) -> ReadResult:
@@ -317,9 +298,7 @@ class Pops:
             reads=reads,
         )
 
-    def _take(
-        self, request: PopRequest, place: tuple[TopicKind, str, int], queue: LeasedQueue, got: ReadResult
-    ) -> bool:
+    def _take(self, request: PopRequest, place: Place, queue: LeasedQueue, got: ReadResult) -> bool:
         """Lease the messages of a read. Return whether to read once more."""
         kind, _, queue_id = place
         start, following = queue.head, got.next_begin_offset
@@ -356,9 +335,7 @@ class Pops:
         pop = Pop(request.pop_ms, start, request.invisible_ms, request.ordered, request.attempt_id)
         return self.leases.lease(queue, offsets, following, pop, mono_ms(self.clock))
 
-    def _read_uncached(
-        self, request: PopRequest, place: tuple[TopicKind, str, int], miss: NotInMemory
-    ) -> None:
+    def _read_uncached(self, request: PopRequest, place: Place, miss: NotInMemory) -> None:
         """Read from a queue in a thread, and then go on with the pop. Other pops skip the queue meanwhile."""
         _, topic, queue_id = place
         queue = self.leases.enter((request.group, topic, queue_id), self._stored(request, topic, queue_id))
@@ -415,7 +392,7 @@ class Pops:
     # -- waiting
 
     def _park(self, request: PopRequest) -> None:
-        now_ms = int(self._loop.time() * 1000)
+        now_ms = self._timer.now_ms()
         first = request.until_ms < 0
         if first:
             request.until_ms = now_ms + request.poll_ms
@@ -432,13 +409,19 @@ class Pops:
                 TopicKind.RETRY_V1.topic(request.topic, request.group),
                 TopicKind.RETRY_V2.topic(request.topic, request.group),
             )
-        parked = ParkedPop(request.owner, key, topics, request.wanted, request)
-        self._arm(self.polls.park(parked, now_ms, request.until_ms - now_ms), now_ms)
+        parked = ParkedPop(request.owner, request.opaque, key, topics, request.wanted, request)
+        self._timer.arm(self.polls.park(parked, now_ms, request.until_ms - now_ms))
 
-    def _watch(self, topic: str) -> None:
-        """Let the arrivals in all queues of a topic be reported."""
-        known = self.tables.topics.table.get(topic)
+    def _watch(self, topic: str, origin: str) -> None:
+        """Let the arrivals in all queues of a topic be reported.
+
+        The retry topic of a topic with priorities (`origin`) may get as many queues as that topic.
+        """
+        topics = self.tables.topics.table
+        known, first = topics.get(topic), topics.get(origin)
         count = 1 if known is None else known.read_queue_nums
+        if first is not None and has_priorities(first):
+            count = max(count, first.read_queue_nums)
         for queue_id in range(self._watched.get(topic, 0), count):
             self.arrivals.watch(topic, queue_id)
             self._watched[topic] = queue_id + 1
@@ -449,21 +432,9 @@ class Pops:
             for queue_id in range(self._watched.pop(topic)):
                 self.arrivals.unwatch(topic, queue_id)
 
-    def _arm(self, at_ms: int, now_ms: int) -> None:
-        if self._timer is not None:
-            if self._timer_at <= at_ms:
-                return
-            self._timer.cancel()
-        self._timer_at = at_ms
-        self._timer = self._loop.call_later(max(at_ms - now_ms, 0) / 1000, self._expire_polls)
-
-    def _expire_polls(self) -> None:
-        self._timer = None
-        now_ms = int(self._loop.time() * 1000)
+    def _expire_polls(self, now_ms: int) -> int | None:
         self.wake(self.polls.expire(now_ms))
-        following = self.polls.next_deadline()
-        if following is not None:
-            self._arm(following, now_ms)
+        return self.polls.next_deadline()
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pops that wait for messages that have become visible."""
@@ -480,6 +451,16 @@ class Pops:
             self._ready.extend(pop.request for pop in pops)
             self.tick.schedule()
 
+    def withdraw(self, owner: Owner, opaque: int) -> None:
+        """Answer a parked pop, because its client does not wait for it any more.
+
+        Args:
+            owner: The connection of the pop.
+            opaque: The number of the pop's request.
+        """
+        for pop in self.polls.withdraw(owner, opaque):
+            pop.request.answer(pop.request, POLLING_TIMEOUT)
+
     def restart(self) -> None:
         """Accept pops again after `stop`."""
         self._stopping = False
@@ -487,8 +468,7 @@ class Pops:
     async def stop(self) -> None:
         """Answer all waiting pops, because the broker is stopping."""
         self._stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self.wake(self.polls.wake_all())
         while self._ready:
             self.serve(self._ready.popleft())

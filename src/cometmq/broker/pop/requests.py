@@ -16,7 +16,6 @@ from cometmq.broker.pop.pops import FOUND, POLLING_FULL, PoppedQueue, PopRequest
 from cometmq.broker.pop.records import renamed, split
 from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService
-from cometmq.broker.pull.checks import Wanted
 from cometmq.errors import CommandError, RecordError
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
 from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, handles
@@ -31,6 +30,7 @@ from cometmq.protocol.headers import (
     PollingInfoRequestHeader,
     PollingInfoResponseHeader,
     PopMessageRequestHeader,
+    WithdrawPopRequestHeader,
 )
 from cometmq.protocol.pop import (
     ORDERED_REVIVE_QUEUE,
@@ -68,114 +68,70 @@ class PopProcessor:
         header = frame.header(PopMessageRequestHeader)
         self._checks.check_numbers(header.max_msg_nums, header.invisible_time)
         self._checks.check(header.consumer_group, header.topic, header.queue_id)
-        ordered, broker_name = bool(header.order), self.config.broker_name
-        opaque = frame.opaque
+        broker_name = self.config.broker_name
 
         def answer(request: PopRequest, code: int) -> None:
-            for data in pop_response(request, code, opaque, broker_name):
+            for data in pop_response(request, code, broker_name):
                 connection.write(data)
 
-        def begin(wanted: Wanted) -> None:
-            self.service.pops.serve(
-                PopRequest(
-                    owner=connection,
-                    group=header.consumer_group,
-                    topic=header.topic,
-                    queue_id=max(header.queue_id, -1),
-                    count=header.max_msg_nums,
-                    invisible_ms=header.invisible_time,
-                    poll_ms=header.poll_time or 0,
-                    wanted=wanted,
-                    answer=answer,
-                    ordered=ordered,
-                    attempt_id=header.attempt_id or "",
-                    from_end=header.init_mode != 0,
-                )
-            )
-
-        return self._with_filter(connection, header.exp, header.exp_type, begin)
+        request = _request(connection, frame, header, answer)
+        request.count = header.max_msg_nums
+        request.invisible_ms = header.invisible_time
+        request.from_end = header.init_mode != 0
+        return self._serve_filtered(connection, header, request)
 
     @handles(RequestCode.NOTIFICATION)
     def notification(self, connection: Connection, frame: Frame) -> object:
         """Wait until the group can pop a message, without leasing it."""
-        header, opaque = frame.header(NotificationRequestHeader), frame.opaque
+        header = frame.header(NotificationRequestHeader)
         self._checks.check(header.consumer_group, header.topic, header.queue_id)
 
         def answer(request: PopRequest, code: int) -> None:
             found = NotificationResponseHeader(has_msg=request.taken > 0, polling_full=code == POLLING_FULL)
-            connection.write(encode_frame(Frame(code=0, opaque=opaque).response(header=found)))
+            connection.write(encode_frame(Frame(code=0, opaque=request.opaque).response(header=found)))
 
-        def begin(wanted: Wanted) -> None:
-            self.service.pops.serve(
-                PopRequest(
-                    owner=connection,
-                    group=header.consumer_group,
-                    topic=header.topic,
-                    queue_id=max(header.queue_id, -1),
-                    count=1,
-                    invisible_ms=0,
-                    poll_ms=header.poll_time,
-                    wanted=wanted,
-                    answer=answer,
-                    ordered=bool(header.order),
-                    attempt_id=header.attempt_id or "",
-                    leases=False,
-                )
-            )
+        request = _request(connection, frame, header, answer)
+        request.leases = False
+        return self._serve_filtered(connection, header, request)
 
-        return self._with_filter(connection, header.exp, header.exp_type, begin)
-
-    def _with_filter(
-        self,
-        connection: Connection,
-        expression: str | None,
-        expression_type: str | None,
-        begin: Callable[[Wanted], None],
-    ) -> object:
-        """Call `begin` with the filter of a request, once it is compiled."""
+    def _serve_filtered(self, connection: Connection, header: Waiting, request: PopRequest) -> object:
+        """Serve a pop or a notification, once its filter is compiled."""
         try:
-            begin(self._checks.wanted(expression, expression_type))
-            return None
+            request.wanted = self._checks.wanted(header.exp, header.exp_type)
         except NotCompiled as missing:
-            return self._compile_first(connection, missing, expression, expression_type, begin)
+            return self._compile_first(connection, missing, header, request)
+        self.service.pops.serve(request)
+        return None
 
     async def _compile_first(
-        self,
-        connection: Connection,
-        missing: NotCompiled,
-        expression: str | None,
-        expression_type: str | None,
-        begin: Callable[[Wanted], None],
+        self, connection: Connection, missing: NotCompiled, header: Waiting, request: PopRequest
     ) -> None:
         await self._checks.filters.compile(missing.key, connection)
-        begin(self._checks.wanted(expression, expression_type))
+        request.wanted = self._checks.wanted(header.exp, header.exp_type)
+        self.service.pops.serve(request)
+
+    @handles(RequestCode.WITHDRAW_POP)
+    def withdraw_pop(self, connection: Connection, frame: Frame) -> Frame:
+        """Answer a parked pop of the same connection, because its sender waits no longer."""
+        self.service.pops.withdraw(connection, frame.header(WithdrawPopRequestHeader).request)
+        return frame.response()
 
     @handles(RequestCode.PEEK_MESSAGE)
     def peek_message(self, connection: Connection, frame: Frame) -> None:
         """Return the next messages of a group without leasing them."""
-        header, opaque = frame.header(PeekMessageRequestHeader), frame.opaque
+        header, broker_name = frame.header(PeekMessageRequestHeader), self.config.broker_name
         self._checks.check_numbers(header.max_msg_nums, 0)
         self._checks.check(header.consumer_group, header.topic, header.queue_id)
 
         def answer(request: PopRequest, code: int) -> None:
             code = FOUND if code == FOUND else int(ResponseCode.PULL_NOT_FOUND)
-            for data in pop_response(request, code, opaque, self.config.broker_name):
+            for data in pop_response(request, code, broker_name):
                 connection.write(data)
 
-        self.service.pops.serve(
-            PopRequest(
-                owner=connection,
-                group=header.consumer_group,
-                topic=header.topic,
-                queue_id=max(header.queue_id, -1),
-                count=header.max_msg_nums,
-                invisible_ms=0,
-                poll_ms=0,
-                wanted=None,
-                answer=answer,
-                leases=False,
-            )
-        )
+        request = _request(connection, frame, header, answer)
+        request.count = header.max_msg_nums
+        request.leases = False
+        self.service.pops.serve(request)
 
     @handles(RequestCode.POLLING_INFO)
     def polling_info(self, _connection: Connection, frame: Frame) -> Frame:
@@ -193,7 +149,7 @@ class PopProcessor:
         """Mark a leased message as consumed."""
         header = frame.header(AckMessageRequestHeader)
         self._checks.check_message(header.topic, header.queue_id, header.offset)
-        handle = _decoded(header.extra_info)
+        handle = self._decoded(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
         if not self.service.ack(key, header.offset, handle.start_offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
@@ -204,10 +160,11 @@ class PopProcessor:
         """Mark several messages as consumed. Messages that are no longer leased are ignored."""
         left = MAX_ACKS
         self._checks.check_master()
-        acks = BatchAckMessageRequestBody.decode(frame.body).acks
-        if not acks:
+        body = BatchAckMessageRequestBody.decode(frame.body)
+        if not body.acks:
             raise CommandError(ResponseCode.NO_MESSAGE, "the body has no acks")
-        for ack in acks:
+        self._check_broker(body.broker_name or self.config.broker_name)
+        for ack in body.acks:
             if ack.retry not in ("0", "1", "2"):
                 raise CommandError(
                     ResponseCode.MESSAGE_ILLEGAL, f"the kind of topic r is {ack.retry[:20]!r}, not 0, 1 or 2"
@@ -234,7 +191,7 @@ class PopProcessor:
         header = frame.header(ChangeInvisibleTimeRequestHeader)
         self._checks.check_numbers(1, header.invisible_time)
         self._checks.check_message(header.topic, header.queue_id, header.offset)
-        handle = _decoded(header.extra_info)
+        handle = self._decoded(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
         if not self.service.renew(
             key,
@@ -254,17 +211,55 @@ class PopProcessor:
             )
         )
 
+    def _decoded(self, text: str) -> ReceiptHandle:
+        try:
+            handle = ReceiptHandle.decode(text)
+        except PopFormatError as error:
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        self._check_broker(handle.broker_name)
+        return handle
+
+    def _check_broker(self, name: str) -> None:
+        """Raise CommandError if a handle is that of another broker.
+
+        Apache's broker accepts such an ack, which has no effect.
+        """
+        if name != self.config.broker_name:
+            raise CommandError(
+                ResponseCode.NO_MESSAGE,
+                f"the receipt handle is of broker {name[:200]}, not {self.config.broker_name}",
+            )
+
     @handles(RequestCode.POP_ROLLBACK)
     def pop_rollback(self, _connection: Connection, frame: Frame) -> Frame:
         """Do nothing: there are no pop records in RocksDB that could be moved to files."""
         return frame.response()
 
 
-def _decoded(text: str) -> ReceiptHandle:
-    try:
-        return ReceiptHandle.decode(text)
-    except PopFormatError as error:
-        raise CommandError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+Waiting = PopMessageRequestHeader | NotificationRequestHeader
+"""The header of a request that can be parked."""
+
+
+def _request(
+    connection: Connection,
+    frame: Frame,
+    header: Waiting | PeekMessageRequestHeader,
+    answer: Callable[[PopRequest, int], None],
+) -> PopRequest:
+    """Return a pop of one message without a filter, with the fields that all kinds of pops have."""
+    request = PopRequest(
+        owner=connection,
+        opaque=frame.opaque,
+        group=header.consumer_group,
+        topic=header.topic,
+        queue_id=max(header.queue_id, -1),
+        answer=answer,
+    )
+    if not isinstance(header, PeekMessageRequestHeader):
+        request.poll_ms = header.poll_time or 0
+        request.ordered = bool(header.order)
+        request.attempt_id = header.attempt_id or ""
+    return request
 
 
 # -- the response to a pop
@@ -274,7 +269,7 @@ _TAIL = b'},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b","serializeTypeC
 )
 
 
-def pop_response(request: PopRequest, code: int, opaque: int, broker_name: str) -> list[Buffer]:
+def pop_response(request: PopRequest, code: int, broker_name: str) -> list[Buffer]:
     """Return the response to a pop: a frame up to its body, followed by the buffers of the body."""
     found = request.found if code == FOUND else []
     revive_queue = ORDERED_REVIVE_QUEUE if request.ordered else REVIVE_QUEUE
@@ -297,7 +292,7 @@ def pop_response(request: PopRequest, code: int, opaque: int, broker_name: str) 
     size = sum(map(len, buffers))
     remark = b"FOUND" if found else b"NO_MESSAGE_IN_QUEUE"
     header = b'{"code":%d,"extFields":%b' % (code, json.dumps(ext).encode()[:-1])
-    return [frame_of(header + _TAIL % (opaque, remark), size), *buffers]
+    return [frame_of(header + _TAIL % (request.opaque, remark), size), *buffers]
 
 
 def _renamed(

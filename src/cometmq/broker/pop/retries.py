@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from cometmq import logs
+from cometmq.broker.base.attributes import has_priorities
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES
 from cometmq.broker.send.send import Place, move
@@ -129,15 +132,34 @@ class Retries:
 
     def _retry(self, overdue: Overdue, record: bytes) -> Place:
         """Return the retry queue of a message that is to be delivered again, and its new properties."""
-        group, topic = overdue.group, overdue.topic
-        target = topic if topic.startswith(RETRY_PREFIX) else TopicKind.RETRY_V1.topic(topic, group)
-        self.tables.topics.ensure(target, RETRY_QUEUES)
-        if self.tables.offsets.query(group, target, 0) < 0:
-            self.tables.offsets.commit(group, target, 0, 0)
+        group = overdue.group
+        target, queue_id = self._retry_queue(overdue)
+        if self.tables.offsets.query(group, target, queue_id) < 0:
+            self.tables.offsets.commit(group, target, queue_id, 0)
         properties = drop(properties_of(record), b"POP_CK")
         if not value_of(properties, b"1ST_POP_TIME"):
             properties = put(properties, b"1ST_POP_TIME", b"%d" % overdue.pop_ms)
-        return Place(target, 0, put(properties, b"ORIGIN_GROUP", group.encode()))
+        return Place(target, queue_id, put(properties, b"ORIGIN_GROUP", group.encode()))
+
+    def _retry_queue(self, overdue: Overdue) -> tuple[str, int]:
+        """Return the topic and the queue id of a retry, which exist then.
+
+        The retry topic has one queue. That of a topic with priorities has as many as that topic, so that a
+        retry does not wait for those of lower priority (plan.py).
+        """
+        topics, topic = self.tables.topics, overdue.topic
+        if topic.startswith(RETRY_PREFIX):
+            return topic, overdue.queue_id
+        target = TopicKind.RETRY_V1.topic(topic, overdue.group)
+        known = topics.get(topic)
+        if known is None or not has_priorities(known):
+            topics.ensure(target, RETRY_QUEUES)
+            return target, 0
+        count = known.read_queue_nums
+        retry = topics.ensure(target, count)
+        if retry.read_queue_nums < count:  # The topic has had fewer queues, or another type
+            topics.put(replace(retry, read_queue_nums=count, write_queue_nums=count))
+        return target, overdue.queue_id
 
     def _dead_letter(self, group: str, message: MessageExt, record: bytes) -> Place:
         """Return the place and the properties of a message that will not be delivered again."""

@@ -25,6 +25,7 @@ from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.pop.checks import MAX_INVISIBLE_MS
 from cometmq.broker.pop.leases import Lease, LeasedQueue, Leases
 from cometmq.broker.pop.retries import Overdue, Retries
 from cometmq.broker.tables.durable import DurableTables
@@ -57,7 +58,10 @@ RECORDS_AT_ONCE = 32
 MAX_PENDING = 200_000
 """The maximum number of checkpoints in memory. Further ones are read when earlier ones are done."""
 MAX_EARLY_ACKS = 100_000
-"""The maximum number of acks in memory whose checkpoints are not known yet."""
+"""The maximum number of acks in memory whose checkpoints are not known yet.
+
+A group may have at most as many of them as are still free.
+"""
 EARLIER_MS = 1_000
 RETRY_MS = 2_000
 
@@ -127,6 +131,7 @@ class ReviveLog:
         # Acks of messages whose checkpoints are not in the log yet
         self._early: dict[CheckpointKey, set[int]] = {}
         self._early_count = 0
+        self._early_by_group: dict[str, int] = {}
         self._tasks = Tasks()
         self._reading = False
         self._stopped = False
@@ -210,8 +215,7 @@ class ReviveLog:
         key = CheckpointKey(read.group, read.topic, read.queue_id, read.start_offset, read.pop_time)
         acked = read.bit_map
         offsets = read.offsets()
-        early = self._early.pop(key, set[int]())
-        self._early_count -= len(early)
+        early = self._take_early(key)
         left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1 and each not in early}
         remaining_ms = read.pop_time + read.invisible_time - self.clock.time_ms()
         due_ms = mono_ms(self.clock) + max(remaining_ms, 0) + ACK_GRACE_MS
@@ -250,14 +254,34 @@ class ReviveLog:
 
     def _ack_early(self, key: CheckpointKey, offset: int) -> bool:
         """Keep an ack until its checkpoint is read. Return False if no earlier run has popped the message."""
-        if key.pop_ms >= self.leases.born_ms or self._early_count >= MAX_EARLY_ACKS:
+        if not self.clock.time_ms() - MAX_INVISIBLE_MS < key.pop_ms < self.leases.born_ms:
+            return False
+        count = self._early_by_group.get(key.group, 0)
+        if count >= MAX_EARLY_ACKS - self._early_count:
             return False
         if offset >= self.tables.offsets.query(key.group, key.topic, key.queue_id):
             return False
         early = self._early.setdefault(key, set())
-        self._early_count += offset not in early
-        early.add(offset)
+        if offset not in early:
+            early.add(offset)
+            self._early_count += 1
+            self._early_by_group[key.group] = count + 1
         return True
+
+    def _take_early(self, key: CheckpointKey) -> set[int]:
+        """Remove and return the acks of a checkpoint that came before it."""
+        early = self._early.pop(key, set[int]())
+        self._early_count -= len(early)
+        left = self._early_by_group.pop(key.group, 0) - len(early)
+        if left:
+            self._early_by_group[key.group] = left
+        return early
+
+    def expire_early(self) -> None:
+        """Forget acks of messages whose leases have ended: their checkpoints would have been delivered."""
+        oldest_ms = self.clock.time_ms() - MAX_INVISIBLE_MS
+        for key in [each for each in self._early if each.pop_ms <= oldest_ms]:
+            self._take_early(key)
 
     def renew(self, key: CheckpointKey, offset: int, invisible_ms: int, counts: bool) -> bool:
         """Let the lease of a message, and of the other messages of its pop, last at least `invisible_ms`.

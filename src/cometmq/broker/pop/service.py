@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,8 @@ class PopService:
             clock=self.clock, store=self.store, tick=self.tick, tables=self.tables, stats=self.stats,
             leases=self.leases, arrivals=self.arrivals, on_leased=self.expiry.arm,
         )  # fmt: skip
+        # The offset of a queue that was set back must not be on the disk together with its former leases.
+        self.tables.offsets_file.flush_first = self._before_offsets
         self.lease_file = TableFile(
             self.store.disk,
             os.path.join(self.config.store.root, "config", LEASES),
@@ -85,20 +88,29 @@ class PopService:
             name="writing the leases of popped messages",
         )
         self._sweeps = Periodic(
-            asyncio.get_running_loop(), SWEEP_S, self.pops.sweep, name="sweep of the topics with parked pops"
+            asyncio.get_running_loop(), SWEEP_S, self._sweep, name="sweep of parked pops and early acks"
         )
 
     def _order_table(self) -> dict[str, Any]:
         return order_info.to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
 
-    def _lease_table(self) -> dict[str, Any]:
+    def _lease_table(self) -> Awaitable[dict[str, Any]]:
         return lease_table.to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
+
+    def _sweep(self) -> None:
+        self.pops.sweep()
+        self.revive.expire_early()
 
     def _save_leases(self) -> None:
         if self.leases.dirty:
             self.leases.dirty = False
             self._lease_file_used = True
             self.lease_file.save()
+
+    async def _before_offsets(self) -> None:
+        await self.tables.log_flushed()
+        if self._lease_file_used:
+            await self.lease_file.save_now()
 
     def _freed(self, key: QueueKey) -> None:
         self.pops.freed(key)

@@ -33,6 +33,7 @@ import msgspec
 from cometmq import logs
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.replies import pull_reply
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
@@ -137,8 +138,7 @@ class PullProcessor:
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
         self._given = 0  # Total bytes of messages sent to consumers
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._timer = DeadlineTimer(self._loop, self._expire)
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of parked pulls")
         self._beside_tasks: set[asyncio.Task[None]] = set()
         self._backlog: Backlog[PullRequest] = Backlog(
@@ -325,7 +325,7 @@ class PullProcessor:
         """
         _, topic, queue_id = request.reader
         at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
-        waits = request.may_hold or self._now_ms() < request.until_ms
+        waits = request.may_hold or self._timer.now_ms() < request.until_ms
         if got.status is not GetStatus.NO_MATCHED_MESSAGE or not (at_end and waits) or self._stopping:
             return False
         request.offset = got.next_begin_offset
@@ -366,7 +366,7 @@ class PullProcessor:
     def _park(self, request: PullRequest) -> None:
         config = self.config
         header, connection = request.header, request.connection
-        now_ms = self._now_ms()
+        now_ms = self._timer.now_ms()
         if request.may_hold:
             request.may_hold = False
             request.until_ms = now_ms + (
@@ -391,27 +391,11 @@ class PullProcessor:
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
-        self._arm(at_ms, now_ms)
+        self._timer.arm(at_ms)
 
-    def _now_ms(self) -> int:
-        # Deadlines use the loop's monotonic clock, so that a change of the wall clock does not affect them.
-        return int(self._loop.time() * 1000)
-
-    def _arm(self, at_ms: int, now_ms: int) -> None:
-        if self._timer is not None:
-            if self._timer_at <= at_ms:
-                return
-            self._timer.cancel()
-        self._timer_at = at_ms
-        self._timer = self._loop.call_later(max(at_ms - now_ms, 0) / 1000, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
-        now_ms = self._now_ms()
+    def _expire(self, now_ms: int) -> int | None:
         self.wake(self.long_poll.expire(now_ms))
-        following = self.long_poll.next_deadline()
-        if following is not None:
-            self._arm(following, now_ms)
+        return self.long_poll.next_deadline()
 
     def start(self) -> None:
         self._rechecks.start()
@@ -425,8 +409,7 @@ class PullProcessor:
         self._stopping = True
         self.checks.filters.stop()
         self._rechecks.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self.wake(self.long_poll.wake_all())
         while self._ready:
             self.serve_late(self._ready.popleft())

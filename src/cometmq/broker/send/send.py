@@ -32,6 +32,7 @@ from cometmq.broker.send.stored_form import (
     cluster_pair,
     half_properties,
     is_transactional,
+    routed_by_priority,
     sent_properties,
     stored_form,
     with_destination,
@@ -156,6 +157,8 @@ class SendProcessor:
         sys_flag = header.sys_flag | rules.sys_flag
         form, unique = self._forms.find(header.properties, frame.version)
         properties = form.before + unique + form.behind
+        if not form.plain:
+            properties, queue_id = routed_by_priority(properties, queue_id, rules.write_queues)
         asked_queue_id = queue_id
         if not form.plain or topic[0] == "%":
             place = self._redirect(frame, header, topic, queue_id, properties)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import VERSION_5_0_0, ResponseCode
+from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.template import Template, TemplateCache, template_fields
 from cometmq.protocol.properties.values import (
     MAX_PROPERTIES_BYTES,
@@ -21,6 +22,8 @@ from cometmq.protocol.properties.values import (
     value_of,
 )
 
+PRIORITY, SHARDING_KEY = names.PRIORITY.encode(), names.SHARDING_KEY.encode()
+_NOT_PLAIN = (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL", PRIORITY)
 _EMPTY_VALUE = NAME_END + VALUE_END
 _WAIT = b"WAIT\x01"
 _WAIT_INSIDE = b"\x02WAIT\x01"
@@ -32,7 +35,7 @@ class StoredForm(Template, frozen=True, gc=False):
     waits: bool
     """Whether the sender waits until the message is flushed and replicated."""
     plain: bool
-    """Whether the message has no delay level and no delivery time, and does not belong to a transaction."""
+    """Whether the message has no delay level, no delivery time and no priority, and is not transactional."""
 
 
 class StoredForms:
@@ -80,7 +83,7 @@ def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> Tem
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a property name or value contains a separator (0x01 or 0x02)",
             )
-        plain = all(stored.find(name) < 0 for name in (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL"))
+        plain = all(stored.find(name) < 0 for name in _NOT_PLAIN)
         return StoredForm(*template_fields(stored, unique), waits, plain)
 
     return TemplateCache(make)
@@ -151,6 +154,23 @@ def is_transactional(properties: bytes, reconsume_times: int) -> bool:
     return reconsume_times <= 0 or value_of(properties, b"DELAY") in (b"", b"0")
 
 
+def routed_by_priority(properties: bytes, queue_id: int, write_queues: int) -> tuple[bytes, int]:
+    """Return the properties and the queue id of a message, which its priority may change.
+
+    As at Apache's broker, the priority of a message is the id of its queue, at most that of the last one. A
+    message of another kind (transactional, delayed, or with a message group) loses its priority.
+    """
+    text = value_of(properties, PRIORITY)
+    if not text:
+        return properties, queue_id
+    transactional = value_of(properties, b"TRAN_MSG").lower() == b"true"
+    if transactional or any(value_of(properties, name) for name in (*LATER, SHARDING_KEY)):
+        return drop(properties, PRIORITY), queue_id
+    if not text.isdigit() or len(text) > 10 or not write_queues:
+        return properties, queue_id
+    return properties, min(int(text), write_queues - 1)
+
+
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
     """Return the properties with which a half message is stored.
 
@@ -167,7 +187,7 @@ def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
     if not value_of(properties, b"PGROUP"):
         why = "a message of a transaction names the producer group that ends it: property PGROUP is missing"
         raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
-    for name in OF_THE_BROKER:
+    for name in (*OF_THE_BROKER, PRIORITY):
         properties = drop(properties, name)
     return with_destination(properties, topic, queue_id)
 

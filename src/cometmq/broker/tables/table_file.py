@@ -1,10 +1,10 @@
 """The file of one table. One write runs at a time, and a failed write is repeated until it succeeds.
 
-The event loop converts the table to plain values in one step, so that all values belong to the same moment.
-Then a thread writes these values. If the table changes during a write, another write follows. A failed write
-(the disk may be full) is repeated after a delay, or at once if the table changes again. A request that
-promises durability waits for the write that contains its change. If this write fails, the request receives
-the error.
+The event loop converts the table to plain values, usually in one step, so that all values belong to the same
+moment. Then a thread writes these values. If the table changes during a write, another write follows. A
+failed write (the disk may be full) is repeated after a delay, or at once if the table changes again. A
+request that promises durability waits for the write that contains its change. If this write fails, the
+request receives the error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class TableFile:
     """Writes a table to its file. All methods must be called in the event loop's thread.
 
     Args:
-        content: Returns the table as plain values.
+        content: Returns the table as plain values, or an awaitable of them.
         flush_first: Is awaited after `content` and before the write. Raises OSError on failure.
     """
 
     disk: Disk
     path: str
-    content: Callable[[], dict[str, Any]]
+    content: Callable[[], dict[str, Any] | Awaitable[dict[str, Any]]]
     flush_first: Callable[[], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
@@ -117,7 +117,8 @@ class TableFile:
 
     async def _write(self) -> OSError | None:
         try:
-            content = self.content()
+            made = self.content()
+            content = made if isinstance(made, dict) else await made
             if self.flush_first is not None:
                 await self.flush_first()
             await asyncio.to_thread(self._file.save, content)

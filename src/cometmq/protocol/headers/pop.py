@@ -130,6 +130,15 @@ class PollingInfoRequestHeader(Header, gc=False):
     bname: str | None = None
 
 
+class WithdrawPopRequestHeader(Header, gc=False):
+    """The header of request 21008 (CometMQ's own): a parked pop of the same connection is to be answered.
+
+    `request` is the number (opaque) of the pop's request.
+    """
+
+    request: I32
+
+
 class PollingInfoResponseHeader(Header, gc=False):
     """The header of the response to request 200055: how many requests the broker holds for the queue."""
 
