@@ -51,7 +51,7 @@ class GrpcEndpoint:
             parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits
         )
         sessions.clients = clients
-        renewals = self.renewals = sessions.renewals = Renewals(clients, parts.pops)
+        renewals = self.renewals = sessions.renewals = Renewals(clients, tables.groups, parts.pops)
         sends = Sends(clients, tables.topics, config)
         receives = Receives(clients, tables.groups, renewals, config.broker_name)
         routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)

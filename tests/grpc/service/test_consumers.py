@@ -87,9 +87,24 @@ class TestReceive:
         await (await connect(orders, "client-2")).send(message())
         assert [each.body for each in await waiting] == [b"body"]
 
+    async def test_a_call_that_was_cancelled_waits_no_longer(self, orders, caller):
+        call = caller.receiving(caller.receive_request(poll_s=20))
+        reading = asyncio.create_task(call.read())
+        polls = orders.broker.parts.pops.pops.polls
+        await until(lambda: len(polls))
+        (client,) = orders.broker.endpoint.clients.connected
+        call.cancel()
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await reading
+        await until(lambda: not len(polls) and not client.polls)
+        assert (await caller.send(message())).status.code == Code.OK
+        (got,) = await caller.receive()
+        assert got.system_properties.delivery_attempt == 1
+
     async def test_a_message_of_a_call_that_was_cancelled_comes_at_once_and_first(
-        self, orders, caller, connect
+        self, orders, caller, connect, monkeypatch
     ):
+        monkeypatch.setattr(receives, "_withdraw", lambda *_: None)
         request = caller.receive_request(poll_s=20)
         call = caller.receiving(request)
         reading = asyncio.create_task(call.read())
@@ -118,6 +133,18 @@ class TestReceive:
         expression = M.FilterExpression(type=kind, expression=text)
         got = await caller.receive(expression=expression)
         assert sorted(each.system_properties.message_id for each in got) == found
+
+    async def test_a_tag_with_the_same_hash_is_acknowledged_and_not_delivered(self, orders, caller):
+        await caller.send(message(tag="BB"))
+        await caller.send(message(message_id="id-2", tag="Aa"))
+        expression = M.FilterExpression(type=FilterType.TAG, expression="x || Aa")
+        (got,) = await caller.receive(expression=expression)
+        assert got.system_properties.message_id == "id-2"
+        assert orders.broker.parts.tables.offsets.query("G", "Orders", 0) == 1
+        await caller.ack(got)
+        await caller.send(message(message_id="id-3", tag="BB"))
+        assert await caller.receive(expression=expression) == []
+        assert orders.broker.parts.tables.offsets.query("G", "Orders", 0) == 3
 
     @pytest.mark.parametrize("seconds", [9.999, 12 * 3600 + 1])
     async def test_a_lease_is_neither_too_short_nor_too_long(self, orders, caller, seconds):
@@ -225,6 +252,35 @@ class TestLeases:
         assert code_of(forwarded) == Code.OK
         assert orders.broker.parts.store.max_offset("%DLQ%G", 0) == 1
         assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
+
+    async def test_an_ordered_message_that_fails_too_often_becomes_a_dead_letter(self, orders, caller):
+        peer, offsets = orders.peer(), orders.broker.parts.tables.offsets
+        await peer.set_group(b'{"groupName":"G","consumeMessageOrderly":true,"retryMaxTimes":1}')
+        await caller.send(message())
+        await caller.send(message(message_id="id-2"))
+        for attempt in (1, 2):
+            (got,) = await caller.receive(count=1, poll_s=20)
+            assert got.system_properties.delivery_attempt == attempt
+            await caller.change(got, 0)
+        await until(lambda: not len(orders.broker.parts.pops.leases))
+        assert await caller.receive(count=1) == []
+        await until(lambda: offsets.query("G", "Orders", 0) == 1)
+        assert orders.broker.parts.store.max_offset("%DLQ%G", 0) == 1
+        (got,) = await caller.receive(count=1, poll_s=20)
+        assert got.system_properties.message_id == "id-2"
+
+    async def test_a_consumer_that_hangs_loses_its_message_after_the_delay_of_the_policy(
+        self, orders, caller, monkeypatch
+    ):
+        await orders.peer().set_group(
+            b'{"groupName":"G","groupRetryPolicy":{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1]}}}'
+        )
+        await caller.send(message())
+        assert len(await caller.receive(auto_renew=True)) == 1
+        monkeypatch.setattr(renewals, "LONGEST_S", -1.0)
+        await orders.broker.endpoint.renewals.renew_all(asyncio.get_running_loop().time())
+        (got,) = await caller.receive(poll_s=20)
+        assert got.system_properties.delivery_attempt == 2
 
     async def test_a_lease_of_a_push_consumer_is_renewed_while_it_is_connected(self, orders, caller, connect):
         await caller.send(message())

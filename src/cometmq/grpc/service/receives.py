@@ -1,13 +1,17 @@
 """The RPCs of consumers about messages: receive, acknowledge, change a lease, give up.
 
-A long poll is a pop that the broker holds. If its call ends before the broker responds, the messages are
-given back immediately, without counting a delivery.
+A long poll is a pop that the broker holds. If its call ends before the broker responds, the pop is withdrawn.
+If the broker has leased messages meanwhile, they are given back immediately, without counting a delivery.
+
+As at Apache's proxy, a message whose tag only has the same hash as a subscribed one is acknowledged and not
+delivered, and a message of an ordered group that was delivered too often becomes a dead letter.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 from cometmq import logs
 from cometmq.grpc.rpc.calls import Call
@@ -18,8 +22,8 @@ from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import delivered_message, popped_messages
 from cometmq.grpc.service.outcomes import failure, status
-from cometmq.grpc.service.renewals import Renewals, Renewed
-from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.grpc.service.renewals import Groups, Renewals, Renewed
+from cometmq.periodic import Tasks
 from cometmq.protocol.codes import (
     MAX_GROUP_LENGTH,
     MAX_TOPIC_LENGTH,
@@ -33,6 +37,7 @@ from cometmq.protocol.headers import (
     ChangeInvisibleTimeRequestHeader,
     ConsumerSendMsgBackRequestHeader,
     PopMessageRequestHeader,
+    WithdrawPopRequestHeader,
 )
 from cometmq.protocol.pop import PopFormatError, ReceiptHandle
 
@@ -49,10 +54,25 @@ MAX_POLLS = 256
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.NO_MESSAGE, ResponseCode.PULL_NOT_FOUND)
 
 
-class Groups(Protocol):
-    """The part of the broker's table of groups that the endpoint reads."""
+class Receive(NamedTuple):
+    """A receive under way.
 
-    def find(self, group: str | None) -> SubscriptionGroupConfig | None: ...
+    Attributes:
+        invisible_ms: The duration of the leases.
+        renewed: Whether the leases are renewed.
+        tags: The subscribed tags, or None for all messages or with an SQL92 filter.
+        max_retries: The number of deliveries, after the first one, of a message of an ordered group. None for
+            other groups: the broker moves their dead letters when leases expire.
+    """
+
+    call: Call
+    client: Client
+    group: str
+    topic: str
+    invisible_ms: int
+    renewed: bool
+    tags: frozenset[str] | None
+    max_retries: int | None
 
 
 class Receives:
@@ -72,6 +92,7 @@ class Receives:
         self._broker_name = broker_name
         self._loop = asyncio.get_running_loop()
         self._log_limit = logs.LogLimiter()
+        self._tasks = Tasks()
 
     # -- receive
 
@@ -105,11 +126,21 @@ class Receives:
         )
         frame = client.frame(RequestCode.POP_MESSAGE, header)
         outcome = client.request(frame, poll_ms / 1000 + self._clients.call_timeout_s)
-        renewed = bool(request.auto_renew)
+        call.on_cancel = partial(_withdraw, client, frame.opaque)
+        receive = Receive(
+            call,
+            client,
+            group,
+            topic,
+            invisible_ms,
+            bool(request.auto_renew),
+            _tags(expression),
+            config.retry_max_times if ordered else None,
+        )
 
         def done(outcome: asyncio.Future[Frame]) -> None:
             try:
-                self._deliver(call, client, group, topic, outcome, invisible_ms, renewed)
+                self._deliver(receive, outcome)
             except Exception as error:  # The response is damaged, or a value does not fit into a message
                 self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, str(error)))
                 if self._log_limit.allows():
@@ -131,17 +162,9 @@ class Receives:
             wanted = max(0, min(wanted, left))
         return wanted
 
-    def _deliver(
-        self,
-        call: Call,
-        client: Client,
-        group: str,
-        topic: str,
-        outcome: asyncio.Future[Frame],
-        invisible_ms: int,
-        renewed: bool,
-    ) -> None:
+    def _deliver(self, receive: Receive, outcome: asyncio.Future[Frame]) -> None:
         """Send the messages of a pop's response, or give them back if the call has ended."""
+        call, client = receive.call, receive.client
         if client.ended:
             # A client that ends waits for the end of its receives. It takes this status without an error.
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "the client has ended"))
@@ -159,16 +182,22 @@ class Receives:
             return
         now, m, count = self._loop.time(), messages(), 0
         for popped in popped_messages(response, self._broker_name):
-            lease = Renewed(group, topic, popped.handle, now)
+            lease = Renewed(receive.group, receive.topic, popped.handle, now, popped.deliveries)
             if call.ended:
                 self._renewals.change(lease, 0, counts=False)
+                continue
+            if receive.tags is not None and popped.message.tags not in receive.tags:
+                self._renewals.ack(lease)
+                continue
+            if receive.max_retries is not None and popped.deliveries > receive.max_retries:
+                self._tasks.start(self._bury(client, lease, popped.message.msg_id))
                 continue
             if not count:
                 call.send(m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString())
             count += 1
-            message = delivered_message(popped, topic, invisible_ms)
+            message = delivered_message(popped, receive.topic, receive.invisible_ms)
             call.send(m.ReceiveMessageResponse(message=message).SerializeToString())
-            if renewed:
+            if receive.renewed:
                 renewals.keep(client, lease)
         if not count:
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
@@ -247,20 +276,19 @@ class Receives:
         """Move a message to the dead letters of its group, and acknowledge it."""
         client = self._clients.find(call)
         lease = self._lease(request, request.receipt_handle)
-        handle = lease.handle
-        if handle.commit_log_offset is None:
-            raise ServiceError(Code.INVALID_RECEIPT_HANDLE, "receipt_handle: it names no log position")
-        header = ConsumerSendMsgBackRequestHeader(
-            offset=handle.commit_log_offset,
-            group=lease.group,
-            delay_level=-1,
-            origin_msg_id=request.message_id,
-            origin_topic=handle.kind.topic(lease.topic, lease.group),
-            max_reconsume_times=0,
-        )
-        await client.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        await _send_back(client, lease, request.message_id)
         await self._ack(client, request, request)
         return messages().ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
+
+    async def _bury(self, client: Client, lease: Renewed, message_id: str) -> None:
+        """Move a message that was delivered too often to the dead letters. If it fails, the lease expires."""
+        try:
+            await _send_back(client, lease, message_id)
+        except ServiceError as error:
+            if self._log_limit.allows():
+                log.error("a message of %s could not become a dead letter: %s", lease.topic, error)
+        else:
+            self._renewals.ack(lease)
 
     def _lease(self, request: Any, text: str) -> Renewed:
         """Return the lease that a request names. Raises ServiceError."""
@@ -273,6 +301,35 @@ class Receives:
             problem = f"receipt_handle: it is of broker {handle.broker_name}, not {self._broker_name}"
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, problem)
         return Renewed(request.group.name, request.topic.name, handle, 0.0)
+
+
+def _tags(expression: Any) -> frozenset[str] | None:
+    """Return the tags of a filter expression, or None if it selects all messages or is an SQL92 filter."""
+    if expression.type == FilterType.SQL or expression.expression in ("", "*"):
+        return None
+    return frozenset(map(str.strip, expression.expression.split("||")))
+
+
+def _withdraw(client: Client, opaque: int) -> None:
+    """Let the broker answer a parked pop whose call has ended, unless it forgets the client anyway."""
+    if not client.ended:
+        client.oneway(client.frame(RequestCode.WITHDRAW_POP, WithdrawPopRequestHeader(request=opaque)))
+
+
+async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
+    """Store a copy of a message in the dead letters of its group. Raises ServiceError."""
+    _, topic, _ = lease.place
+    if lease.handle.commit_log_offset is None:
+        raise ServiceError(Code.INVALID_RECEIPT_HANDLE, "receipt_handle: it names no log position")
+    header = ConsumerSendMsgBackRequestHeader(
+        offset=lease.handle.commit_log_offset,
+        group=lease.group,
+        delay_level=-1,
+        origin_msg_id=message_id,
+        origin_topic=topic,
+        max_reconsume_times=0,
+    )
+    await client.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
 
 def _invisible_ms(request: Any) -> int:

@@ -12,7 +12,9 @@ from typing import NamedTuple, Protocol
 
 from cometmq.broker.base.turns import Turns
 from cometmq.grpc.service.clients import Client, Clients
+from cometmq.grpc.service.policies import policy_of
 from cometmq.periodic import Tasks
+from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.pop import ReceiptHandle
 
 RENEWED_MS = 60_000
@@ -29,6 +31,12 @@ MAX_RENEWED = 20_000
 """The maximum number of leases that are renewed for one client. Those of further messages expire."""
 
 
+class Groups(Protocol):
+    """The part of the broker's table of groups that the endpoint reads."""
+
+    def find(self, group: str | None) -> SubscriptionGroupConfig | None: ...
+
+
 class Renewed(NamedTuple):
     """A lease that is renewed.
 
@@ -37,12 +45,19 @@ class Renewed(NamedTuple):
         topic: The topic to which the consumer has subscribed.
         handle: The receipt handle.
         since: The time of the event loop at which the message was delivered.
+        deliveries: The number of earlier deliveries.
     """
 
     group: str
     topic: str
     handle: ReceiptHandle
     since: float
+    deliveries: int = 0
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """The group, the topic in which the message was found, and the queue id."""
+        return self.group, self.handle.kind.topic(self.topic, self.group), self.handle.queue_id
 
 
 class LeaseTable(Protocol):
@@ -59,6 +74,9 @@ class LeaseTable(Protocol):
         counts: bool = True,
     ) -> bool:
         """Let a lease expire `invisible_ms` from now. Return False if it has ended."""
+
+    def ack(self, key: tuple[str, str, int], offset: int, start: int, pop_ms: int) -> bool:
+        """Mark a message as consumed. Return False if its lease has ended."""
 
 
 def keep(client: Client, lease: Renewed) -> None:
@@ -77,16 +95,21 @@ class Renewals:
 
     Args:
         clients: The clients of the endpoint.
+        groups: The groups of the broker.
         leases: The leases of the broker.
     """
 
-    def __init__(self, clients: Clients, leases: LeaseTable) -> None:
+    def __init__(self, clients: Clients, groups: Groups, leases: LeaseTable) -> None:
         self._clients = clients
+        self._groups = groups
         self._leases = leases
         self._tasks = Tasks()
 
     async def renew_all(self, now: float) -> None:
-        """Renew the leases of all clients. Called every RENEW_S seconds, with the time of the event loop."""
+        """Renew the leases of all clients. Called every RENEW_S seconds, with the time of the event loop.
+
+        The message of a consumer that hangs comes again after the delay of the group's retry policy.
+        """
         turns = Turns()
         for client in list(self._clients.connected):
             silence = now - client.seen
@@ -97,7 +120,11 @@ class Renewals:
                     lease = client.leased.get(key)  # None if it has ended since the last turn
                     if lease is None:
                         continue
-                    if now - lease.since > LONGEST_S or not self.change(lease, RENEWED_MS):
+                    hangs, duration_ms = now - lease.since > LONGEST_S, RENEWED_MS
+                    if hangs:
+                        policy = policy_of(self._groups.find(lease.group))
+                        duration_ms = policy.delay_ms(lease.deliveries)
+                    if not self.change(lease, duration_ms) or hangs:
                         client.leased.pop(key, None)
 
     def give_back_all(self, client: Client) -> None:
@@ -117,10 +144,19 @@ class Renewals:
         With `counts=False`, the delivery does not count as one of the group's retries.
         """
         handle = lease.handle
-        key = lease.group, handle.kind.topic(lease.topic, lease.group), handle.queue_id
         return self._leases.renew(
-            key, handle.offset or 0, handle.start_offset, handle.pop_time_ms, invisible_ms, counts=counts
+            lease.place,
+            handle.offset or 0,
+            handle.start_offset,
+            handle.pop_time_ms,
+            invisible_ms,
+            counts=counts,
         )
+
+    def ack(self, lease: Renewed) -> None:
+        """Mark a leased message as consumed that is not delivered to its client."""
+        handle = lease.handle
+        self._leases.ack(lease.place, handle.offset or 0, handle.start_offset, handle.pop_time_ms)
 
     async def stop(self) -> None:
         """Give back the leases of the clients that are gone."""

@@ -15,7 +15,7 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import status
-from cometmq.grpc.service.receives import Groups
+from cometmq.grpc.service.renewals import Groups
 from cometmq.grpc.service.sends import Topics, find_topic
 from cometmq.grpc.service.sent import MIXED, accepted_types
 from cometmq.protocol.bodies import TopicConfig

@@ -19,9 +19,9 @@ from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import unleased_message
 from cometmq.grpc.service.outcomes import status
-from cometmq.grpc.service.receives import Groups
+from cometmq.grpc.service.policies import policy_of
 from cometmq.grpc.service.relays import Relays
-from cometmq.grpc.service.renewals import Renewals
+from cometmq.grpc.service.renewals import Groups, Renewals
 from cometmq.grpc.service.sends import transaction_id
 from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, RequestCode
@@ -41,8 +41,6 @@ MAX_KEPT_BYTES = 16 * 1024
 RECEIVE_BATCH = 32
 LONG_POLL_S = 20
 PUBLISH_ATTEMPTS = 3
-RETRY_DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""The delays of a group without a retry policy of its own: RocketMQ's delay levels."""
 PUSH = frozenset({ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER})
 CONSUMERS = PUSH | {ClientType.SIMPLE_CONSUMER}
 
@@ -130,12 +128,8 @@ class Sessions:
         subscription.fifo = config is not None and bool(config.consume_message_orderly)
         subscription.receive_batch_size = RECEIVE_BATCH
         subscription.long_polling_timeout.FromSeconds(LONG_POLL_S)
-        policy = settings.backoff_policy
-        policy.max_attempts = 1 + (config.retry_max_times if config is not None else 16)
-        delays = policy.customized_backoff.next
-        del delays[:]
-        for seconds in RETRY_DELAYS_S:
-            delays.add().FromSeconds(seconds)
+        settings.backoff_policy.max_attempts = 1 + (config.retry_max_times if config is not None else 16)
+        policy_of(config).announce(settings.backoff_policy)
 
     # -- heartbeats
 
