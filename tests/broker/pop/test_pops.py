@@ -10,6 +10,7 @@ from tests.kit.brokers import create, records, refused, running, take
 from tests.kit.waiting import until
 
 from cometmq.broker.pop import leases, polls
+from cometmq.broker.pop.retries import Retries
 from cometmq.protocol.bodies import BatchAckMessageRequestBody, pack_acks
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
@@ -274,6 +275,18 @@ class TestLeases:
         (dead,) = await take(peer, "%DLQ%G", 1)
         assert (dead.body, dead.properties["RETRY_TOPIC"], dead.reconsume_times) == (b"1", RETRY_TOPIC, 2)
         assert offset_in(cluster, topic=RETRY_TOPIC) == 1
+
+    async def test_a_damaged_message_is_not_copied(self, cluster, peer, consumer, monkeypatch, caplog):
+        """A copy would have a valid checksum of the damaged body."""
+        read = Retries._read  # noqa: SLF001 - the damage is between the disk and the copy
+        monkeypatch.setattr(Retries, "_read", lambda *given: (read(*given) or b"").replace(b"good", b"evil"))
+        await create(peer, read=1, write=1)
+        await peer.set_group(b'{"groupName":"G"}')
+        await peer.send(body=b"good")
+        await consumer.pop(invisible_ms=1)
+        await until(lambda: offset_in(cluster) == 1)
+        assert "is damaged" in caplog.text
+        assert cluster.broker.parts.store.max_offset(RETRY_TOPIC, 0) == 0
 
     async def test_a_batch_of_acks(self, cluster, peer, consumer):
         await peer.send_numbers(6)
