@@ -21,13 +21,14 @@ from cometmq.client import (
     ProducerOptions,
     PushConsumer,
     PushOptions,
+    SimpleConsumer,
     TransactionProducer,
 )
 from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus, TransactionState
 from cometmq.testing import History
 
-C = TypeVar("C", Producer, PushConsumer)
+C = TypeVar("C", Producer, PushConsumer, SimpleConsumer)
 TOPIC, GROUP = "T", "g"
 TRIES = 2
 _CLIENT: dict[str, Any] = {"route_interval_s": 2.0, "heartbeat_interval_s": 5.0, "api_timeout_s": 1.5}
@@ -56,6 +57,8 @@ class Clients:
         self.sending = 0
         """Number of producers that still have messages to send."""
         self.fails = kind == "retries"
+        self.patient = False
+        """Whether members that pop acknowledge every message that can be consumed."""
         self.paddings: tuple[int, ...] = (0, 10, 17, 60, 200)
         """Lengths of the padding of bodies, in bytes."""
         self._numbers = 0
@@ -67,7 +70,8 @@ class Clients:
         """Whether everything has been sent and the group has received every acknowledged message."""
         return not (self.sending or self.open) and self.acked <= self.handled
 
-    def _options(self, process: Process) -> ClientOptions:
+    def options(self, process: Process) -> ClientOptions:
+        """Return the options of a client of this process."""
         return ClientOptions(client_ip=process.host, instance_name=process.name, **_CLIENT)
 
     # -- producers
@@ -77,7 +81,7 @@ class Clients:
         self.sending += 1
         options = ProducerOptions(send_timeout_s=1.5, default_topic_queue_nums=2, retry_times=2)
         given: dict[str, Any] = {
-            "namesrv": self.cluster.namesrv, "options": options, "client_options": self._options(process),
+            "namesrv": self.cluster.namesrv, "options": options, "client_options": self.options(process),
         }  # fmt: skip
         if self.kind == "transactions":
             producer: Producer = await started(
@@ -166,7 +170,7 @@ class Clients:
         await started(
             lambda: PushConsumer(
                 GROUP, in_order if orderly else listener, TOPIC, namesrv=self.cluster.namesrv,
-                options=options, client_options=self._options(process),
+                options=options, client_options=self.options(process),
             )
         )  # fmt: skip
 

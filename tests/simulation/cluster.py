@@ -126,6 +126,7 @@ class BrokerMachine(Machine):
         self._had = 0
         self.disk = SimulatedDisk(cluster.scheduler.chance, cluster.seen)
         self._made: Broker | None = None
+        self._stopping: MessageStore | None = None
         self.failure: Exception | None = None
         """The exception of the last start, if it failed."""
         self.starts = 0
@@ -180,9 +181,9 @@ class BrokerMachine(Machine):
     @property
     def safe(self) -> int:
         """Log end that is as safe as the flush mode promises; while the broker is stopped, the last one."""
-        if self.broker is None:
+        if self.broker is None and self._stopping is None:
             return self._had
-        store = self.store
+        store = self._stopping or self.store
         return min(store.flusher.flushed, store.log.end) if store.config.sync_flush else store.log.end
 
     def move(self) -> None:
@@ -203,6 +204,34 @@ class BrokerMachine(Machine):
         after = self.disk.after_power_loss() if power else self.disk
         store.crash()
         self.disk = after
+
+    def stop(self, stopped: Callable[[], object]) -> None:
+        """Stop the broker cleanly, then call `stopped`. No effect unless its store is open.
+
+        During the stop it can neither be killed nor started.
+        """
+        if self.broker is None or self.process is None:
+            return
+        self.cluster.seen["clean stop"] += 1
+        store, broker, self._made = self.store, self.broker, None
+        self._stopping = store
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._had, self._stopping = self.safe, None
+            store.crash()  # without effect, unless the stop has failed
+            process, self.process = self.process, None
+            assert process is not None
+            process.kill()
+            self.cluster.network.lose_process(process, silently=False)
+            if (failure := task.exception()) is not None and not isinstance(failure, OSError):
+                self.cluster.scheduler.failures.append(failure)
+            stopped()
+
+        self.process.spawn(broker.stop()).add_done_callback(ended)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping is not None
 
     def lose_disk(self) -> None:
         """Replace the machine's disk with an empty one."""

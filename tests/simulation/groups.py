@@ -132,21 +132,22 @@ class RaftGroup:
     # -- queries of the run
 
     @property
-    def leader(self) -> BrokerMachine | None:
-        """The member that accepts sends.
-
-        If a member that is cut off also considers itself leader, this is the one with the newest term.
-        """
-        serving = [
-            (broker.parts.replication.status().term, name)
-            for name, machine in self.members.items()
+    def serving(self) -> list[BrokerMachine]:
+        """The members that accept sends: the leader, and one that is cut off and does not know its term."""
+        return [
+            machine
+            for machine in self.members.values()
             if (broker := machine.broker) is not None
             and isinstance(broker.parts.replication, RaftReplication)
             and broker.parts.replication.serves
         ]
-        return self.members[max(serving)[1]] if serving else None
 
-    def _status(self, machine: BrokerMachine) -> RaftStatus:
+    @property
+    def leader(self) -> BrokerMachine | None:
+        """The member that accepts sends. If there are several, the one with the newest term."""
+        return max(self.serving, key=lambda machine: self.status_of(machine).term, default=None)
+
+    def status_of(self, machine: BrokerMachine) -> RaftStatus:
         assert machine.broker is not None
         replication = machine.broker.parts.replication
         assert isinstance(replication, RaftReplication)
@@ -158,7 +159,7 @@ class RaftGroup:
         leader = self.leader
         if leader is None:
             return []
-        return [self.members[each.member] for each in self._status(leader).members]
+        return [self.members[each.member] for each in self.status_of(leader).members]
 
     def may_lose_disk(self, name: str) -> BrokerMachine | None:
         """Return this member if all members are intact: a group survives losing one minority at a time."""
@@ -175,7 +176,7 @@ class RaftGroup:
         if leader is None or not self.logs_are_whole or not self.disks_are_kept:
             return
         position = decode_offset_id(result.offset_msg_id).physical_offset
-        voters = [self.members[each.member] for each in self._status(leader).members if each.voter]
+        voters = [self.members[each.member] for each in self.status_of(leader).members if each.voter]
         have = sum(each.safe > position for each in voters)
         if 2 * have <= len(voters):
             self._tell("acknowledged is stored", f"{have} of {len(voters)} have a message at {position}")
@@ -185,7 +186,7 @@ class RaftGroup:
         leader = self.leader
         if leader is None or any(each.broker is None for each in self.taking_part):
             return False
-        found = {(s.last, s.committed) for s in map(self._status, self.taking_part)}
+        found = {(s.last, s.committed) for s in map(self.status_of, self.taking_part)}
         return len(found) == 1 and all(last == committed for last, committed in found)
 
     def ask(self, action: str, member: str) -> None:
@@ -211,7 +212,7 @@ class RaftGroup:
         leader = self.leader
         if leader is None:
             return
-        known = {each.member: each.voter for each in self._status(leader).members}
+        known = {each.member: each.voter for each in self.status_of(leader).members}
         for name in self.members:
             if name not in known:
                 self.ask("addLearner", name)

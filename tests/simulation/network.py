@@ -142,6 +142,9 @@ class _Listener:
     def getsockname(self) -> tuple[str, int]:
         return self._place
 
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def close(self) -> None:
         self._network.close_listener(self._place)
 

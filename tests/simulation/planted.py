@@ -1,4 +1,4 @@
-"""The twenty planted bugs of reliability.md and those of raft groups, and the runs that must detect them.
+"""The twenty planted bugs of reliability.md, those of raft groups and of pops, and the runs that detect them.
 
 Each bug changes the real code while a `with` block lasts, and its runs have faults under which it matters.
 The twentieth, faults without effect, is in test_simulation.py.
@@ -7,7 +7,7 @@ The twentieth, faults without effect, is in test_simulation.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -17,11 +17,17 @@ from tests.simulation.disks import SimulatedDisk
 from tests.simulation.run import Plan, Run
 from tests.simulation.scheduler import OWNER, Stuck
 
+import cometmq.broker.pop.expiry as expiry
+import cometmq.broker.pop.pops as pops
+import cometmq.broker.pop.service as pop_service
 import cometmq.broker.send.send as send
 import cometmq.broker.send.send_back as send_back
 import cometmq.client.cluster.decoding as decoding
 import cometmq.testing.checker as checker
 from cometmq.broker.groups.locks import QueueLocks
+from cometmq.broker.pop.leases import LeasedQueue, Leases
+from cometmq.broker.pop.retries import Retries
+from cometmq.broker.pop.revive import ReviveLog
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import SUCCESS, CommitWaits
 from cometmq.broker.replication.raft_member import RaftMember
@@ -204,6 +210,14 @@ def raft_breaks(seed: int) -> bool:
     return False
 
 
+@contextmanager
+def deadlines_by_the_wall_clock() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in (expiry, pops, pop_service):
+            stack.enter_context(mock.patch.object(module, "mono_ms", lambda clock: clock.time_ms()))
+        yield
+
+
 def nothing() -> AbstractContextManager[Any]:
     return mock.patch.dict({})
 
@@ -301,6 +315,20 @@ BUGS: dict[str, Bug] = {
     ),
     "raft: truncation of one entry too few": Bug(
         around(RaftLog, "truncate", cut_one_less), runs("raft", "plain", "cut", "kill")
+    ),
+    "pop: an ordered queue is not blocked by leases": Bug(
+        instead(Leases, "may_pop", lambda _self, queue, _ordered, _attempt_id="": not queue.busy),
+        runs("one", "ordered pops", "members"),
+    ),
+    "pop: the stored offset passes leased messages": Bug(
+        instead(LeasedQueue, "first_open", lambda self: self.head), runs("one", "pops", "kill")
+    ),
+    "pop: expired messages are not copied": Bug(
+        instead(Retries, "copy", lambda _self, _overdue, done: done(True)), runs("one", "pops")
+    ),
+    "pop: deadlines by the wall clock": Bug(deadlines_by_the_wall_clock, runs("one", "pops", "clock")),
+    "pop: a clean stop writes no checkpoints": Bug(
+        instead(ReviveLog, "_write_checkpoint", lambda *_given: None), runs("one", "pops", "stop")
     ),
     "checker that ignores unknowns": Bug(
         around(checker, "operations", forget_unknown), runs("one", "plain", "pause", "loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import random
@@ -12,13 +13,18 @@ from dataclasses import dataclass, field
 from tests.simulation.clients import GROUP, TOPIC, TRIES, Clients, name_of
 from tests.simulation.cluster import BrokerMachine, Cluster
 from tests.simulation.groups import RaftGroup
+from tests.simulation.pops import LeaseWatch, PopMembers
 
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.client.cluster.decoding import decode_messages
-from cometmq.errors import RecordError
+from cometmq.errors import CometError, RecordError
 from cometmq.message import MessageExt, MessageQueue, SendResult
-from cometmq.protocol.codes import DLQ_PREFIX
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import DLQ_PREFIX, RequestCode, ResponseCode
+from cometmq.protocol.frame import Frame
 from cometmq.protocol.ids import decode_offset_id
+from cometmq.protocol.pop import TopicKind
+from cometmq.remoting import RemotingClient
 from cometmq.store import WAITING, MessageStore
 from cometmq.testing.checker import RULES, Expected, Problem, check_history
 
@@ -37,12 +43,13 @@ _SETTLES = 0.4
 """Share of runs that watch settled owners: an idle cluster costs as much as a busy one."""
 _ROTTEN_S = 6.0
 """Time, in seconds, to watch a cluster with a damaged disk, whose lost messages never arrive."""
-KINDS = ("plain", "orderly", "transactions", "timers", "retries")
+POPS, ORDERED_POPS = "pops", "ordered pops"
+KINDS = ("plain", "orderly", "transactions", "timers", "retries", POPS, ORDERED_POPS)
 SHAPES = ("one", "two", "pair", "pair", "raft", "raft", "raft")
 """A broker, two brokers, a master with its slave, or a raft group of three or five."""
 FAULTS = (
     "loss", "slow network", "cut", "one-way cut", "reset", "pause", "kill", "power", "clock", "slow disk",
-    "full", "io error", "members", "move", "rot", "change", "wipe",
+    "full", "io error", "members", "move", "rot", "change", "wipe", "stop",
 )  # fmt: skip
 
 
@@ -101,6 +108,12 @@ class Run:
         self.scheduler = cluster.scheduler
         self.clients = Clients(cluster, self.plan.kind)
         self.clients.on_ack = self._check_ack
+        self.pops: PopMembers | None = None
+        if self.plan.kind in (POPS, ORDERED_POPS):
+            ordered = self.plan.kind == ORDERED_POPS
+            watch = LeaseWatch(self.scheduler.time, self._epochs, self._problem, ordered)
+            watch.log_is_whole = "rot" not in self.plan.faults
+            self.pops = PopMembers(self.clients, watch, ordered)
         self.problems: list[Problem] = []
         flush = "SYNC_FLUSH" if self.plan.sync_flush else "ASYNC_FLUSH"
         cluster.add_name_server()
@@ -147,7 +160,8 @@ class Run:
         """Rules that these faults may break: a crash repeats listener calls, and timers may be late."""
         if "rot" in self.plan.faults:
             return set(RULES) - {"nothing invented"}
-        forgiven = set()
+        # A pop that comes too late for its message counts as a failure, and its member does not know that.
+        forgiven = set() if self.pops is None else {"retries"}
         if self.plan.faults - {"clock", "slow disk", "slow network"}:
             forgiven |= {"retries", "timers"}
         return forgiven
@@ -165,6 +179,8 @@ class Run:
         self.producers = [cluster.client("p1")]
         for process in self.producers:
             process.spawn(clients.produce(process, self.chance.randint(8, 16), FAULT_S / 14))
+        if self.plan.kind == POPS:
+            cluster.client("admin").spawn(self._limit_tries())
         for _ in range(self.chance.choice((1, 1, 2))):
             self._add_member()
         if self.plan.faults <= {"clock", "slow disk", "slow network"}:
@@ -174,7 +190,30 @@ class Run:
         self._members_made += 1
         process = self.cluster.client(f"c{self._members_made}")
         self.clients.members.append(process)
-        process.spawn(self.clients.consume(process, orderly=self.plan.kind == "orderly"))
+        if self.pops is not None:
+            process.spawn(self.pops.consume(process))
+        else:
+            process.spawn(self.clients.consume(process, orderly=self.plan.kind == "orderly"))
+
+    def _epochs(self) -> dict[str, object]:
+        """Return a value for each broker name that changes if the broker may have lost its leases."""
+        if self.group is not None:
+            leading = [(each.host, self.group.status_of(each).term) for each in self.group.serving]
+            return {"a": leading[0] if len(leading) == 1 else object()}
+        return {each.name: each.starts for each in self.masters}
+
+    async def _limit_tries(self) -> None:
+        """Set the maximum number of redeliveries of the group at all masters."""
+        settings = SubscriptionGroupConfig(GROUP, retry_max_times=TRIES)
+        frame = Frame.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings.encode())
+        client, left = RemotingClient(), {each.name for each in self.cluster.brokers}
+        while left:
+            await asyncio.sleep(0.2)
+            masters = self.masters if self.group is None else self.group.serving
+            for broker in [each.broker for each in masters if each.broker and each.name in left]:
+                with contextlib.suppress(CometError):
+                    if (await client.call(broker.addr, frame, 4.0)).code == ResponseCode.SUCCESS:
+                        left.discard(broker.config.broker_name)
 
     def _check_ack(self, result: SendResult) -> None:
         """Check that an acknowledged message is stored on its master and a slave, or on a majority."""
@@ -259,6 +298,10 @@ class Run:
     def _power(self) -> None:
         self._kill(power=True)
 
+    def _stop(self) -> None:
+        machine = self._broker()
+        machine.stop(lambda: self._for_a_while(lambda: machine.up or machine.start()))
+
     def _move(self) -> None:
         broker = self._broker()
         broker.kill()
@@ -317,7 +360,9 @@ class Run:
     # -- afterwards
 
     def _heal(self) -> None:
-        self._healed = True
+        self._healed = self.clients.patient = True
+        self.cluster.heal()
+        self.scheduler.run_until(lambda: not any(each.stopping for each in self.cluster.brokers), 30)
         self.cluster.heal()
         self.scheduler.run_until(lambda: all(each.broker or not each.up for each in self.cluster.brokers), 10)
         for broker in self.cluster.brokers:
@@ -330,11 +375,38 @@ class Run:
         if self.group is not None:
             self._put_back(self.group)
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
-        self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
+        self.scheduler.run_until(lambda: self._done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
-        self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have arrived in the meantime
-        if "rot" not in self.plan.faults and self.chance.random() < _SETTLES:
+        # A retry may have arrived in the meantime.
+        self.scheduler.run_until(lambda: self._done and self._caught_up(), limit_s)
+        if "rot" in self.plan.faults:
+            return
+        if self.pops is not None:
+            for left in self._unacked():
+                self._problem("acked in the end", left)
+        elif self.chance.random() < _SETTLES:
             self._settle()
+
+    @property
+    def _done(self) -> bool:
+        """Whether the group has consumed everything."""
+        if self.pops is None:
+            return self.clients.done
+        return not self.clients.sending and next(self._unacked(), None) is None
+
+    def _unacked(self) -> Iterator[str]:
+        """Describe the queues with messages that are neither acknowledged nor dead letters."""
+        for broker in self.cluster.brokers if self.group is None else self.group.serving:
+            if broker.broker is None or broker.slave:
+                continue
+            parts = broker.broker.parts
+            for topic in (TOPIC, *(kind.topic(TOPIC, GROUP) for kind in TopicKind if kind)):
+                for queue in broker.store.queues.of_topic(topic):
+                    stored = parts.tables.offsets.query(GROUP, topic, queue.queue_id)
+                    if queue.max_offset and stored != queue.max_offset:
+                        yield f"{broker.host} {topic} {queue.queue_id}: {stored} of {queue.max_offset}"
+            if len(parts.pops.leases) or len(parts.pops.revive):
+                yield f"{broker.host}: {len(parts.pops.leases)} leases, {len(parts.pops.revive)} checkpoints"
 
     def _settle(self) -> None:
         """Check that without membership changes each queue keeps its owner and offsets do not decrease."""

@@ -29,9 +29,9 @@ IN_MAKE_TEST = 2_000
 MOST_TRIED = 300
 """Number of seeds within which a planted bug must be found."""
 STRIKES = (
-    "clock step", "cut", "full", "kill", "loss", "lost disk", "member killed", "move", "pause", "power loss",
-    "remove", "reset", "rot", "slow disk", "slow network", "sync error", "transfer", "volatile at power loss",
-    "write error",
+    "clean stop", "clock step", "cut", "full", "kill", "loss", "lost disk", "member killed", "member left",
+    "move", "pause", "power loss", "remove", "reset", "rot", "slow disk", "slow network", "sync error",
+    "transfer", "volatile at power loss", "write error",
 )  # fmt: skip
 """Faults that every few hundred seeds must show, since otherwise they have no effect."""
 NOTED = ("bounds", "commit", "dead", "end", "handle", "own", "read", "send", "settled")
