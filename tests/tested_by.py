@@ -28,6 +28,7 @@ broker/test_decision.py: broker/access/rights
 broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/transactions/records
 broker/test_ha_master.py: broker/replication/ha_frames
+broker/test_modes.py: broker/tables/consume_modes
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
 broker/test_pops.py: broker/pop/checks broker/pop/expiry broker/pop/plan broker/pop/polls broker/pop/records

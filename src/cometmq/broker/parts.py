@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from cometmq import logs
@@ -55,7 +55,7 @@ from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.errors import CommandError
-from cometmq.metrics import Families, MetricsExporter
+from cometmq.metrics import MetricsExporter
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import VIP_OFFSET
 from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
@@ -126,7 +126,6 @@ class BrokerParts:
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
         runtime = self._runtime()
-        self.more_metrics: list[Callable[[Families], None]] = []
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
         if self._relay is not None:
@@ -212,7 +211,7 @@ class BrokerParts:
         )
         self.pops = self._pop_service(filters)
         self.modes = ConsumeModes(
-            config=config, store=store, tables=tables, consumers=self.consumers, route=self.registrar.route
+            config=config, tables=tables, consumers=self.consumers, route=self.registrar.route
         )
         self.timed = TimedSends(config=config, clock=self._clock, store=store, tables=tables)
         self.sends = SendProcessor(
@@ -303,10 +302,8 @@ class BrokerParts:
             runtime=runtime,
             address=self._address,
             transactions=self.transactions.ledger,
-            pops=self.pops,
             connections=lambda: len(self.server.connections),
             registered=self.registrar.state,
-            more=self.more_metrics,
         )
         interface = self._address.interface
         return MetricsExporter(self.config, interface, numbers.collect, numbers.why_not_ready)
@@ -360,7 +357,6 @@ class BrokerParts:
                 consumers=consumers,
                 stats=self.stats,
                 address=self._address,
-                leases=self.pops.leases,
             ),
             ClientAdmin(
                 clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
@@ -407,7 +403,6 @@ class BrokerParts:
     def load(self) -> None:
         """Fill the tables from their files. Must run in a thread. Raises StoreCorrupt or OSError."""
         self.tables.load()
-        self.modes.load()
         if not self.store.slave:
             self.transactions.load()
             self.pops.load()

@@ -10,7 +10,6 @@ from cometmq.errors import ConfigError
 from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.messages import messages
-from cometmq.grpc.service import numbers
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.receives import Receives
 from cometmq.grpc.service.renewals import RENEW_S, Renewals
@@ -56,7 +55,7 @@ class GrpcEndpoint:
         sends = Sends(clients, tables.topics, config)
         receives = Receives(clients, tables.groups, renewals, config.broker_name)
         routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
-        server = self._server = GrpcServer(
+        self._server = GrpcServer(
             {
                 "QueryRoute": routes.query_route,
                 "QueryAssignment": routes.query_assignment,
@@ -78,7 +77,7 @@ class GrpcEndpoint:
             reads_proxy_header=config.grpc_proxy_protocol_enable,
         )
         try:
-            self.port = routes.port = await server.start(host, port)
+            self.port = routes.port = await self._server.start(host, port)
         except OSError as error:
             raise port_error("grpcPort", port, error) from error
 
@@ -88,7 +87,6 @@ class GrpcEndpoint:
 
         self._checks = Periodic(loop, RENEW_S, check, name="renewal of leases")
         self._checks.start()
-        parts.more_metrics.append(lambda families: numbers.collect(families, config, server, clients))
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
 

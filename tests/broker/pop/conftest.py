@@ -8,6 +8,7 @@ import pytest
 from tests.kit.brokers import Cluster, Peer, records
 
 from cometmq.message import MessageExt
+from cometmq.protocol.bodies import SetMessageRequestModeRequestBody
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
@@ -120,6 +121,14 @@ class PopClient:
 @pytest.fixture
 async def consumer(peer: Peer) -> PopClient:
     return PopClient(peer)
+
+
+async def set_mode(peer: Peer, **fields: Any) -> Frame:
+    """Let the group G pop the topic Orders."""
+    body = SetMessageRequestModeRequestBody(
+        **{"topic": "Orders", "consumer_group": "G", "mode": "POP", **fields}
+    )
+    return await peer.call(RequestCode.SET_MESSAGE_REQUEST_MODE, None, body.encode(), version=V5)
 
 
 def offset_in(cluster: Cluster, queue_id: int = 0, topic: str = "Orders", group: str = "G") -> int:

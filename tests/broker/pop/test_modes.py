@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.broker.pop.conftest import V5
+from tests.broker.pop.conftest import V5, set_mode
 from tests.kit.brokers import create, refused, table_on_disk
 
 from cometmq.broker.pop.modes import allocate
@@ -26,13 +26,6 @@ async def assignments(peer, client_id="c1", strategy="AVG", model="CLUSTERING", 
     if found is None:
         return None
     return [(each.message_queue.queue_id, each.mode) for each in found]
-
-
-async def set_mode(peer, **fields):
-    body = SetMessageRequestModeRequestBody(
-        **{"topic": "Orders", "consumer_group": "G", "mode": "POP", **fields}
-    )
-    return await peer.call(RequestCode.SET_MESSAGE_REQUEST_MODE, None, body.encode(), version=V5)
 
 
 async def test_members_share_the_queues_until_the_mode_is_pop(cluster, peer):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.broker.pop.conftest import set_mode
 from tests.kit.brokers import commit, create
 from tests.kit.waiting import until
 
 from cometmq.broker.replication.metadata_sync import merged
-from cometmq.protocol.codes import RequestCode
+from cometmq.errors import CommandError
+from cometmq.protocol.codes import RequestCode, ResponseCode
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,34 @@ async def test_topics_groups_and_offsets_are_copied_and_written(pair):
     assert written.topics.table == slave.topics.table
     assert written.groups.table == slave.groups.table
     assert written.offsets.query("G", "Orders", 1) == 42
+
+
+async def test_consume_modes_are_copied_and_written(pair):
+    peer = pair.peers["master"]
+    await create(peer, "Orders")
+    await peer.set_group(b'{"groupName":"G"}')
+    assert (await set_mode(peer, pop_share_queue_num=3)).code == 0
+    await sync(pair)
+    mode = tables(pair, "slave").modes.modes["Orders", "G"]
+    assert (mode.mode, mode.pop_share_queue_num) == ("POP", 3)
+    assert (await set_mode(peer, mode="PULL")).code == 0
+    await sync(pair)
+    await pair.stop("slave")
+    await pair.again("slave")
+    assert tables(pair, "slave").modes.modes["Orders", "G"].mode == "PULL"
+
+
+async def test_a_master_of_rocketmq_4_has_no_consume_modes(pair):
+    pair.brokers["master"].parts.server.override_handlers([RequestCode.GET_ALL_MESSAGE_REQUEST_MODE], unknown)
+    await create(pair.peers["master"], "Orders")
+    await pair.peers["master"].set_group(b'{"groupName":"G"}')
+    await sync(pair)
+    assert "G" in tables(pair, "slave").groups.table
+    assert pair.brokers["slave"].parts.replication.sync.failure == ""
+
+
+def unknown(_connection, _frame):
+    raise CommandError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 402 not supported")
 
 
 async def test_delay_offsets_are_copied(pair):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.broker.pop.conftest import set_mode
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 from tests.kit.brokers import commit, create, records
 from tests.kit.waiting import until
@@ -71,10 +72,14 @@ async def test_settings_that_were_answered_are_known_to_whoever_leads_next(group
     assert (await peer.delete_topic("Gone")).code == 0
     header = DeleteSubscriptionGroupRequestHeader(group_name="H")
     assert (await peer.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)).code == 0
+    assert (await set_mode(peer, topic="Wide")).code == 0
+    refusal = await set_mode(group.peers[group.followers()[0]], topic="Wide")
+    assert "does not lead its raft group" in refusal.remark
     await group.stop(first)
     found = tables(group, await group.leader())
     assert (found.topics.table["Wide"].read_queue_nums, found.topics.table["Wide"].perm) == (7, 4)
     assert found.groups.table["G"].retry_max_times == 3
+    assert found.modes.modes["Wide", "G"].mode == "POP"
     assert "Gone" not in found.topics.table
     assert "H" not in found.groups.table
 

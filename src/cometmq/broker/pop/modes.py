@@ -2,25 +2,23 @@
 
 A 5.x push consumer with `clientRebalance=false` asks a broker of its topic which queues it has, and whether
 it pulls or pops them (request 400). Administrators set the mode with `mqadmin setConsumeMode` (request 401).
-The modes are stored in messageRequestMode.json, in the format of Apache's broker.
+The modes are stored in messageRequestMode.json, in the format of Apache's broker. Slaves and the members of a
+raft group copy them together with the groups.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.tables.consume_modes import MAX_MODES
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.broker.tables.table_file import TableFile
-from cometmq.errors import BodyError, CommandError
+from cometmq.errors import CommandError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     MessageQueueAssignment,
@@ -32,16 +30,10 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection
-from cometmq.store import MessageStore
-
-log = logs.logger(__name__)
 
 PULL, POP = "PULL", "POP"
 BROADCASTING = "BROADCASTING"
 ALL_QUEUES = -1
-MODES_FILE = "messageRequestMode.json"
-MAX_MODES = 50_000
-"""The maximum number of pairs of topic and group with a mode."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -52,36 +44,14 @@ class ConsumeModes:
     """
 
     config: BrokerConfig
-    store: MessageStore
     tables: DurableTables
     consumers: ConsumerTable
     route: Callable[[str], Awaitable[TopicRouteData | None]]
 
-    def __post_init__(self) -> None:
-        self._modes: dict[tuple[str, str], SetMessageRequestModeRequestBody] = {}  # By topic and group
-        path = os.path.join(self.config.store.root, "config", MODES_FILE)
-        self._file = TableFile(self.store.disk, path, self._table)
-
-    def _table(self) -> dict[str, Any]:
-        table: dict[str, dict[str, Any]] = {}
-        for (topic, group), mode in self._modes.items():
-            table.setdefault(topic, {})[group] = msgspec.to_builtins(mode)
-        return {"messageRequestModeMap": table}
-
-    def load(self) -> None:
-        """Read the modes from their file. Must run in a thread."""
-        for topic, groups in (self._file.load().get("messageRequestModeMap") or {}).items():
-            for group, plain in groups.items():
-                try:
-                    mode = SetMessageRequestModeRequestBody.from_plain(plain)
-                except BodyError as error:
-                    log.warning("the mode of group %s for topic %s is ignored: %s", group, topic, error)
-                else:
-                    self._modes[topic, group] = mode
-
     @handles(RequestCode.SET_MESSAGE_REQUEST_MODE)
     async def set_message_request_mode(self, _connection: Connection, frame: Frame) -> Frame:
         """Set how a group consumes a topic."""
+        since = self.tables.check_changeable()
         body = SetMessageRequestModeRequestBody.decode(frame.body)
         topic, group = check_topic(body.topic, frame.version), check_group(body.consumer_group, frame.version)
         if topic.startswith(RETRY_PREFIX):
@@ -95,11 +65,11 @@ class ConsumeModes:
             raise CommandError(
                 ResponseCode.INVALID_PARAMETER, f"mode is {body.mode[:20]!r}, not {PULL} or {POP}"
             )
-        if len(self._modes) >= MAX_MODES and (topic, group) not in self._modes:
+        if not self.tables.modes.put(body):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the limit of {MAX_MODES} modes is reached")
-        self._modes[topic, group] = body
+        self.tables.modes_changed()
         try:
-            await self._file.save_now()
+            await self.tables.groups_kept(since)
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
@@ -110,14 +80,14 @@ class ConsumeModes:
     @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def get_all_message_request_mode(self, _connection: Connection, frame: Frame) -> Frame:
         """Return all modes, for a slave of 5.x."""
-        return frame.response(body=msgspec.json.encode(self._table()))
+        return frame.response(body=msgspec.json.encode(self.tables.modes.to_table()))
 
     @handles(RequestCode.QUERY_ASSIGNMENT)
     async def query_assignment(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the queues of a member, and whether it pulls or pops them."""
         body = QueryAssignmentRequestBody.decode(frame.body)
         topic, group = check_topic(body.topic, frame.version), check_group(body.consumer_group, frame.version)
-        mode = self._modes.get((topic, group)) or SetMessageRequestModeRequestBody(topic, group)
+        mode = self.tables.modes.modes.get((topic, group)) or SetMessageRequestModeRequestBody(topic, group)
         queues = await self._queues(topic)
         assigned: Sequence[MessageQueue] | None = queues
         if queues is not None and body.message_model != BROADCASTING:

@@ -1,4 +1,4 @@
-"""A slave's copy of its master's tables: topics, groups, consumer offsets, delay offsets.
+"""A slave's copy of its master's tables: topics, groups, consume modes, consumer offsets, delay offsets.
 
 RocketMQ's requests for these tables are in docs/reference/storage.md, Slave metadata sync.
 
@@ -37,7 +37,7 @@ from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.versions import order
-from cometmq.errors import CometError
+from cometmq.errors import BrokerError, CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import (
     Body,
@@ -45,6 +45,7 @@ from cometmq.protocol.bodies import (
     DataVersion,
     DelayOffsetTable,
     KVTable,
+    MessageRequestModeTable,
     SubscriptionGroupTable,
     TopicConfigTable,
 )
@@ -338,9 +339,24 @@ class MetadataSync:
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
         )
         groups = self._tables.groups
-        if table.data_version is not None and self._is_wanted(table.data_version, groups.version):
+        wanted = self._is_wanted(table.data_version, groups.version)
+        if wanted or not self._newer_only:  # The modes of a RocketMQ master have no version
+            modes = await self._modes()
             await self._confirm_log()
+            self._tables.replace_modes(modes)
+        if wanted and table.data_version is not None:
             groups.replace(table.data_version, table.subscription_group_table)
+
+    async def _modes(self) -> MessageRequestModeTable:
+        """Return the master's consume modes, or none if it is a broker of RocketMQ 4."""
+        try:
+            return await self._request_table(
+                RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, MessageRequestModeTable
+            )
+        except BrokerError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            return MessageRequestModeTable()
 
     async def _offsets(self) -> None:
         if self._master_offsets is None:

@@ -32,6 +32,7 @@ from cometmq.protocol.bodies import (
     ConsumerOffsetTable,
     DelayOffsetTable,
     KVTable,
+    MessageRequestModeTable,
     SubscriptionGroupTable,
     TopicConfigTable,
 )
@@ -136,6 +137,7 @@ class Copies(NamedTuple):
 
     topics: TopicConfigTable | None
     groups: SubscriptionGroupTable | None
+    modes: MessageRequestModeTable | None
     offsets: ConsumerOffsetTable | None
     delays: DelayOffsetTable | None
 
@@ -189,8 +191,7 @@ class RaftTables:
         tables = self._tables
         if not tables.topics.version.state_version == tables.groups.version.state_version == term:
             return False
-        await tables.topics_file.saved()
-        await tables.groups_file.saved()
+        await tables.settings_saved()
         return True
 
     def check(self) -> int:
@@ -311,6 +312,7 @@ class RaftTables:
         return Copies(
             await table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
             await table(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable),
+            await table(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, MessageRequestModeTable),
             await table(RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsetTable),
             await table(RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsetTable),
         )
@@ -318,13 +320,15 @@ class RaftTables:
     def _adopt_newer(self, given: Copies) -> None:
         """Adopt those tables of another member that are newer than this member's."""
         tables = self._tables
-        topics, groups, offsets, delays = given
+        topics, groups, modes, offsets, delays = given
         if topics:
             self._sync.take_deletions(topics)
         if topics and topics.data_version and order(topics.data_version) > order(tables.topics.version):
             tables.topics.replace(topics.data_version, topics.topic_config_table)
         if groups and groups.data_version and order(groups.data_version) > order(tables.groups.version):
             tables.groups.replace(groups.data_version, groups.subscription_group_table)
+            if modes:
+                tables.replace_modes(modes)
         if offsets and order(offsets.data_version) > order(tables.offsets.version):
             self._sync.merge(offsets)
         for level, offset in delays.offset_table.items() if delays else ():
@@ -354,6 +358,5 @@ class RaftTables:
                 ResponseCode.SYSTEM_ERROR,
                 f"the log of {group.me} has not reached the position of the leader's deletions of topics yet",
             )
-        await self._tables.topics_file.saved()
-        await self._tables.groups_file.saved()
+        await self._tables.settings_saved()
         check()

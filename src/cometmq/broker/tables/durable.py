@@ -1,7 +1,8 @@
-"""The persistent tables of a broker: topics, groups, consumer offsets, delay offsets, timer checkpoint.
+"""The persistent tables of a broker: topics, groups, consume modes, offsets of consumers and delays, timers.
 
-Each table has its own file. Topics and groups are written after each change, the others every few seconds if
-they have changed, and all of them when the broker stops (docs/reference/storage.md, Writing tables).
+Each table has its own file. Topics, groups and modes are written after each change, the others every few
+seconds if they have changed, and all but the modes when the broker stops (docs/reference/storage.md, Writing
+tables).
 
 An offset in a file must never refer to messages that the log on the disk lacks. So, before offsets are
 written, the log is flushed up to the end that it had when the offsets were read. Otherwise, after a power
@@ -21,6 +22,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.consume_modes import ConsumeModeTable
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.tables.delay_offsets import DelayOffsets
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
@@ -33,6 +35,7 @@ from cometmq.protocol.bodies import (
     Body,
     ConsumerOffsetTable,
     DataVersion,
+    MessageRequestModeTable,
     SubscriptionGroupTable,
     TopicConfigTable,
 )
@@ -44,6 +47,7 @@ log = logs.logger(__name__)
 NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
 """The system topics that `adopt` must not add to the topic table."""
 
+MODES = "messageRequestMode.json"
 # The minimum delay, in seconds, before offsets are written for the first time, as in Apache's broker.
 FIRST_WRITE_S = 10.0
 
@@ -76,7 +80,7 @@ class SettingsReplicas(Protocol):
 
 
 class DurableTables:
-    """The five tables of a broker, and their files in the directory `config` of the store."""
+    """The six tables of a broker, and their files in the directory `config` of the store."""
 
     def __init__(
         self, config: BrokerConfig, clock: Clock, store: MessageStore, topics_changed: Callable[[], None]
@@ -91,6 +95,7 @@ class DurableTables:
         """In a raft group: the members, of which a majority must store each change. Otherwise None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
         self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
+        self.modes = ConsumeModeTable()
         self.offsets = ConsumerOffsets()
         self.delays = DelayOffsets()
         self.timers = TimerState(clock.time_ms)
@@ -100,6 +105,7 @@ class DurableTables:
         self.groups_file = self._file(
             GROUPS, lambda: plain(SubscriptionGroupTable(groups.table, groups.version)), after_log=False
         )
+        self.modes_file = self._file(MODES, self.modes.to_table, after_log=False)
         self.offsets_file = self._file(OFFSETS, self._offsets_table, after_log=True)
         self.delays_file = self._file(DELAYS, self.delays.to_file, after_log=True)
         self.timers_file = self._file(TIMERS, self.timers.to_table, after_log=True)
@@ -132,6 +138,7 @@ class DurableTables:
         self.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
         groups = SubscriptionGroupTable.from_plain(self.groups_file.load())
         self.groups.load(groups.data_version, groups.subscription_group_table)
+        self.modes.load(self.modes_file.load())
         offsets = self.offsets_file.load()
         self.offsets.load(offsets)
         if self.versions.term is not None:
@@ -206,13 +213,19 @@ class DurableTables:
         await self._kept(self.topics_file, since)
 
     async def groups_kept(self, since: int) -> None:
-        """Wait until all changes of groups so far are durable. Raises OSError or CommandError."""
+        """Wait until all changes of groups and modes so far are durable. Raises OSError or CommandError."""
+        await self.modes_file.saved()
         await self._kept(self.groups_file, since)
 
     async def _kept(self, file: TableFile, since: int) -> None:
         await file.saved()
         if self.replicas is not None:
             await self.replicas.keep(since)
+
+    async def settings_saved(self) -> None:
+        """Wait until all topics, groups and modes are on the disk. Raises OSError."""
+        for file in (self.topics_file, self.modes_file, self.groups_file):
+            await file.saved()
 
     def offsets_version(self) -> DataVersion | None:
         """In a raft group, return the version of the leader's offsets that this member has; otherwise None.
@@ -233,6 +246,17 @@ class DurableTables:
 
     def _save_groups(self) -> None:
         self.groups_file.save()
+
+    def modes_changed(self) -> None:
+        """Start to write the consume modes. They have no version, so the groups get a new one."""
+        self.modes_file.save()
+        self.groups.touch()
+
+    def replace_modes(self, table: MessageRequestModeTable) -> None:
+        """Replace the consume modes with those of a master."""
+        groups = table.message_request_mode_map.values()
+        if self.modes.replace(mode for modes in groups for mode in modes.values()):
+            self.modes_file.save()
 
     def save_offsets(self) -> None:
         """Start to write the consumer offsets if they have changed."""

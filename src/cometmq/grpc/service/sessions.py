@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 from cometmq import logs
-from cometmq.broker.groups.client_requests import GRPC_TYPE
-from cometmq.broker.groups.clients import POP_TYPE
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import ClientType, Code
@@ -43,8 +41,8 @@ MAX_KEPT_BYTES = 16 * 1024
 RECEIVE_BATCH = 32
 LONG_POLL_S = 20
 PUBLISH_ATTEMPTS = 3
-CONSUMERS = {ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER, ClientType.LITE_PUSH_CONSUMER}
-TYPE_NAMES = {int(each): each.name for each in ClientType}
+PUSH = frozenset({ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER})
+CONSUMERS = PUSH | {ClientType.SIMPLE_CONSUMER}
 
 
 class Sessions:
@@ -149,16 +147,14 @@ class Sessions:
             data.consumer_data_set.append(
                 ConsumerData(
                     group_name=group or settings.subscription.group.name,
-                    consume_type=POP_TYPE,
+                    consume_type="CONSUME_POP" if client_type in PUSH else "CONSUME_ACTIVELY",
                     subscription_data_set=client.subscriptions(),
                 )
             )
         else:
             topics = [*(each.name for each in settings.publishing.topics), *client.transactions]
             data.producer_data_set.extend(ProducerData(group_name=topic) for topic in dict.fromkeys(topics))
-            client_type = client_type or ClientType.PRODUCER
-        ext = {GRPC_TYPE: TYPE_NAMES.get(client_type, "")}
-        return client.frame(RequestCode.HEART_BEAT, body=data.encode(), ext=ext)
+        return client.frame(RequestCode.HEART_BEAT, body=data.encode())
 
     def notify_client_termination(self, call: Call, _request: Any) -> Any:
         """Forget a client that ends: its groups, its leases and its telemetry stream."""

@@ -207,6 +207,12 @@ class SetMessageRequestModeRequestBody(Body):
     pop_share_queue_num: int = always(0)
 
 
+class MessageRequestModeTable(Body):
+    """The consume modes of a broker by topic and group: the response to request 402."""
+
+    message_request_mode_map: dict[str, dict[str, SetMessageRequestModeRequestBody]] = empty(dict)
+
+
 class QueryAssignmentRequestBody(Body):
     """The body of request 400: a member asks which queues it consumes, and how."""
 
