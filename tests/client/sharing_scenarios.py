@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from functools import partial
 
+from msgspec.structs import replace
 from tests.client.scenarios import (
     FROM_FIRST,
     Ledger,
@@ -168,13 +169,12 @@ async def an_operator_switches_a_group_to_shared_messages(namesrv: str) -> None:
         await ledger.has_all([b"pulled"])
         await until(lambda: has_queues(one) and has_queues(other), "the queues divided")
         addr = one.client.master_addr(ledger.messages[0].broker_name)
-        await admin.set_consume_mode(addr, SetMessageRequestModeRequestBody(name.topic, name.group, "POP", 0))
+        pop = SetMessageRequestModeRequestBody(name.topic, name.group, "POP", 0)
+        await admin.set_consume_mode(addr, pop)
         await until(lambda: not has_queues(one) and not has_queues(other), "the queues released")
         await fill(namesrv, name.topic, sent)
         await ledger.has_all(sent)
-        await admin.set_consume_mode(
-            addr, SetMessageRequestModeRequestBody(name.topic, name.group, "PULL", 0)
-        )
+        await admin.set_consume_mode(addr, replace(pop, mode="PULL"))
         await until(lambda: has_queues(one) and has_queues(other), "the queues divided again")
         await fill(namesrv, name.topic, [b"pulled again"])
         await ledger.has_all([b"pulled again"])

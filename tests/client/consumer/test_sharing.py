@@ -266,6 +266,16 @@ class TestLeases:
             consumer.resume()
             await box.has(1)
 
+    async def test_other_code_that_cancels_all_tasks_does_not_end_it(
+        self, namesrv: FakeNamesrv, broker: PopBroker, box: Box
+    ) -> None:
+        async with sharing(namesrv, box):
+            await until(lambda: POP in broker.requests)
+            (receiving,) = [each for each in asyncio.all_tasks() if each.get_name() == "cometmq-lease-g"]
+            receiving.cancel()
+            offer(broker, 1)
+            await box.has(1)
+
     async def test_health_names_a_broker_that_refuses(
         self, namesrv: FakeNamesrv, broker: PopBroker, box: Box
     ) -> None:
@@ -339,12 +349,12 @@ class TestChoiceOfTheOperator:
             assert POP not in broker.requests
             mode = "POP"
             await consumer.rebalance()
-            assert consumer.assignment == ()
+            assert len(consumer.assignment) == 0
             offer(broker, 1)
             await until(lambda: acked(broker) == [0])
             broker.refuse(RequestCode.QUERY_ASSIGNMENT, ResponseCode.SYSTEM_BUSY)
             await consumer.rebalance()
-            assert consumer.assignment == ()
+            assert len(consumer.assignment) == 0
             broker.on(RequestCode.QUERY_ASSIGNMENT, answer)
             broker.store("T", 0, b"pulled")
             mode = "PULL"

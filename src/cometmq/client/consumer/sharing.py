@@ -15,7 +15,7 @@ from typing import Any
 
 from cometmq import logs
 from cometmq.client.cluster.hooks import kept
-from cometmq.client.cluster.workers import for_each
+from cometmq.client.cluster.workers import again_if_cancelled, for_each
 from cometmq.client.consumer.concurrent import OVERDUE_LEVEL, Concurrent, failed_messages
 from cometmq.client.consumer.consume_mode import ModeUser
 from cometmq.client.consumer.listener import ConsumeContext, OrderlyContext, OrderlyStatus
@@ -135,7 +135,14 @@ class Sharing(Concurrent):
             self._receiving.cancel()
             self._receiving = None
         if self._shared and not self._suspended:
-            self._receiving = self._tasks.start(self._receive(), name=f"cometmq-lease-{self._group.name}")
+            task = self._tasks.start(self._receive(), name=f"cometmq-lease-{self._group.name}")
+            self._receiving = task
+            again_if_cancelled(task, lambda: self._cancelled(task))
+
+    def _cancelled(self, task: asyncio.Task[None]) -> None:
+        """Receive again if other code has cancelled the task."""
+        if task is self._receiving:
+            self._restart()
 
     async def close(self) -> None:
         """Give all leased messages back, whether or not their listener call has begun."""

@@ -1,7 +1,7 @@
 """The retry policy of a consumer group: how often and when a failed message is delivered again.
 
 Brokers store it as `groupRetryPolicy`, and leave it to consumers that lease messages
-(docs/reference/storage.md, Dead letters).
+(docs/reference/storage.md, Send back).
 """
 
 from __future__ import annotations
