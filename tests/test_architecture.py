@@ -83,7 +83,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("recovery", "raft_log", "background", "inspect"),
     ),
     "broker": (
-        *("base", "access", "tables", "filters", "groups", "send", "pull", "pop", "timers"),
+        *("base", "access", "tables", "filters", "groups", "send", "pull", "pop", "lite", "timers"),
         *("transactions", "replication"),
         "admin",
     ),
@@ -114,6 +114,7 @@ SANS_IO_MODULES = (
     "broker/base/pressure.py",
     "metrics/families.py",
     "namesrv/tables.py",
+    "broker/lite/subscriptions.py",
     "broker/pop/leases.py",
     "broker/replication/ha_frames.py",
     "broker/replication/ha_master.py",

@@ -28,6 +28,8 @@ broker/test_decision.py: broker/access/rights
 broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/transactions/records
 broker/test_ha_master.py: broker/replication/ha_frames
+broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/requests broker/lite/service
+    broker/lite/subscriptions
 broker/test_modes.py: broker/tables/consume_modes
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
@@ -109,7 +111,7 @@ pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets p
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns
 protocol/test_bodies.py: protocol/batch protocol/bodies/admin protocol/bodies/client protocol/bodies/route
-    protocol/json_body
+    protocol/json_body protocol/lite
 protocol/test_frame.py: protocol/binary_header
 protocol/test_headers.py: protocol/codes protocol/ext protocol/headers/admin protocol/headers/client
     protocol/headers/message protocol/headers/namesrv

@@ -69,6 +69,14 @@ NAMESRV_REQUESTS = {
     904: Request({**BROKER, "epoch": "1", "maxOffset": "5", "heartbeatTimeoutMills": "1000"}),
 }
 
+LITE_SUBSCRIPTION = {
+    "action": "PARTIAL_ADD",
+    "clientId": "c1",
+    "group": "CG",
+    "topic": "TopicA",
+    "liteTopicSet": ["s1"],
+    "version": 1,
+}
 QUEUE = {"topic": "TopicA", "queueId": "0"}
 PROPERTIES = (
     "UNIQ_KEY\x01FD00000000000000000000000000000269E95FFD2B27641B65E70000\x02KEYS\x01k1 k2\x02TAGS\x01t\x02"
@@ -312,6 +320,18 @@ BROKER_REQUESTS = {
     200054: Request({**POP, "pollTime": "1", "bornTime": "1795170712333"}, held=True),
     200055: Request(POP),
     200056: Request({}),
+    200070: Request(
+        {
+            "clientId": "c1",
+            "consumerGroup": "CG",
+            "topic": "TopicA",
+            "maxMsgNum": "32",
+            "invisibleTime": "60000",
+            "pollTime": "1",
+            "bornTime": "0",
+        }
+    ),
+    200071: Request({}, json.dumps({"subscriptionSet": [LITE_SUBSCRIPTION]}).encode()),
     200151: Request({}, json.dumps(BATCH_ACK).encode()),
 }
 

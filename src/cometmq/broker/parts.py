@@ -32,6 +32,8 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.lite.requests import LiteProcessor
+from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.modes import ConsumeModes
 from cometmq.broker.pop.requests import PopProcessor
 from cometmq.broker.pop.service import PopService
@@ -210,6 +212,7 @@ class BrokerParts:
             slow_readers=self.slow_readers,
         )
         self.pops = self._pop_service(filters)
+        self.lite = self._lite_service()
         self.modes = ConsumeModes(
             config=config, tables=tables, consumers=self.consumers, route=self.registrar.route
         )
@@ -224,6 +227,7 @@ class BrokerParts:
             stats=self.stats,
             writer=writer,
             timers=self.timed,
+            lite_properties=self.lite.sent_properties,
         )
         redelivery = Redelivery(store=store, topics=tables.topics)
         self.timers = TimerService(
@@ -252,15 +256,29 @@ class BrokerParts:
             address=self._address,
             security=self.security,
         )
-        self.clients = ClientProcessor(
+        self.clients = self._client_processor(filters)
+
+    def _client_processor(self, filters: SqlFilters) -> ClientProcessor:
+        return ClientProcessor(
             clock=self._clock,
-            store=store,
-            tables=tables,
+            store=self.store,
+            tables=self.tables,
             producers=self.producers,
             consumers=self.consumers,
             locks=self.locks,
-            notices=GroupNotices(config, tables.groups, self.consumers),
+            notices=GroupNotices(self.config, self.tables.groups, self.consumers),
             filters=filters,
+        )
+
+    def _lite_service(self) -> LiteService:
+        return LiteService(
+            config=self.config,
+            clock=self._clock,
+            store=self.store,
+            tables=self.tables,
+            stats=self.stats,
+            retries=self.pops.retries,
+            arrivals=self.pulls.long_poll,
         )
 
     def _pop_service(self, filters: SqlFilters) -> PopService:
@@ -311,6 +329,7 @@ class BrokerParts:
     def _all_handlers(self, runtime: RuntimeAdmin) -> dict[int, Handler]:
         config, store, tables, consumers = self.config, self.store, self.tables, self.consumers
         handlers: dict[int, Handler] = {}
+        pop_requests = PopProcessor(config=config, service=self.pops)
         for part in (
             self.sends,
             ReplyProcessor(self.sends, self.producers, self._address),
@@ -325,7 +344,8 @@ class BrokerParts:
                 check_read=self.security.check_read,
             ),
             self.pulls,
-            PopProcessor(config=config, service=self.pops),
+            pop_requests,
+            LiteProcessor(config=config, service=self.lite, checks=self.pops.checks, pops=pop_requests),
             self.modes,
             self.clients,
             self.schedule,
@@ -435,6 +455,7 @@ class BrokerParts:
             self.store.retention.before_delete = self.timers.move_on
             self.transactions.start()
             self.pops.start()
+            self.lite.start()
         for timer in self._periodic:
             timer.start()
         self.security.start()
@@ -474,6 +495,7 @@ class BrokerParts:
         await self.timers.stop()
         await self.transactions.stop()
         await self.pops.stop()
+        await self.lite.stop()
         await self.pulls.stop()
         await self.writer.drain(drain_s)
         await self.replication.stop()
@@ -492,12 +514,14 @@ class BrokerParts:
         self.pulls.arrived(arrivals)
         self.pops.pops.arrived(arrivals)
         if not self.store.slave:
+            self.lite.arrived(arrivals)
             self.schedule.arrived(arrivals)
             self.timers.arrived(arrivals)
 
     def _closed(self, connection: Connection) -> None:
         self.pulls.long_poll.drop(connection)
         self.pops.pops.polls.drop(connection)
+        self.lite.closed(connection)
         self.clients.closed(connection)
         self.filter_servers.closed(connection)
         self.security.closed(connection)
@@ -512,6 +536,7 @@ class BrokerParts:
     def _use_topic_limits(self) -> None:
         self._limits_due = False
         self.store.topic_retention.set_limits(attributes.limits(self.tables.topics.table))
+        self.lite.use_topics()
 
     def _sample(self) -> None:
         self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from cometmq import logs
 from cometmq.broker.parts import BrokerParts
@@ -11,6 +12,7 @@ from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.lite import sync_lite_subscription
 from cometmq.grpc.service.receives import Receives
 from cometmq.grpc.service.renewals import RENEW_S, Renewals
 from cometmq.grpc.service.routes import Routes
@@ -51,7 +53,8 @@ class GrpcEndpoint:
             parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits
         )
         sessions.clients = clients
-        renewals = self.renewals = sessions.renewals = Renewals(clients, tables.groups, parts.pops)
+        renewals = Renewals(clients, tables.groups, parts.pops, parts.lite)
+        self.renewals = sessions.renewals = renewals
         sends = Sends(clients, tables.topics, config)
         receives = Receives(clients, tables.groups, renewals, config.broker_name)
         routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
@@ -69,6 +72,7 @@ class GrpcEndpoint:
                 "AckMessage": receives.ack_message,
                 "ChangeInvisibleDuration": receives.change_invisible_duration,
                 "ForwardMessageToDeadLetterQueue": receives.forward_to_dead_letters,
+                "SyncLiteSubscription": partial(sync_lite_subscription, clients),
             },
             on_close=sessions.closed,
             tick=parts.tick,

@@ -16,6 +16,7 @@ from cometmq.protocol.bodies import (
     BatchAckMessageRequestBody,
     CheckClientRequestBody,
     HeartbeatData,
+    LiteSubscriptionCtlRequestBody,
     LockBatchBody,
     QueryAssignmentRequestBody,
 )
@@ -165,6 +166,15 @@ def _heartbeat(frame: Frame) -> Rights:
     return list(rights)
 
 
+def _lite_subscriptions(frame: Frame) -> Rights:
+    rights: dict[Right, None] = {}
+    for entry in LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set:
+        rights[group_right(entry.group)] = rights[topic_right(Perm.SUB, entry.topic)] = None
+        if len(rights) > MAX_RESOURCES:
+            raise BodyError("LiteSubscriptionCtlRequestBody", f"more than {MAX_RESOURCES} topics and groups")
+    return list(rights)
+
+
 def _locks(frame: Frame) -> Rights:
     body = LockBatchBody.decode(frame.body)
     topics = {queue.topic for queue in body.mq_set}
@@ -202,6 +212,8 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
     RequestCode.POP_MESSAGE: _pop,
+    RequestCode.POP_LITE_MESSAGE: _pop,
+    RequestCode.LITE_SUBSCRIPTION_CTL: _lite_subscriptions,
     RequestCode.PEEK_MESSAGE: _pop,
     RequestCode.NOTIFICATION: _pop,
     RequestCode.POLLING_INFO: _pop,

@@ -8,7 +8,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.base import compat
-from cometmq.broker.base.attributes import changed
+from cometmq.broker.base.attributes import changed, of_group
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.turns import Turns
@@ -283,6 +283,11 @@ class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
         for config in wanted:
             check_group(config.group_name, frame.version)
             self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
+            known = self.tables.groups.table.get(config.group_name)
+            try:
+                config.attributes = of_group(None if known is None else known.attributes, config.attributes)
+            except ConfigError as error:
+                raise CommandError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         async for config in Turns().each(wanted):
             self.tables.groups.put(config)
             log.info("settings of group %s were changed by client %s", config.group_name, connection.peer)

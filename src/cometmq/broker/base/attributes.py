@@ -1,7 +1,9 @@
-"""The attributes of topics: their keys, and changes in 5.x's form `+key=value,-key`.
+"""The attributes of topics and groups: their keys, and changes in 5.x's form `+key=value,-key`.
 
 `retention.ms` and `retention.bytes` exist only in CometMQ. `message.type` is for 5.x clients: the gRPC
-endpoint refuses messages of other types. topics.json stores keys and values in the same form as 5.x's broker.
+endpoint refuses messages of other types. `lite.topic.expiration` is for topics of the type LITE, and groups
+have attributes for lite topics. topics.json and subscriptionGroup.json store keys and values in the same form
+as 5.x's broker.
 """
 
 from __future__ import annotations
@@ -10,12 +12,22 @@ from collections.abc import Mapping
 
 from cometmq.errors import ConfigError
 from cometmq.protocol.bodies import TopicConfig
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
+from cometmq.protocol.lite import (
+    BIND_TOPIC,
+    CLIENT_QUOTA,
+    EXPIRATION,
+    MAX_EXPIRATION_MINUTES,
+    MESSAGE_TYPE,
+    SUB_MODEL,
+    SUB_MODELS,
+)
 from cometmq.store import TopicLimit
 
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
-MESSAGE_TYPE = "message.type"
-MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
+MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
+_KEYS = (RETENTION_MS, RETENTION_BYTES, MESSAGE_TYPE, EXPIRATION)
 _HOUR_MS = 3_600_000
 
 
@@ -48,9 +60,8 @@ def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours:
 
 
 def _known(key: str, value: str) -> None:
-    if key not in (RETENTION_MS, RETENTION_BYTES, MESSAGE_TYPE):
-        known = f"{RETENTION_MS}, {RETENTION_BYTES} or {MESSAGE_TYPE}"
-        raise ConfigError(key, value, f"an attribute that exists: {known}")
+    if key not in _KEYS:
+        raise ConfigError(key, value, f"an attribute that exists: {', '.join(_KEYS)}")
 
 
 def _check(key: str, value: str, reserved_hours: int) -> None:
@@ -60,6 +71,10 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
             raise ConfigError(key, value, f"one of {', '.join(MESSAGE_TYPES)}")
         return
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0
+    if key == EXPIRATION:
+        if value != "-1" and not 0 < number <= MAX_EXPIRATION_MINUTES:
+            raise ConfigError(key, value, f"-1, or minutes from 1 to {MAX_EXPIRATION_MINUTES}")
+        return
     if number <= 0:
         unit = "milliseconds" if key == RETENTION_MS else "bytes per queue"
         raise ConfigError(key, value, f"a whole number of {unit} above 0")
@@ -73,6 +88,31 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
 def has_priorities(topic: TopicConfig) -> bool:
     """Return whether a topic is of type PRIORITY: its queue ids are the priorities of its messages."""
     return (topic.attributes or {}).get(MESSAGE_TYPE) == "PRIORITY"
+
+
+def of_group(present: Mapping[str, str] | None, given: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return a group's attributes after a request, whose keys begin with "+" or "-" as in 5.x's tools.
+
+    A key without sign sets the attribute, as in the response of a broker. Raises ConfigError for an invalid
+    value of an attribute of lite topics; other attributes are stored as they are.
+    """
+    if given is None:
+        return None if present is None else dict(present)
+    signed = any(key[:1] in ("+", "-") for key in given)
+    result = dict(present or {}) if signed else {}
+    for key, value in given.items():
+        name = key.lstrip("+-")
+        if key.startswith("-"):
+            result.pop(name, None)
+            continue
+        if name == SUB_MODEL and value not in SUB_MODELS:
+            raise ConfigError(name, value, f"one of {', '.join(SUB_MODELS)}")
+        if name == CLIENT_QUOTA and not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise ConfigError(name, value, "a whole number of lite topics")
+        if name == BIND_TOPIC and not is_legal_name(value, MAX_TOPIC_LENGTH):
+            raise ConfigError(name, value, "the name of a topic")
+        result[name] = value
+    return result
 
 
 def limits(topics: Mapping[str, TopicConfig]) -> dict[str, TopicLimit]:

@@ -169,6 +169,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     recall_message_enable: bool = True  # Whether messages can be recalled; Apache's default is false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
+    max_lmq_consume_queue_num: Annotated[int, Range(0, INT_MAX, "lite topics")] = (
+        10_000_000  # Apache's default is 20,000, and applies only if enableLmqQuota is set
+    )
     transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000
     transaction_check_max: Annotated[int, Range(1, INT_MAX)] = 15
     transaction_check_interval: Annotated[int, _PERIOD] = 60_000

@@ -34,7 +34,7 @@ WITHOUT_USE = {
     "commitCommitLogLeastPages": "4", "commitCommitLogThoroughInterval": "200",
     "destroyMapedFileIntervalForcibly": "120000", "redeleteHangedFileInterval": "120000",
     "diskFallRecorded": "true", "mappedFileSizeConsumeQueueExt": "50331648",
-    "bitMapLengthConsumeQueueExt": "64", "maxLmqConsumeQueueNum": "20000",
+    "bitMapLengthConsumeQueueExt": "64",
     "enableScheduleAsyncDeliver": "false", "scheduleAsyncDeliverMaxPendingLimit": "2000",
     "scheduleAsyncDeliverMaxResendNum2Blocked": "3", "debugLockEnable": "false",
     "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",

@@ -14,6 +14,7 @@ from cometmq.broker.base import compat
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, RequestCode, is_legal_name
 from cometmq.protocol.frame import Frame
+from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH
 from cometmq.remoting import Connection, Handler
 
 CHECK_BY_THEMSELVES = frozenset(
@@ -27,10 +28,6 @@ CHECK_BY_THEMSELVES = frozenset(
     }
 )
 """Frequent requests, whose handlers check a topic or group name only the first time that they receive it."""
-
-
-MAX_LITE_TOPIC_LENGTH = 64
-"""The maximum number of characters in the name of a lite topic."""
 
 
 def check_topic(topic: str | None, version: int) -> str:

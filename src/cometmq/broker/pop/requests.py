@@ -149,7 +149,7 @@ class PopProcessor:
         """Mark a leased message as consumed."""
         header = frame.header(AckMessageRequestHeader)
         self._checks.check_message(header.topic, header.queue_id, header.offset)
-        handle = self._decoded(header.extra_info)
+        handle = self.decoded_handle(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
         if not self.service.ack(key, header.offset, handle.start_offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
@@ -191,7 +191,7 @@ class PopProcessor:
         header = frame.header(ChangeInvisibleTimeRequestHeader)
         self._checks.check_numbers(1, header.invisible_time)
         self._checks.check_message(header.topic, header.queue_id, header.offset)
-        handle = self._decoded(header.extra_info)
+        handle = self.decoded_handle(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
         if not self.service.renew(
             key,
@@ -211,7 +211,8 @@ class PopProcessor:
             )
         )
 
-    def _decoded(self, text: str) -> ReceiptHandle:
+    def decoded_handle(self, text: str) -> ReceiptHandle:
+        """Return a receipt handle of a request. Raises CommandError."""
         try:
             handle = ReceiptHandle.decode(text)
         except PopFormatError as error:
@@ -264,8 +265,9 @@ def _request(
 
 # -- the response to a pop
 
-_TAIL = b'},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b","serializeTypeCurrentRPC":"JSON",' + (
-    b'"version":%d}' % VERSION_4_9_7
+RESPONSE_TAIL = (
+    b'},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b","serializeTypeCurrentRPC":"JSON",'
+    + (b'"version":%d}' % VERSION_4_9_7)
 )
 
 
@@ -292,7 +294,7 @@ def pop_response(request: PopRequest, code: int, broker_name: str) -> list[Buffe
     size = sum(map(len, buffers))
     remark = b"FOUND" if found else b"NO_MESSAGE_IN_QUEUE"
     header = b'{"code":%d,"extFields":%b' % (code, json.dumps(ext).encode()[:-1])
-    return [frame_of(header + _TAIL % (request.opaque, remark), size), *buffers]
+    return [frame_of(header + RESPONSE_TAIL % (request.opaque, remark), size), *buffers]
 
 
 def _renamed(

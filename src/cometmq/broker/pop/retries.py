@@ -130,6 +130,24 @@ class Retries:
 
         self.writer.appended(outcome)
 
+    def to_dead_letters(self, group: str, record: bytes, done: Callable[[bool], None]) -> None:
+        """Store a copy of a message in its group's dead-letter topic, then call `done` with True.
+
+        A group without dead letters, such as a system group, gets no copy. If the copy is not stored, `done`
+        is called with False.
+        """
+        if not has_retry_topic(group):
+            done(True)
+            return
+        try:
+            message = decode_record(record)
+            place = self._dead_letter(group, message, record)
+            move(self.store.appender, message, place, message.reconsume_times)
+        except Exception as error:
+            self._failed(error, done)
+        else:
+            self.writer.appended(lambda _code, remark: done(remark is None))
+
     def _retry(self, overdue: Overdue, record: bytes) -> Place:
         """Return the retry queue of a message that is to be delivered again, and its new properties."""
         group = overdue.group

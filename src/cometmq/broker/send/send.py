@@ -13,6 +13,7 @@ take most of it, and this module about 3 µs.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.protocol.ids import pack_host
+from cometmq.protocol.lite import is_lite_parent
 from cometmq.protocol.properties.values import append, drop, put, stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_int
 from cometmq.protocol.timers import RECALL_FOUND
@@ -89,12 +91,14 @@ class Place(NamedTuple):
 class SendRules(NamedTuple):
     """The data of a topic that is needed to handle sends to the topic. This data is cached.
 
-    The bits of `sys_flag` are added to the sysFlag of each message.
+    The bits of `sys_flag` are added to the sysFlag of each message. `lite` means that the topic has lite
+    topics.
     """
 
     queue_limit: int
     write_queues: int
     sys_flag: int
+    lite: bool
 
 
 @dataclass(eq=False, kw_only=True)
@@ -110,6 +114,8 @@ class SendProcessor:
     stats: Stats
     writer: Writer
     timers: TimedSends
+    lite_properties: Callable[[str, bytes], bytes]
+    """Returns the stored properties of a message to a topic that has lite topics. Raises CommandError."""
 
     def __post_init__(self) -> None:
         self._appender = self.store.appender
@@ -261,6 +267,11 @@ class SendProcessor:
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
             )
+        if self._rules[header.topic].lite:
+            raise CommandError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"batches are not supported by {header.topic}, which has lite topics",
+            )
         if header.sys_flag & TRANSACTION_BITS:
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -335,6 +346,7 @@ class SendProcessor:
             max(known.read_queue_nums, known.write_queue_nums),
             known.write_queue_nums,
             MULTI_TAGS if known.topic_filter_type == "MULTI_TAG" else 0,
+            is_lite_parent(known.attributes),
         )
         self._rules[topic] = rules
         return rules
@@ -376,7 +388,10 @@ class SendProcessor:
         place = delayed(self.delays, topic, queue_id, properties)
         if place.delay_ms is not None:
             return place._replace(properties=without_times(place.properties))
-        return place._replace(timed=self.timers.timed(topic, queue_id, drop(properties, RECALL_FOUND)))
+        timed = self.timers.timed(topic, queue_id, drop(properties, RECALL_FOUND))
+        if timed is None and topic in self._rules and self._rules[topic].lite:
+            return place._replace(properties=self.lite_properties(topic, place.properties))
+        return place._replace(timed=timed)
 
     def _half_properties(
         self, frame: Frame, header: SendMessageRequestHeader, queue_id: int, properties: bytes

@@ -23,7 +23,7 @@ from cometmq.protocol.properties.values import (
 )
 
 PRIORITY, SHARDING_KEY = names.PRIORITY.encode(), names.SHARDING_KEY.encode()
-_NOT_PLAIN = (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL", PRIORITY)
+_NOT_PLAIN = (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL", PRIORITY, b"__LITE_TOPIC\x01", b"INNER_MULTI_")
 _EMPTY_VALUE = NAME_END + VALUE_END
 _WAIT = b"WAIT\x01"
 _WAIT_INSIDE = b"\x02WAIT\x01"
@@ -35,7 +35,7 @@ class StoredForm(Template, frozen=True, gc=False):
     waits: bool
     """Whether the sender waits until the message is flushed and replicated."""
     plain: bool
-    """Whether the message has no delay level, no delivery time and no priority, and is not transactional."""
+    """Whether the message has no delay level, delivery time, priority or lite topic, and no transaction."""
 
 
 class StoredForms:

@@ -54,6 +54,7 @@ class Client:
         client_id: The client's id.
         key: The id and the access key, which identify the client.
         settings: The settings that heartbeats repeat, as an encoded `Settings` message.
+        is_lite: Whether the client has sent the settings of a consumer of lite topics.
         transactions: The topics to which the client has sent transactional messages.
         telemetry: The call on which commands to the client are sent, None while there is none.
         connections: The open connections on which calls of the client have arrived.
@@ -64,8 +65,8 @@ class Client:
     """
 
     __slots__ = (
-        *("_clients", "_link", "_reply", "client_id", "connections", "credentials", "ended", "key"),
-        *("language", "leased", "peer", "polls", "seen", "settings", "telemetry", "transactions"),
+        *("_clients", "_link", "_reply", "client_id", "connections", "credentials", "ended", "is_lite"),
+        *("key", "language", "leased", "peer", "polls", "seen", "settings", "telemetry", "transactions"),
     )
 
     def __init__(self, clients: Clients, key: tuple[str, str], language: str, peer: tuple[str, int]) -> None:
@@ -78,6 +79,7 @@ class Client:
         self.peer = peer
         self.credentials: Credentials | None = None
         self.settings = b""
+        self.is_lite = False
         self.transactions: set[str] = set()
         self.telemetry: Call | None = None
         self.connections: set[GrpcConnection] = set()

@@ -31,11 +31,15 @@ _NOT_USERS = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
 
 
 class Popped(NamedTuple):
-    """A message of a pop's response, with the handle of its lease and the number of earlier deliveries."""
+    """A message of a pop's response, with the handle of its lease and the number of earlier deliveries.
+
+    `lite_topic` is "" unless the message was popped from a lite topic.
+    """
 
     message: MessageExt
     handle: ReceiptHandle
     deliveries: int
+    lite_topic: str = ""
 
 
 def popped_messages(response: Frame, broker_name: str) -> Iterator[Popped]:
@@ -44,6 +48,9 @@ def popped_messages(response: Frame, broker_name: str) -> Iterator[Popped]:
     Raises RecordError or PopFormatError if the response is damaged.
     """
     header = response.header(PopMessageResponseHeader)
+    if header.start_offset_info is None:
+        yield from _popped_from_lite_topics(response, header, broker_name)
+        return
     starts = decode_start_offsets(header.start_offset_info)
     offsets = {key: iter(each) for key, each in decode_message_offsets(header.msg_offset_info).items()}
     counts = decode_order_counts(header.order_count_info)
@@ -67,6 +74,20 @@ def popped_messages(response: Frame, broker_name: str) -> Iterator[Popped]:
         handle = handle._replace(offset=offset, commit_log_offset=message.physical_offset)
         deliveries = counts.get((handle.kind, handle.queue_id, offset), message.reconsume_times)
         yield Popped(message, handle, deliveries)
+
+
+def _popped_from_lite_topics(
+    response: Frame, header: PopMessageResponseHeader, broker_name: str
+) -> Iterator[Popped]:
+    """Yield the messages of lite topics. Their handles contain the offsets in the queues of these topics."""
+    counts = (header.order_count_info or "").split(";")
+    for message, count in zip(iter_records(response.body), counts, strict=False):
+        offset = int(message.properties[names.INNER_MULTI_QUEUE_OFFSET])
+        handle = ReceiptHandle(
+            offset, header.pop_time, header.invisible_time, header.revive_qid, TopicKind.NORMAL, broker_name,
+            0, offset, message.physical_offset,
+        )  # fmt: skip
+        yield Popped(message, handle, int(count or 0), message.properties[LITE_TOPIC])
 
 
 def delivered_message(popped: Popped, topic: str, invisible_ms: int) -> Any:

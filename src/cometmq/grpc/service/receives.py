@@ -24,6 +24,7 @@ from cometmq.grpc.service.delivered import delivered_message, popped_messages
 from cometmq.grpc.service.outcomes import failure, status
 from cometmq.grpc.service.renewals import Groups, Renewals, Renewed
 from cometmq.periodic import Tasks
+from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import (
     MAX_GROUP_LENGTH,
     MAX_TOPIC_LENGTH,
@@ -36,9 +37,11 @@ from cometmq.protocol.headers import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ConsumerSendMsgBackRequestHeader,
+    PopLiteMessageRequestHeader,
     PopMessageRequestHeader,
     WithdrawPopRequestHeader,
 )
+from cometmq.protocol.lite import bound_topic, is_lite_topic
 from cometmq.protocol.pop import PopFormatError, ReceiptHandle
 
 log = logs.logger(__name__)
@@ -100,31 +103,15 @@ class Receives:
         """Lease messages to a consumer, now or when some arrive."""
         client = self._clients.find(call)
         group, topic = request.group.name, request.message_queue.topic.name
-        _check_names(group, topic)
+        check_names(group, topic)
         if client.polls >= MAX_POLLS:
             raise ServiceError(Code.TOO_MANY_REQUESTS, f"the client has {MAX_POLLS} receives under way")
         config = self._groups.find(group)
         if config is None:
             raise ServiceError(Code.CONSUMER_GROUP_NOT_FOUND, f"group: {group[:200]} does not exist")
-        ordered = bool(config.consume_message_orderly)
         invisible_ms = renewals.RENEWED_MS if request.auto_renew else _invisible_ms(request)
         poll_ms = self._poll_ms(call, request)
-        expression = request.filter_expression
-        header = PopMessageRequestHeader(
-            consumer_group=group,
-            topic=topic,
-            queue_id=-1,
-            max_msg_nums=max(1, min(request.batch_size, MAX_BATCH)),
-            invisible_time=invisible_ms,
-            poll_time=poll_ms,
-            born_time=0,
-            init_mode=1,
-            exp_type="SQL92" if expression.type == FilterType.SQL else "TAG",
-            exp=expression.expression or "*",
-            order=ordered or None,
-            attempt_id=request.attempt_id or None,
-        )
-        frame = client.frame(RequestCode.POP_MESSAGE, header)
+        frame = _pop_frame(client, request, config, invisible_ms, poll_ms)
         outcome = client.request(frame, poll_ms / 1000 + self._clients.call_timeout_s)
         call.on_cancel = partial(_withdraw, client, frame.opaque)
         receive = Receive(
@@ -134,8 +121,8 @@ class Receives:
             topic,
             invisible_ms,
             bool(request.auto_renew),
-            _tags(expression),
-            config.retry_max_times if ordered else None,
+            _tags(request.filter_expression),
+            config.retry_max_times if config.consume_message_orderly else None,
         )
 
         def done(outcome: asyncio.Future[Frame]) -> None:
@@ -182,7 +169,9 @@ class Receives:
             return
         now, m, count = self._loop.time(), messages(), 0
         for popped in popped_messages(response, self._broker_name):
-            lease = Renewed(receive.group, receive.topic, popped.handle, now, popped.deliveries)
+            lease = Renewed(
+                receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
+            )
             if call.ended:
                 self._renewals.change(lease, 0, counts=False)
                 continue
@@ -233,7 +222,7 @@ class Receives:
 
     async def _ack(self, client: Client, request: Any, entry: Any) -> Any:
         try:
-            lease = self._lease(request, entry.receipt_handle)
+            lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
             renewals.forget(client, entry.receipt_handle)
             handle = lease.handle
             header = AckMessageRequestHeader(
@@ -242,6 +231,7 @@ class Receives:
                 queue_id=handle.queue_id,
                 extra_info=entry.receipt_handle,
                 offset=handle.offset or 0,
+                lite_topic=lease.lite_topic or None,
             )
             await client.call(RequestCode.ACK_MESSAGE, header)
         except ServiceError as error:
@@ -251,7 +241,7 @@ class Receives:
     async def change_invisible_duration(self, call: Call, request: Any) -> Any:
         """Change when a lease expires. Its handle stays the same."""
         client = self._clients.find(call)
-        lease = self._lease(request, request.receipt_handle)
+        lease = self._lease(request, request.receipt_handle, request.lite_topic)
         invisible_ms = request.invisible_duration.ToMilliseconds()
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
             problem = f"invisible_duration: {invisible_ms} ms, from 0 to {MAX_INVISIBLE_MS} are allowed"
@@ -266,6 +256,7 @@ class Receives:
             offset=handle.offset or 0,
             invisible_time=invisible_ms,
             suspend=request.suspend or None,
+            lite_topic=lease.lite_topic or None,
         )
         await client.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         return messages().ChangeInvisibleDurationResponse(
@@ -275,7 +266,7 @@ class Receives:
     async def forward_to_dead_letters(self, call: Call, request: Any) -> Any:
         """Move a message to the dead letters of its group, and acknowledge it."""
         client = self._clients.find(call)
-        lease = self._lease(request, request.receipt_handle)
+        lease = self._lease(request, request.receipt_handle, request.lite_topic)
         await _send_back(client, lease, request.message_id)
         await self._ack(client, request, request)
         return messages().ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
@@ -290,9 +281,12 @@ class Receives:
         else:
             self._renewals.ack(lease)
 
-    def _lease(self, request: Any, text: str) -> Renewed:
+    def _lease(self, request: Any, text: str, lite_topic: str) -> Renewed:
         """Return the lease that a request names. Raises ServiceError."""
-        _check_names(request.group.name, request.topic.name)
+        if lite_topic and not is_lite_topic(lite_topic):
+            problem = f"lite_topic: {lite_topic[:80]!r} is not a valid name"
+            raise ServiceError(Code.ILLEGAL_LITE_TOPIC, problem)
+        check_names(request.group.name, request.topic.name)
         try:
             handle = ReceiptHandle.decode(text)
         except PopFormatError as error:
@@ -300,7 +294,37 @@ class Receives:
         if handle.broker_name != self._broker_name:
             problem = f"receipt_handle: it is of broker {handle.broker_name}, not {self._broker_name}"
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, problem)
-        return Renewed(request.group.name, request.topic.name, handle, 0.0)
+        return Renewed(request.group.name, request.topic.name, handle, 0.0, 0, lite_topic)
+
+
+def _pop_frame(
+    client: Client, request: Any, config: SubscriptionGroupConfig, invisible_ms: int, poll_ms: int
+) -> Frame:
+    """Return the broker's request for a receive: a pop from lite topics, or an ordinary one."""
+    group, topic = request.group.name, request.message_queue.topic.name
+    count, attempt_id = max(1, min(request.batch_size, MAX_BATCH)), request.attempt_id or None
+    # A group tells what its clients receive even if their settings are unknown after a restart.
+    if client.is_lite or bound_topic(config.attributes) == topic:
+        lite_header = PopLiteMessageRequestHeader(
+            client.client_id, group, topic, count, invisible_ms, poll_ms, 0, attempt_id
+        )
+        return client.frame(RequestCode.POP_LITE_MESSAGE, lite_header)
+    expression = request.filter_expression
+    header = PopMessageRequestHeader(
+        consumer_group=group,
+        topic=topic,
+        queue_id=-1,
+        max_msg_nums=count,
+        invisible_time=invisible_ms,
+        poll_time=poll_ms,
+        born_time=0,
+        init_mode=1,
+        exp_type="SQL92" if expression.type == FilterType.SQL else "TAG",
+        exp=expression.expression or "*",
+        order=bool(config.consume_message_orderly) or None,
+        attempt_id=attempt_id,
+    )
+    return client.frame(RequestCode.POP_MESSAGE, header)
 
 
 def _tags(expression: Any) -> frozenset[str] | None:
@@ -345,7 +369,7 @@ def _invisible_ms(request: Any) -> int:
     return wanted
 
 
-def _check_names(group: str, topic: str) -> None:
+def check_names(group: str, topic: str) -> None:
     """Raise ServiceError if the name of a group or topic is invalid: requests to the broker contain them."""
     if not is_legal_name(group, MAX_GROUP_LENGTH):
         raise ServiceError(Code.ILLEGAL_CONSUMER_GROUP, f"group: {group[:80]!r} is not a valid name")

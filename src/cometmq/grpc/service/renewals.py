@@ -15,6 +15,7 @@ from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.policies import policy_of
 from cometmq.periodic import Tasks
 from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.lite import lmq_name
 from cometmq.protocol.pop import ReceiptHandle
 
 RENEWED_MS = 60_000
@@ -46,6 +47,7 @@ class Renewed(NamedTuple):
         handle: The receipt handle.
         since: The time of the event loop at which the message was delivered.
         deliveries: The number of earlier deliveries.
+        lite_topic: The lite topic of the message, or "".
     """
 
     group: str
@@ -53,10 +55,13 @@ class Renewed(NamedTuple):
     handle: ReceiptHandle
     since: float
     deliveries: int = 0
+    lite_topic: str = ""
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """The group, the topic in which the message was found, and the queue id."""
+        """The group, the topic in which the message was found or the name of the lite queue, the queue id."""
+        if self.lite_topic:
+            return self.group, lmq_name(self.topic, self.lite_topic), 0
         return self.group, self.handle.kind.topic(self.topic, self.group), self.handle.queue_id
 
 
@@ -97,12 +102,14 @@ class Renewals:
         clients: The clients of the endpoint.
         groups: The groups of the broker.
         leases: The leases of the broker.
+        lite_leases: The leases of messages of lite topics.
     """
 
-    def __init__(self, clients: Clients, groups: Groups, leases: LeaseTable) -> None:
+    def __init__(self, clients: Clients, groups: Groups, leases: LeaseTable, lite_leases: LeaseTable) -> None:
         self._clients = clients
         self._groups = groups
         self._leases = leases
+        self._lite_leases = lite_leases
         self._tasks = Tasks()
 
     async def renew_all(self, now: float) -> None:
@@ -144,7 +151,7 @@ class Renewals:
         With `counts=False`, the delivery does not count as one of the group's retries.
         """
         handle = lease.handle
-        return self._leases.renew(
+        return self._table(lease).renew(
             lease.place,
             handle.offset or 0,
             handle.start_offset,
@@ -156,7 +163,10 @@ class Renewals:
     def ack(self, lease: Renewed) -> None:
         """Mark a leased message as consumed that is not delivered to its client."""
         handle = lease.handle
-        self._leases.ack(lease.place, handle.offset or 0, handle.start_offset, handle.pop_time_ms)
+        self._table(lease).ack(lease.place, handle.offset or 0, handle.start_offset, handle.pop_time_ms)
+
+    def _table(self, lease: Renewed) -> LeaseTable:
+        return self._lite_leases if lease.lite_topic else self._leases
 
     async def stop(self) -> None:
         """Give back the leases of the clients that are gone."""

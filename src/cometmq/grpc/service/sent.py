@@ -11,6 +11,7 @@ from cometmq.grpc.rpc.status import ServiceError
 from cometmq.message import check_topic_name
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.headers import SendMessageRequestHeaderV2
+from cometmq.protocol.lite import is_lite_topic
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved, java_hash
 
@@ -161,6 +162,9 @@ def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
             raise ServiceError(Code.BAD_REQUEST, f"priority: {system.priority} is negative")
         properties[PRIORITY] = str(system.priority)
     if system.lite_topic:
+        if not is_lite_topic(system.lite_topic):
+            problem = f"lite_topic: {system.lite_topic[:80]!r} is not a valid name"
+            raise ServiceError(Code.ILLEGAL_LITE_TOPIC, problem)
         properties[LITE_TOPIC] = system.lite_topic
     if system.trace_context:
         properties[TRACE_CONTEXT] = _checked("trace_context", system.trace_context, Code.BAD_REQUEST)

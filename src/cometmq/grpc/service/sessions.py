@@ -18,6 +18,7 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import unleased_message
+from cometmq.grpc.service.lite import end_subscriptions, notify_unsubscribe
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.policies import policy_of
 from cometmq.grpc.service.relays import Relays
@@ -27,6 +28,7 @@ from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
+from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH, client_quota
 from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection, Handler
 
@@ -41,8 +43,9 @@ MAX_KEPT_BYTES = 16 * 1024
 RECEIVE_BATCH = 32
 LONG_POLL_S = 20
 PUBLISH_ATTEMPTS = 3
+LITE_CONSUMERS = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
 PUSH = frozenset({ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER})
-CONSUMERS = PUSH | {ClientType.SIMPLE_CONSUMER}
+CONSUMERS = PUSH | {ClientType.SIMPLE_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER}
 
 
 class Sessions:
@@ -98,6 +101,7 @@ class Sessions:
             )
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, problem)
         client.settings = _kept(settings)
+        client.is_lite = settings.client_type in LITE_CONSUMERS
         client.telemetry = call
         call.on_half_close = call.on_cancel = partial(_end_telemetry, client, call)
         # Without this, a producer would receive no checks of transactions until its next heartbeat.
@@ -128,6 +132,10 @@ class Sessions:
         subscription.fifo = config is not None and bool(config.consume_message_orderly)
         subscription.receive_batch_size = RECEIVE_BATCH
         subscription.long_polling_timeout.FromSeconds(LONG_POLL_S)
+        if settings.client_type in LITE_CONSUMERS:
+            attributes = None if config is None else config.attributes
+            subscription.lite_subscription_quota = client_quota(attributes)
+            subscription.max_lite_topic_size = MAX_LITE_TOPIC_LENGTH
         settings.backoff_policy.max_attempts = 1 + (config.retry_max_times if config is not None else 16)
         policy_of(config).announce(settings.backoff_policy)
 
@@ -159,6 +167,8 @@ class Sessions:
     def notify_client_termination(self, call: Call, _request: Any) -> Any:
         """Forget a client that ends: its groups, its leases and its telemetry stream."""
         client = self.clients.find(call)
+        if client.is_lite:
+            end_subscriptions(client)
         self.clients.forget(client)
         self._end(client)
         return messages().NotifyClientTerminationResponse(status=status(Code.OK))
@@ -188,6 +198,7 @@ class Sessions:
             RequestCode.CHECK_TRANSACTION_STATE: _recover,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._relays.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._relays.consume_directly,
+            RequestCode.NOTIFY_UNSUBSCRIBE_LITE: notify_unsubscribe,
         }
         return {code: partial(handler, client) for code, handler in handlers.items()}
 

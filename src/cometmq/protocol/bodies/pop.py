@@ -234,3 +234,43 @@ class QueryAssignmentResponseBody(Body):
     """The body of the response to request 400. No list means that the member keeps what it has."""
 
     message_queue_assignments: list[MessageQueueAssignment] | None = None
+
+
+# -- lite topics
+
+
+class OffsetOption(Body):
+    """Where a subscription to a lite topic starts.
+
+    Attributes:
+        type: "POLICY", "OFFSET", "TAIL_N" or "TIMESTAMP".
+        value: The number. Of policies, 0 is the stored offset, 1 the first message and 2 the end.
+    """
+
+    type: str = always("POLICY")
+    value: int = always(0)
+
+
+class LiteSubscription(Body):
+    """A change of a client's subscriptions to lite topics.
+
+    Attributes:
+        action: "PARTIAL_ADD", "PARTIAL_REMOVE", "COMPLETE_ADD" (the client has exactly these subscriptions)
+            or "COMPLETE_REMOVE".
+        topic: The parent topic.
+        lite_topic_set: The lite topics, without their parent.
+    """
+
+    action: str = always("PARTIAL_ADD")
+    client_id: str = always("")
+    group: str = always("")
+    topic: str = always("")
+    lite_topic_set: list[str] = empty(list)
+    offset_option: OffsetOption | None = None
+    version: int = always(0)
+
+
+class LiteSubscriptionCtlRequestBody(Body):
+    """The changes in request 200071 (LITE_SUBSCRIPTION_CTL)."""
+
+    subscription_set: list[LiteSubscription] = empty(list)

@@ -48,6 +48,34 @@ class PopMessageResponseHeader(Header, gc=False):
     order_count_info: str | None = None
 
 
+class PopLiteMessageRequestHeader(Header, gc=False):
+    """The header of request 200070 (POP_LITE_MESSAGE), which receives from the lite topics of a client.
+
+    `topic` is the parent topic. The response has a `PopMessageResponseHeader` without offsets.
+    """
+
+    client_id: str
+    consumer_group: str
+    topic: str
+    max_msg_num: I32
+    invisible_time: I64
+    poll_time: I64
+    born_time: I64
+    attempt_id: str | None = None
+
+
+class NotifyUnsubscribeLiteRequestHeader(Header, gc=False):
+    """The header of request 200073 (NOTIFY_UNSUBSCRIBE_LITE).
+
+    The broker sends it to a client that has lost a subscription, because another client of its exclusive
+    group has subscribed to the lite topic.
+    """
+
+    lite_topic: str
+    consumer_group: str
+    client_id: str
+
+
 class AckMessageRequestHeader(Header, gc=False):
     """The header of request 200051 (ACK_MESSAGE). `extra_info` is the message's receipt handle."""
 

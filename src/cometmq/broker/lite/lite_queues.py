@@ -1,0 +1,371 @@
+"""The queues of lite topics: for each message its place in the log, and the groups' offsets, in a database.
+
+Apache's broker keeps a directory with a file of 6 MB for each lite topic, or all of them in RocksDB. This
+broker keeps them in one SQLite database, `config/liteTopics.db`. A lite topic takes no memory and no file of
+its own, so a million of them cost little more than none. The database is derived from the log, like a
+consume queue: each record in a queue of the parent topic contains the name of its lite topic and its offset.
+For each parent queue, the database holds the offset up to which it has been read. Changes are collected in a
+transaction for a short time, so a crash loses the newest changes. Then the messages are read again from the
+parent's queues; consumer offsets fall back, so that messages are delivered again.
+
+Budget: 15 µs of CPU for a message that arrives, 10 µs for a stored consumer offset.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from cometmq import logs
+from cometmq.protocol.lite import lmq_range
+
+log = logs.logger(__name__)
+
+MAX_CACHED = 16_384
+"""The maximum number of lite topics, and of consumer offsets, that are kept in memory."""
+CHECKPOINT_BYTES = 8 << 20
+"""The size of the write-ahead log at which a thread moves its content to the database."""
+MAX_GAP = 1 << 16
+"""The maximum number of offsets that may be missing before a message. Sends that failed leave gaps."""
+_VERSION = 1
+_FILES = ("", "-wal", "-shm")
+_TABLES = """
+CREATE TABLE IF NOT EXISTS topics(
+    id INTEGER PRIMARY KEY, lmq TEXT NOT NULL UNIQUE, end INTEGER NOT NULL, stored_ms INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS units(
+    topic INTEGER, offset INTEGER, position INTEGER, PRIMARY KEY(topic, offset)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS offsets(
+    topic INTEGER, consumers TEXT, offset INTEGER, PRIMARY KEY(topic, consumers)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS followed(
+    parent TEXT, queue INTEGER, next INTEGER, PRIMARY KEY(parent, queue)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS subscriptions(
+    client TEXT, consumers TEXT, parent TEXT, lmq TEXT,
+    PRIMARY KEY(client, consumers, lmq)) WITHOUT ROWID;
+"""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Topic:
+    """A lite topic in memory.
+
+    Attributes:
+        id: The number of its row; 0 before its first message is visible.
+        end: The offset after its last visible message.
+        next: The offset of its next message. It is greater than `end` while messages are being stored.
+    """
+
+    __slots__ = ("end", "id", "next")
+
+    def __init__(self, row_id: int, end: int) -> None:
+        self.id = row_id
+        self.end = self.next = end
+
+
+class LiteQueues:
+    """The queues of all lite topics of a broker. For one thread only, unless a method says otherwise.
+
+    Attributes:
+        path: The path of the database.
+        count: The number of lite topics.
+    """
+
+    def __init__(self, path: str, on_change: Callable[[], None]) -> None:
+        """Prepare to open the database.
+
+        Args:
+            path: The path of the database.
+            on_change: Called with the first change after a `flush`; `flush` must follow soon.
+        """
+        self.path = path
+        self.count = 0
+        self._on_change = on_change
+        self._db: sqlite3.Connection
+        self._topics: dict[str, _Topic] = {}
+        self._offsets: dict[tuple[str, str], int] = {}
+
+    # -- opening
+
+    def open(self, log_end: int | None) -> None:
+        """Open the database, or create it. A damaged one is replaced by an empty one.
+
+        Args:
+            log_end: After a crash, the end of the log. Units of later records are removed, because the crash
+                has removed the records.
+
+        Raises:
+            sqlite3.Error: The database cannot be created.
+        """
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        try:
+            self._connect()
+            if log_end is not None:
+                self._cut(log_end)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise  # The file may be intact: the disk is full, or the file cannot be opened
+            log.error("%s is damaged, lite topics are read from the log once more: %s", self.path, error)
+            self._db.close()
+            for suffix in _FILES:
+                if os.path.exists(self.path + suffix):
+                    os.unlink(self.path + suffix)
+            self._connect()
+        (self.count,) = self._row("SELECT count(*) FROM topics")
+
+    def _connect(self) -> None:
+        db = self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        db.execute("PRAGMA cache_size=-8192")
+        (version,) = self._row("PRAGMA user_version")
+        if version not in (0, _VERSION):
+            raise sqlite3.DatabaseError(f"version {version} instead of {_VERSION}")
+        db.executescript(_TABLES)
+        db.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _cut(self, log_end: int) -> None:
+        lost = self._rows("SELECT topic, min(offset) FROM units WHERE position >= ? GROUP BY topic", log_end)
+        for topic, end in lost:
+            self._write("DELETE FROM units WHERE topic = ? AND offset >= ?", topic, end)
+            self._write("UPDATE topics SET end = ? WHERE id = ?", end, topic)
+            self._write("UPDATE offsets SET offset = ? WHERE topic = ? AND offset > ?", end, topic, end)
+
+    def close(self) -> None:
+        """Write all changes and close the database."""
+        self.flush()
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+
+    # -- statements
+
+    def _row(self, statement: str, *values: Any) -> Any:
+        return self._db.execute(statement, values).fetchone()
+
+    def _rows(self, statement: str, *values: Any) -> list[Any]:
+        return self._db.execute(statement, values).fetchall()
+
+    def _write(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if not self._db.in_transaction:
+            self._db.execute("BEGIN")
+            self._on_change()
+        return self._db.execute(statement, values)
+
+    def flush(self) -> bool:
+        """Write the changes to the write-ahead log. Return whether `checkpoint` should be called."""
+        if self._db.in_transaction:
+            self._db.execute("COMMIT")
+        try:
+            return os.path.getsize(self.path + "-wal") >= CHECKPOINT_BYTES
+        except FileNotFoundError:
+            return False
+
+    def checkpoint(self) -> None:
+        """Move committed changes to the database file and sync it. Must run in a thread."""
+        self._elsewhere("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _elsewhere(self, statement: str, *values: Any) -> list[Any]:
+        """Return the rows of a statement that a connection of its own executes. Any thread may call this."""
+        db = sqlite3.connect(self.path)
+        try:
+            return db.execute(statement, values).fetchall()
+        finally:
+            db.close()
+
+    # -- messages
+
+    def _find(self, lmq: str) -> _Topic | None:
+        found = self._topics.get(lmq)
+        if found is None and (row := self._row("SELECT id, end FROM topics WHERE lmq = ?", lmq)):
+            found = self._topics[lmq] = _Topic(*row)
+            self._trim()
+        return found
+
+    def _trim(self) -> None:
+        """Forget the topics that were loaded first, except those with messages that are being stored."""
+        if len(self._topics) > 2 * MAX_CACHED:
+            for lmq in [lmq for lmq, topic in self._topics.items() if topic.next == topic.end][:MAX_CACHED]:
+                del self._topics[lmq]
+
+    def end(self, lmq: str) -> int:
+        """Return the offset after the last message of a lite topic; 0 for an unknown one."""
+        topic = self._find(lmq)
+        return 0 if topic is None else topic.end
+
+    def is_known(self, lmq: str) -> bool:
+        """Return whether a lite topic exists or will exist once its first message is visible."""
+        return self._find(lmq) is not None
+
+    def reserve(self, lmq: str) -> int:
+        """Return the offset of the next message of a lite topic. No other message gets this offset."""
+        topic = self._find(lmq)
+        if topic is None:
+            topic = self._topics[lmq] = _Topic(0, 0)
+        topic.next += 1
+        return topic.next - 1
+
+    def add(self, lmq: str, offset: int, position: int, stored_ms: int) -> bool:
+        """Add a message that has become visible. Return False if its offset is impossible.
+
+        Args:
+            lmq: The queue of the lite topic.
+            offset: The offset in this queue.
+            position: The log position of the record.
+            stored_ms: The store time of the record, in epoch ms.
+        """
+        topic = self._find(lmq)
+        if offset - (0 if topic is None else topic.end) > MAX_GAP:
+            return False
+        if topic is None:
+            topic = self._topics[lmq] = _Topic(0, 0)
+        end = max(topic.end, offset + 1)
+        if topic.id:
+            self._write("UPDATE topics SET end = ?, stored_ms = ? WHERE id = ?", end, stored_ms, topic.id)
+        else:
+            cursor = self._write(
+                "INSERT INTO topics(lmq, end, stored_ms) VALUES(?, ?, ?)", lmq, end, stored_ms
+            )
+            topic.id = cursor.lastrowid or 0
+            self.count += 1
+        self._write("INSERT OR REPLACE INTO units VALUES(?, ?, ?)", topic.id, offset, position)
+        topic.end, topic.next = end, max(topic.next, end)
+        self._trim()
+        return True
+
+    def units(self, lmq: str, offset: int, count: int, log_begin: int) -> list[tuple[int, int]]:
+        """Return offset and log position of up to `count` messages, beginning at `offset`.
+
+        Messages before the log position `log_begin` no longer exist and are omitted.
+        """
+        topic = self._find(lmq)
+        if topic is None:
+            return []
+        return self._rows(
+            "SELECT offset, position FROM units WHERE topic = ? AND offset >= ? AND position >= ? "
+            "ORDER BY offset LIMIT ?",
+            topic.id, offset, log_begin, count,
+        )  # fmt: skip
+
+    # -- consumer offsets (the interface `Offsets` of the leases)
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:  # noqa: ARG002 (part of the interface)
+        """Return the stored offset of a group in a lite topic, given its queue name, or -1."""
+        key = (group, topic)
+        offset = self._offsets.get(key)
+        if offset is None:
+            known = self._find(topic)
+            row = known and self._row(
+                "SELECT offset FROM offsets WHERE topic = ? AND consumers = ?", known.id, group
+            )
+            offset = row[0] if row else -1
+            self._keep(key, offset)
+        return offset
+
+    def _keep(self, key: tuple[str, str], offset: int) -> None:
+        self._offsets[key] = offset
+        if len(self._offsets) > 2 * MAX_CACHED:
+            for each in list(self._offsets)[:MAX_CACHED]:
+                del self._offsets[each]
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:  # noqa: ARG002
+        """Store the offset of a group in a lite topic. Return False for an unknown lite topic."""
+        known = self._find(topic)
+        if known is None or not known.id:
+            return False
+        self._keep((group, topic), offset)
+        try:
+            self._write("INSERT OR REPLACE INTO offsets VALUES(?, ?, ?)", known.id, group, offset)
+        except sqlite3.Error as error:  # The disk is full. The next commit for this queue tries again
+            log.error("the offset of %s in %s could not be written: %s", group, topic, error)
+        return True
+
+    # -- parent queues
+
+    def followed(self) -> dict[tuple[str, int], int]:
+        """Return for each parent queue the offset of the first message that has not been added."""
+        return {(parent, queue): offset for parent, queue, offset in self._rows("SELECT * FROM followed")}
+
+    def set_followed(self, parent: str, queue_id: int, offset: int) -> None:
+        """Store that all messages of a parent queue before `offset` have been added."""
+        self._write("INSERT OR REPLACE INTO followed VALUES(?, ?, ?)", parent, queue_id, offset)
+
+    # -- removal
+
+    def silent(self, parent: str, before_ms: int, at_most: int) -> list[str]:
+        """Return lite topics of a parent without a message since `before_ms`. Must run in a thread."""
+        begin, end = lmq_range(parent)
+        rows = self._elsewhere(
+            "SELECT lmq FROM topics WHERE lmq >= ? AND lmq < ? AND stored_ms < ? LIMIT ?",
+            begin, end, before_ms, at_most,
+        )  # fmt: skip
+        return [lmq for (lmq,) in rows]
+
+    def expired(self, log_begin: int, at_most: int) -> list[str]:
+        """Return lite topics whose first message is before a log position. Must run in a thread."""
+        rows = self._elsewhere(
+            "SELECT lmq FROM topics WHERE coalesce((SELECT position FROM units WHERE topic = id "
+            "ORDER BY offset LIMIT 1), -1) < ? LIMIT ?",
+            log_begin, at_most,
+        )  # fmt: skip
+        return [lmq for (lmq,) in rows]
+
+    def cut(self, lmq: str, log_begin: int) -> None:
+        """Remove the messages of a lite topic before a log position; without others, the topic itself."""
+        topic = self._find(lmq)
+        if topic is None:
+            return
+        self._write("DELETE FROM units WHERE topic = ? AND position < ?", topic.id, log_begin)
+        if not self._row("SELECT 1 FROM units WHERE topic = ? LIMIT 1", topic.id):
+            self.remove(lmq)
+
+    def remove(self, lmq: str, before_ms: int | None = None) -> bool:
+        """Remove a lite topic with its consumer offsets.
+
+        Return False if it is not removed, because messages are being stored, or because one was stored since
+        `before_ms`.
+        """
+        topic = self._find(lmq)
+        if topic is None or not topic.id or topic.next > topic.end:
+            return False
+        if before_ms is not None:
+            (stored_ms,) = self._row("SELECT stored_ms FROM topics WHERE id = ?", topic.id)
+            if stored_ms >= before_ms:
+                return False
+        self._write("DELETE FROM units WHERE topic = ?", topic.id)
+        for (group,) in self._rows("SELECT consumers FROM offsets WHERE topic = ?", topic.id):
+            self._offsets.pop((group, lmq), None)
+        self._write("DELETE FROM offsets WHERE topic = ?", topic.id)
+        self._write("DELETE FROM topics WHERE id = ?", topic.id)
+        del self._topics[lmq]
+        self.count -= 1
+        return True
+
+    def of_parent(self, parent: str, at_most: int) -> list[str]:
+        """Return some lite topics of a parent."""
+        begin, end = lmq_range(parent)
+        found = self._rows("SELECT lmq FROM topics WHERE lmq >= ? AND lmq < ? LIMIT ?", begin, end, at_most)
+        return [lmq for (lmq,) in found]
+
+    def forget_parent(self, parent: str) -> None:
+        """Remove what is stored about the queues of a parent topic that has been deleted."""
+        self._write("DELETE FROM followed WHERE parent = ?", parent)
+
+    # -- subscriptions
+
+    def subscriptions(self) -> list[tuple[str, str, str, str]]:
+        """Return client, group, parent topic and queue name of each stored subscription."""
+        return self._rows("SELECT client, consumers, parent, lmq FROM subscriptions")
+
+    def save_subscriptions(
+        self, client: str, group: str, parent: str, added: Iterable[str], removed: Iterable[str]
+    ) -> None:
+        """Store a change of a client's subscriptions."""
+        for lmq in removed:
+            self._write(
+                "DELETE FROM subscriptions WHERE client = ? AND consumers = ? AND lmq = ?", client, group, lmq
+            )
+        for lmq in added:
+            self._write("INSERT OR REPLACE INTO subscriptions VALUES(?, ?, ?, ?)", client, group, parent, lmq)

@@ -1,0 +1,368 @@
+"""Pops from lite topics: a client receives messages of those lite topics to which it has subscribed.
+
+Each lite topic is ordered for each group: while a message of it is leased, the group receives no other. A
+group whose settings make it ordered receives several messages of a lite topic at once, as its clients consume
+them one after the other; other groups receive one. A message whose lease expires stays in its place and is
+delivered again, up to the group's `retryMaxTimes`; then it is moved to the group's dead-letter queue.
+
+Each subscriber has a list of lite topics that may have messages (`Subscriber.ready`), so a pop never
+searches. A lite topic is added to it when a message arrives, and when the last lease of a message ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cometmq import logs
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.lite.lite_queues import LiteQueues
+from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
+from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
+from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
+from cometmq.broker.pop.pops import FOUND, POLLING_FULL, POLLING_TIMEOUT, WOKEN_PER_TICK, Owner
+from cometmq.broker.pop.retries import Retries
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.periodic import Tasks
+from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads
+
+log = logs.logger(__name__)
+
+DEAD_LETTER_MS = 60_000
+"""The time, in ms, after which a message whose copy was not stored is moved to the dead letters once more."""
+AGAIN_S = 0.02
+"""The time after which a lite topic is offered again that could not be read although no message is leased."""
+Unit = tuple[int, int]
+
+
+class PoppedMessage(NamedTuple):
+    """A record, its offset in the queue of the lite topic, and the number of earlier deliveries."""
+
+    record: bytes
+    offset: int
+    deliveries: int
+
+
+@dataclass(slots=True, eq=False)
+class LitePop:
+    """A checked pop, with everything that is needed to serve it now or later.
+
+    Attributes:
+        owner: The connection.
+        opaque: The number of the request on its connection.
+        per_topic: The maximum number of messages from one lite topic.
+        answer: Is called once, with the request and a response code.
+        found: The messages found so far, in the order of the response.
+    """
+
+    owner: Owner
+    opaque: int
+    client_id: str
+    group: str
+    parent: str
+    count: int
+    per_topic: int
+    invisible_ms: int
+    poll_ms: int
+    attempt_id: str
+    answer: Callable[[LitePop, int], None]
+    until_ms: int = -1  # The deadline of the wait; -1 before the pop is parked
+    pop_ms: int = 0
+    found: list[PoppedMessage] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False, kw_only=True)
+class LitePops:
+    """Serves the pops from lite topics. `on_leased` is called after messages have been leased."""
+
+    clock: Clock
+    store: MessageStore
+    stats: Stats
+    groups: SubscriptionGroups
+    queues: LiteQueues
+    subscriptions: LiteSubscriptions
+    leases: Leases
+    retries: Retries
+    on_leased: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.polls = Polls(lambda _topic, _of_pop: None)
+        self._woken: deque[ParkedPop] = deque()
+        self._tasks = Tasks()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    # -- serving
+
+    def serve(self, request: LitePop) -> None:
+        """Read messages for a pop, and answer or park it."""
+        if self._stopping:
+            request.answer(request, POLLING_TIMEOUT)
+            return
+        request.found, request.queues = [], []
+        request.pop_ms = self.clock.time_ms()
+        subscriber = self.subscriptions.find(request.client_id, request.group)
+        if subscriber is not None and not request.owner.closed:
+            subscriber.seen_ms = mono_ms(self.clock)
+            self._prepare(request, subscriber)
+            self._go_on(request, subscriber)
+        elif not request.owner.closed:
+            self._park(request)
+
+    def _prepare(self, request: LitePop, subscriber: Subscriber) -> None:
+        """Add to `ready` what a restored subscriber lacks, and the queues of a pop that is repeated."""
+        if not subscriber.checked:
+            subscriber.checked = True
+            self.add_ready(subscriber, list(subscriber.lmqs))
+        attempt, lmqs = subscriber.attempt
+        if request.attempt_id and attempt == request.attempt_id:
+            subscriber.ready = dict.fromkeys(lmqs) | subscriber.ready
+
+    def add_ready(self, subscriber: Subscriber, lmqs: Sequence[str]) -> None:
+        """Add those lite topics to a client's `ready` that have messages for its group."""
+        group = subscriber.group
+        for lmq in lmqs:
+            if self.queues.end(lmq) > max(self.queues.query(group, lmq, 0), 0):
+                subscriber.ready[lmq] = None
+        if subscriber.ready:
+            self._wake(subscriber)
+
+    def _go_on(self, request: LitePop, subscriber: Subscriber) -> None:
+        try:
+            while subscriber.ready and len(request.found) < request.count:
+                lmq = next(iter(subscriber.ready))
+                del subscriber.ready[lmq]
+                try:
+                    self._take(request, lmq)
+                except NotInMemory as miss:
+                    if not request.found:
+                        self._tasks.start(self._take_uncached(request, subscriber, lmq, miss))
+                        return
+                    subscriber.ready[lmq] = None
+                    break
+        except Exception as error:
+            self._failed(request, error)
+        else:
+            self._finish(request, subscriber)
+
+    def _take(self, request: LitePop, lmq: str) -> None:
+        """Lease messages of a lite topic, if there are any. Raises NotInMemory."""
+        queue = self._enter(request, lmq)
+        if queue is not None:
+            try:
+                units = self._units(request, queue)
+                self._lease(request, queue, units, self._records(units, CACHED))
+            finally:
+                self.leases.settle(queue)
+
+    async def _take_uncached(
+        self, request: LitePop, subscriber: Subscriber, lmq: str, miss: NotInMemory
+    ) -> None:
+        """Read from a lite topic in a thread, and then go on with the pop. Other pops skip it meanwhile."""
+        queue = self._enter(request, lmq)
+        if queue is not None:
+            queue.busy = True
+            request.owner.hold()
+            try:
+                units = self._units(request, queue)
+                records = await self.store.executor.query(lambda reads: self._records(units, reads), miss)
+                queue.busy = False
+                if not request.owner.closed:
+                    self._lease(request, queue, units, records)
+            except Exception as error:
+                self._failed(request, error)
+                return
+            finally:
+                queue.busy = False
+                self.leases.settle(queue)
+                request.owner.release()
+            if request.owner.closed:
+                self.freed(queue.key)
+                return
+        self._go_on(request, subscriber)
+
+    def _enter(self, request: LitePop, lmq: str) -> LeasedQueue | None:
+        """Return the state of a lite topic if it can be read now."""
+        key: QueueKey = (request.group, lmq, 0)
+        queue = self.leases.find(key)
+        if queue is None:
+            stored, end = self.queues.query(*key), self.queues.end(lmq)
+            offset = min(max(stored, 0), end)
+            if offset != stored and not self.queues.commit(*key, offset):
+                return None
+            if offset == end:
+                return None
+            queue = self.leases.enter(key, offset)
+        # The pop time identifies a lease, so a message is not leased twice within a millisecond.
+        if request.pop_ms > queue.pop_ms and self.leases.may_pop(queue, True, request.attempt_id):
+            return queue
+        self.leases.settle(queue)
+        if not queue.leases and not queue.busy:
+            self._loop.call_later(AGAIN_S, self.freed, key)
+        return None
+
+    def _units(self, request: LitePop, queue: LeasedQueue) -> list[Unit]:
+        at_most = min(request.per_topic, request.count - len(request.found))
+        log_begin = self.store.log.min_position
+        units = self.queues.units(queue.key[1], queue.head, at_most + len(queue.acked), log_begin)
+        return [unit for unit in units if unit[0] not in queue.acked][:at_most]
+
+    def _records(self, units: Sequence[Unit], reads: Reads) -> list[bytes | None]:
+        return [self.store.lookups.record_at(position, reads) for _, position in units]
+
+    def _lease(
+        self, request: LitePop, queue: LeasedQueue, units: Sequence[Unit], records: Sequence[bytes | None]
+    ) -> None:
+        group, lmq, _ = queue.key
+        settings = self.groups.table.get(group)
+        most = settings.retry_max_times if settings is not None else 0
+        start, dead = queue.head, list[PoppedMessage]()
+        taken = list[PoppedMessage]()
+        for (offset, _), record in zip(units, records, strict=True):
+            if record is not None:
+                deliveries = queue.deliveries.get(offset, 0)
+                (dead if deliveries > most else taken).append(PoppedMessage(record, offset, deliveries))
+        if dead:
+            taken = [each for each in taken if each.offset < dead[0].offset]
+        chosen = taken or dead[:1]
+        following = chosen[-1].offset + 1 if chosen else (units[-1][0] + 1 if units else self.queues.end(lmq))
+        invisible_ms = request.invisible_ms if taken else DEAD_LETTER_MS
+        pop = Pop(request.pop_ms, start, invisible_ms, True, request.attempt_id if taken else "")
+        offsets = [each.offset for each in chosen]
+        if not self.leases.lease(queue, offsets, following, pop, mono_ms(self.clock)):
+            return
+        if taken:
+            request.found += taken
+            request.queues.append(lmq)
+        elif dead:
+            self.on_leased()
+            self._bury(queue.key, dead[0], request.pop_ms)
+        else:
+            self.freed(queue.key)  # Nothing was readable, but later messages may be
+
+    def _bury(self, key: QueueKey, message: PoppedMessage, pop_ms: int) -> None:
+        """Move a message to the dead letters. If that fails, its lease expires and it is tried again."""
+
+        def done(ok: bool) -> None:
+            if ok:
+                self.ack(key, message.offset, pop_ms)
+
+        self.retries.to_dead_letters(key[0], message.record, done)
+
+    def _failed(self, request: LitePop, error: Exception) -> None:
+        """Answer a pop after an error, with the messages that are already leased for it."""
+        log.error(
+            "pop from lite topics of %s for group %s failed", request.parent, request.group, exc_info=error
+        )
+        self.on_leased()
+        request.answer(request, FOUND if request.found else POLLING_TIMEOUT)
+
+    def _finish(self, request: LitePop, subscriber: Subscriber) -> None:
+        count = len(request.found)
+        if not count:
+            self._park(request)
+            return
+        self.stats.found += count
+        self.stats.transferred += count
+        key = (request.group, request.parent)
+        self.stats.group_get[key] = self.stats.group_get.get(key, 0) + count
+        subscriber.attempt = (request.attempt_id, request.queues)
+        self.on_leased()
+        request.answer(request, FOUND)
+        if subscriber.ready:
+            self._wake(subscriber)
+
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        """Mark a message as consumed. Return False if it is not leased under this handle."""
+        done = self.leases.ack(key, offset, pop_ms)
+        if done:
+            queue = self.leases.find(key)
+            if queue is None or not queue.leases:
+                self.freed(key)
+        return done
+
+    # -- waking
+
+    def freed(self, key: QueueKey) -> None:
+        """Offer a lite topic to the group's clients again, because none of its messages is leased."""
+        group, lmq, _ = key
+        queue = self.leases.find(key)
+        head = self.queues.query(*key) if queue is None else queue.head
+        if self.queues.end(lmq) > head:
+            self.available(lmq, group)
+
+    def available(self, lmq: str, group: str | None = None) -> None:
+        """Add a lite topic to the `ready` of its clients, of one group or of all. Wake one of each group."""
+        woken: set[str] = set()
+        for subscriber in self.subscriptions.of(lmq, group):
+            queue = self.leases.find((subscriber.group, lmq, 0))
+            if queue is not None and queue.leases:
+                continue  # `freed` follows when the leases end
+            subscriber.ready[lmq] = None
+            if subscriber.group not in woken and self._wake(subscriber):
+                woken.add(subscriber.group)
+
+    def _wake(self, subscriber: Subscriber) -> bool:
+        """Serve a parked pop of a client in the next event-loop iteration. Return False if there is none."""
+        woken = self.polls.wake_group(subscriber.group, subscriber.client_id, -1)
+        self._serve_soon(woken)
+        return bool(woken)
+
+    def _serve_soon(self, woken: Sequence[ParkedPop]) -> None:
+        if woken and not self._woken:
+            self._loop.call_soon(self._serve_woken)
+        self._woken.extend(woken)
+
+    def _serve_woken(self) -> None:
+        woken = self._woken
+        for _ in range(min(len(woken), WOKEN_PER_TICK)):
+            self.serve(woken.popleft().request)
+        if woken:
+            self._loop.call_soon(self._serve_woken)
+
+    def _park(self, request: LitePop) -> None:
+        now_ms = int(self._loop.time() * 1000)
+        if request.until_ms < 0:
+            request.until_ms = now_ms + request.poll_ms
+        hold_ms = request.until_ms - now_ms
+        key = PollKey(request.group, request.client_id, -1)
+        if hold_ms <= 0 or self._stopping:
+            request.answer(request, POLLING_TIMEOUT)
+        elif not self.polls.has_room(key):
+            request.answer(request, POLLING_FULL)
+        else:
+            parked = ParkedPop(request.owner, request.opaque, key, (request.client_id,), None, request)
+            self.polls.park(parked, now_ms, hold_ms)
+            self._arm(now_ms)
+
+    def _arm(self, now_ms: int) -> None:
+        at_ms = self.polls.next_deadline()
+        if at_ms is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(max(at_ms - now_ms, 0) / 1000, self._expire_polls)
+
+    def _expire_polls(self) -> None:
+        now_ms = int(self._loop.time() * 1000)
+        self._serve_soon(self.polls.expire(now_ms))
+        self._arm(now_ms)
+
+    def withdraw(self, owner: object, opaque: int) -> None:
+        """Answer a parked pop, because its client waits no longer."""
+        for parked in self.polls.withdraw(owner, opaque):
+            parked.request.answer(parked.request, POLLING_TIMEOUT)
+
+    async def stop(self) -> None:
+        """Answer all waiting pops, because the broker is stopping."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._woken.extend(self.polls.wake_all())
+        self._serve_woken()
+        await self._tasks.finish()

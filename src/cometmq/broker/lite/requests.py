@@ -1,0 +1,215 @@
+"""The remoting requests about lite topics: subscriptions, pops, and acks of their messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.names import check_group, check_topic
+from cometmq.broker.base.replies import frame_of
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.lite.pops import LitePop
+from cometmq.broker.lite.service import LiteService
+from cometmq.broker.pop.checks import PopChecks
+from cometmq.broker.pop.leases import QueueKey
+from cometmq.broker.pop.pops import FOUND
+from cometmq.broker.pop.requests import LEASE_ENDED, RESPONSE_TAIL, PopProcessor
+from cometmq.errors import BodyError, CommandError
+from cometmq.protocol import lite
+from cometmq.protocol.bodies import LiteSubscription, LiteSubscriptionCtlRequestBody, SubscriptionGroupConfig
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import (
+    AckMessageRequestHeader,
+    ChangeInvisibleTimeRequestHeader,
+    ChangeInvisibleTimeResponseHeader,
+    PopLiteMessageRequestHeader,
+    WithdrawPopRequestHeader,
+)
+from cometmq.protocol.pop import ORDERED_REVIVE_QUEUE, ReceiptHandle
+from cometmq.remoting import Connection
+
+MAX_ENTRIES = 64
+"""The maximum number of entries in one request about subscriptions."""
+MAX_CLIENT_ID_LENGTH = 512
+
+
+@dataclass(eq=False, kw_only=True)
+class LiteProcessor:
+    """Handles the requests about lite topics. `pops` handles acks of messages outside lite topics."""
+
+    config: BrokerConfig
+    service: LiteService
+    checks: PopChecks
+    pops: PopProcessor
+
+    # -- pops
+
+    @handles(RequestCode.POP_LITE_MESSAGE)
+    def pop_lite_message(self, connection: Connection, frame: Frame) -> None:
+        """Lease messages of the sender's lite topics, or hold the request until there are some."""
+        header = frame.header(PopLiteMessageRequestHeader)
+        self.checks.check_numbers(header.max_msg_num, header.invisible_time)
+        settings = self._check(header.consumer_group, header.topic)
+
+        def answer(request: LitePop, code: int) -> None:
+            for data in _response(request, code):
+                connection.write(data)
+
+        self.service.pops.serve(
+            LitePop(
+                owner=connection,
+                opaque=frame.opaque,
+                client_id=_client_id(header.client_id),
+                group=header.consumer_group,
+                parent=header.topic,
+                count=header.max_msg_num,
+                per_topic=header.max_msg_num if settings.consume_message_orderly else 1,
+                invisible_ms=header.invisible_time,
+                poll_ms=header.poll_time,
+                attempt_id=header.attempt_id or "",
+                answer=answer,
+            )
+        )
+
+    def _check(self, group: str, topic: str) -> SubscriptionGroupConfig:
+        """Check a group and its parent topic. Return the group. Raises CommandError."""
+        settings = self.checks.check(group, topic, -1)
+        config = self.service.tables.topics.get(topic)
+        if config is None or not lite.is_lite_parent(config.attributes):
+            raise CommandError(
+                ResponseCode.INVALID_PARAMETER,
+                f"the topic [{topic}] message type not match: its attribute message.type must be LITE",
+            )
+        if lite.bound_topic(settings.attributes) != topic:
+            raise CommandError(
+                ResponseCode.INVALID_PARAMETER,
+                f"subscription bind topic not match, {group}: its attribute lite.bind.topic must be {topic}",
+            )
+        self.service.check_ready(topic)
+        return settings
+
+    @handles(RequestCode.WITHDRAW_POP)
+    def withdraw_pop(self, connection: Connection, frame: Frame) -> Frame:
+        """Answer a parked pop of the same connection, because its sender waits no longer."""
+        self.service.pops.withdraw(connection, frame.header(WithdrawPopRequestHeader).request)
+        return self.pops.withdraw_pop(connection, frame)
+
+    # -- subscriptions
+
+    @handles(RequestCode.LITE_SUBSCRIPTION_CTL)
+    def lite_subscription_ctl(self, connection: Connection, frame: Frame) -> Frame:
+        """Change the lite topics to which clients are subscribed."""
+        try:
+            entries = LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set if frame.body else []
+        except BodyError as error:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if not 0 < len(entries) <= MAX_ENTRIES:
+            raise CommandError(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"subscriptionSet has {len(entries)} entries, from 1 to {MAX_ENTRIES} are allowed",
+            )
+        for entry in entries:
+            self._change(connection, entry, frame.version)
+        return frame.response()
+
+    def _change(self, connection: Connection, entry: LiteSubscription, version: int) -> None:
+        group, topic = check_group(entry.group, version), check_topic(entry.topic, version)
+        client_id, service = _client_id(entry.client_id), self.service
+        known = service.subscriptions.find(client_id, group)
+        if entry.action == "COMPLETE_REMOVE":
+            if known is not None:
+                service.unsubscribe(known, list(known.lmqs))
+            return
+        lmqs = [lite.lmq_name(topic, name) for name in dict.fromkeys(entry.lite_topic_set)]
+        if entry.action == "PARTIAL_REMOVE":
+            if known is not None:
+                service.unsubscribe(known, lmqs, service.tables.groups.table.get(group))
+            return
+        if entry.action not in ("PARTIAL_ADD", "COMPLETE_ADD"):
+            raise CommandError(ResponseCode.ILLEGAL_OPERATION, f"action {entry.action[:40]!r} is unknown")
+        for name in entry.lite_topic_set:
+            if not lite.is_lite_topic(name):
+                raise CommandError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"liteTopicSet: {name[:80]!r} is not the name of a lite topic",
+                )
+        settings = self._check(group, topic)
+        complete = entry.action == "COMPLETE_ADD"
+        if not lmqs:
+            if known is not None and complete:
+                service.unsubscribe(known, list(known.lmqs))
+            return
+        subscriber = service.subscriptions.enter(client_id, group, topic, mono_ms(service.clock))
+        service.subscribe(
+            subscriber, lmqs, settings, connection, complete=complete, offset=entry.offset_option
+        )
+
+    # -- acks and changes of leases
+
+    @handles(RequestCode.ACK_MESSAGE)
+    def ack_message(self, connection: Connection, frame: Frame) -> Frame:
+        """Mark a leased message as consumed."""
+        if not (frame.ext or {}).get("liteTopic"):
+            return self.pops.ack_message(connection, frame)
+        header = frame.header(AckMessageRequestHeader)
+        key, handle = self._lease(header.consumer_group, header.topic, header.lite_topic, header.extra_info)
+        end = self.service.queues.end(key[1])
+        if not 0 <= header.offset < end:
+            raise CommandError(
+                ResponseCode.NO_MESSAGE, f"offset is illegal, commit:{header.offset}, store:0~{end}"
+            )
+        if not self.service.ack(key, header.offset, 0, handle.pop_time_ms):
+            raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
+        return frame.response()
+
+    @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
+    def change_message_invisible_time(self, connection: Connection, frame: Frame) -> Frame:
+        """Change when a lease expires. The message's handle stays valid."""
+        if not (frame.ext or {}).get("liteTopic"):
+            return self.pops.change_message_invisible_time(connection, frame)
+        header = frame.header(ChangeInvisibleTimeRequestHeader)
+        self.checks.check_numbers(1, header.invisible_time)
+        key, handle = self._lease(header.consumer_group, header.topic, header.lite_topic, header.extra_info)
+        pop_ms, invisible_ms = handle.pop_time_ms, header.invisible_time
+        if not self.service.renew(key, header.offset, 0, pop_ms, invisible_ms, counts=not header.suspend):
+            raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
+        until_ms = self.service.clock.time_ms() + header.invisible_time
+        return frame.response(
+            header=ChangeInvisibleTimeResponseHeader(
+                pop_time=pop_ms, invisible_time=max(until_ms - pop_ms, 0), revive_qid=ORDERED_REVIVE_QUEUE
+            )
+        )
+
+    def _lease(
+        self, group: str, topic: str, lite_topic: str | None, handle: str
+    ) -> tuple[QueueKey, ReceiptHandle]:
+        """Return the queue of a leased message, and its receipt handle. Raises CommandError."""
+        self.checks.check_master()
+        self.service.check_ready(topic)
+        return (group, lite.lmq_name(topic, lite_topic or ""), 0), self.pops.decoded_handle(handle)
+
+
+def _client_id(text: str) -> str:
+    if not 0 < len(text) <= MAX_CLIENT_ID_LENGTH:
+        raise CommandError(
+            ResponseCode.INVALID_PARAMETER,
+            f"clientId has {len(text)} characters, from 1 to {MAX_CLIENT_ID_LENGTH} are allowed",
+        )
+    return text
+
+
+def _response(request: LitePop, code: int) -> list[bytes]:
+    """Return the response to a pop: a frame up to its body, and the records."""
+    found = request.found if code == FOUND else []
+    ext = {
+        "popTime": str(request.pop_ms),
+        "invisibleTime": str(request.invisible_ms),
+        "reviveQid": str(ORDERED_REVIVE_QUEUE),
+        "orderCountInfo": ";".join(str(each.deliveries) for each in found),
+    }
+    remark = b"FOUND" if found else b"NO_MESSAGE_IN_QUEUE"
+    header = b'{"code":%d,"extFields":%b' % (code, json.dumps(ext).encode()[:-1])
+    records = [each.record for each in found]
+    return [frame_of(header + RESPONSE_TAIL % (request.opaque, remark), sum(map(len, records))), *records]
