@@ -8,7 +8,7 @@ from tests.console.conftest import RunningConsole, asked, confirm, go_on, shown
 from tests.console.test_topics import CLUSTER, made
 
 from cometmq.admin import Admin
-from cometmq.client import SyncPushConsumer
+from cometmq.client import SyncPushConsumer, SyncSimpleConsumer
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 
 if TYPE_CHECKING:
@@ -56,6 +56,21 @@ def test_members_that_differ_are_told(page: Page, console: RunningConsole) -> No
         shown(page, "Members have different subscriptions to topic mixed-topic.")
         page.locator("section", has_text="Members").get_by_role("row").nth(2).wait_for()
         shown(page, "messageModel=CLUSTERING")
+
+
+def test_a_group_that_pops_shows_its_leases(page: Page, console: RunningConsole) -> None:
+    asked(made(console, "popped-topic", 3))
+    with SyncSimpleConsumer("popping-group", "popped-topic", namesrv=console.namesrv) as consumer:
+        assert len(consumer.receive(3)) > 0
+        page.goto("/groups/popping-group")
+        shown(page, "Consume mode: POP.")
+        tiles = page.locator("dl.tiles")
+        tiles.get_by_text("In flight (leased messages)").wait_for()
+        tiles.get_by_text("Oldest lease begun at").wait_for()
+        offsets = page.locator("section", has_text="Consumer offsets by queue")
+        row = offsets.get_by_role("row", name="popped-topic")
+        row.get_by_text("all members").first.wait_for()
+        page.locator("section", has_text="Members").get_by_role("cell", name="remoting").first.wait_for()
 
 
 def test_settings_are_changed_and_a_group_is_deleted(page: Page, console: RunningConsole) -> None:

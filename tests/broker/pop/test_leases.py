@@ -145,6 +145,8 @@ class World:
             assert floor <= queue.head <= len(self.messages)
             assert queue.first_open() == floor
             assert list(queue.leases) == sorted(queue.leases)
+            undone = sum(not message.done for message in self.messages)
+            assert queue.ready(len(self.messages)) + len(queue.leases) == undone
 
     def drain(self) -> None:
         """Consume everything that is left."""
