@@ -57,7 +57,11 @@ class GrpcEndpoint:
         self.renewals = sessions.renewals = renewals
         sends = Sends(clients, tables.topics, config)
         receives = Receives(clients, tables.groups, renewals, config.broker_name)
-        routes = Routes(clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1)
+        routes = self.routes = Routes(
+            clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1
+        )
+        if config.grpc_cluster_route_enable:
+            routes.find_route = parts.registrar.route
         self._server = GrpcServer(
             {
                 "QueryRoute": routes.query_route,

@@ -24,7 +24,18 @@ from cometmq.grpc.rpc.enums import (
 )
 from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
+from cometmq.grpc.service import routes
 from cometmq.grpc.service.sent import MIXED, NEW_QUEUES, queue_of
+from cometmq.protocol.bodies import (
+    BrokerData,
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicRouteData,
+)
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import RegisterBrokerRequestHeader
 
 
 async def route(caller, topic="Orders", host=""):
@@ -80,6 +91,55 @@ class TestRoute:
     async def test_a_client_of_5_0_gets_no_type_that_it_does_not_know(self, cluster, connect):
         caller = await connect(cluster, x_mq_client_version="5.0.8")
         assert set((await route(caller)).message_queues[0].accept_message_types) == set(MIXED)
+
+    async def test_other_masters_of_the_name_servers(self, start_cluster, connect, monkeypatch):
+        cluster = await start_cluster(**SETTINGS, grpcClusterRouteEnable="true")
+        await create(cluster.peer(), "Orders", 1, 1)
+        addresses = {
+            "broker-b": {0: "192.0.2.7:10911"},
+            "broker-c": {1: "192.0.2.8:10911"},
+            "broker-a": {0: "192.0.2.6:10911"},
+        }
+        queues = [QueueData(broker_name=name, read_queue_nums=2, write_queue_nums=1) for name in addresses]
+        brokers = [BrokerData(broker_name=name, broker_addrs=each) for name, each in addresses.items()]
+        answers = [TopicRouteData(queue_datas=queues, broker_datas=brokers), None]
+
+        async def found(topic):
+            return answers.pop(0)
+
+        endpoint = cluster.broker.endpoint
+        endpoint.routes.find_route = found
+        monkeypatch.setattr(routes, "CLUSTER_ROUTE_S", 0.0)
+        caller = await connect(cluster)
+        for _ in range(2):  # The second time, no name server answers
+            queues = (await route(caller, host="mq.example.org")).message_queues
+            assert [(each.broker.name, each.id, each.permission) for each in queues] == [
+                ("broker-a", 0, Permission.READ_WRITE),
+                ("broker-b", 0, Permission.READ),
+                ("broker-b", 1, Permission.READ_WRITE),
+            ]
+            (address,) = queues[-1].broker.endpoints.addresses
+            assert (address.host, address.port) == ("192.0.2.7", 18081)
+        monkeypatch.setattr(routes, "CLUSTER_ROUTE_S", 60.0)
+        request = M.QueryAssignmentRequest(topic=M.Resource(name="Orders"), group=M.Resource(name="G"))
+        assigned = (await caller.call("QueryAssignment", request)).assignments
+        assert [each.message_queue.broker.name for each in assigned] == ["broker-a", "broker-b"]
+
+    async def test_a_broker_among_others_finds_them_at_its_name_server(self, start_cluster, connect):
+        cluster = await start_cluster(**SETTINGS, grpcClusterRouteEnable="true")
+        await create(cluster.peer(), "Orders", 1, 1)
+        other = {
+            "broker_name": "broker-b",
+            "broker_addr": "192.0.2.7:10911",
+            "cluster_name": "DefaultCluster",
+        }
+        header = RegisterBrokerRequestHeader(**other, broker_id=0, ha_server_addr="192.0.2.7:10912")
+        topics = {"Orders": TopicConfig(topic_name="Orders", read_queue_nums=1, write_queue_nums=1)}
+        peer = cluster.peer(cluster.namesrv_addr)
+        body = RegisterBrokerBody.of(topics, DataVersion(timestamp=1, counter=1)).encode()
+        assert (await peer.call(RequestCode.REGISTER_BROKER, header, body)).code == 0
+        queues = (await route(await connect(cluster))).message_queues
+        assert [each.broker.name for each in queues] == ["broker-a", "broker-b"]
 
     async def test_endpoints_that_would_make_a_huge_route_are_refused(self, cluster, caller):
         await create(cluster.peer())

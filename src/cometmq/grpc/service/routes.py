@@ -1,13 +1,19 @@
 """The RPCs about queues: QueryRoute and QueryAssignment.
 
-A route contains this broker alone. Its endpoints are those that the client has sent with its request. So a
-client behind a port mapping, a proxy or a Kubernetes service keeps the address under which it reaches the
-endpoint.
+The endpoints of this broker in a route are those that the client has sent with its request. So a client
+behind a port mapping, a proxy or a Kubernetes service keeps the address under which it reaches the endpoint.
+
+By default, a route contains this broker alone. With the setting `grpcClusterRouteEnable` it contains the
+masters that the name servers know, too. Name servers know no gRPC ports, so it is assumed that all brokers
+use the port of the request, as Apache's proxies do.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import Any, NamedTuple
 
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import AddressScheme, Code, Permission
@@ -18,13 +24,31 @@ from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.renewals import Groups
 from cometmq.grpc.service.sends import Topics, find_topic
 from cometmq.grpc.service.sent import MIXED, accepted_types
-from cometmq.protocol.bodies import TopicConfig
+from cometmq.protocol.addresses import parse_address
+from cometmq.protocol.bodies import TopicConfig, TopicRouteData
 from cometmq.protocol.codes import Perm
 
 MAX_QUEUES = 10_000
 MAX_ADDRESSES = 16
 MAX_ENDPOINTS_BYTES = 4096
 """The maximum size of the endpoints in a request: each queue of the response contains them."""
+CLUSTER_ROUTE_S = 5.0
+"""The time, in seconds, for which the route of a name server is used again."""
+NAME_SERVER_TIMEOUT_S = 2.0
+MAX_CLUSTER_ROUTES = 1_000
+
+FindRoute = Callable[[str], Awaitable[TopicRouteData | None]]
+"""Returns the route of a topic from a name server, or None."""
+
+
+class Share(NamedTuple):
+    """The queues of a topic on one broker, and the `Endpoints` of the broker."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    endpoints: Any
 
 
 class Routes:
@@ -37,6 +61,7 @@ class Routes:
         host: The host of the endpoint, for clients that do not send any endpoints.
 
     Attributes:
+        find_route: Finds the other masters of a topic. None: routes contain this broker alone.
         port: The port of the endpoint, set once it listens.
     """
 
@@ -46,40 +71,84 @@ class Routes:
         self._groups = groups
         self._broker_name = broker_name
         self._host = host
+        self.find_route: FindRoute | None = None
+        self._found: dict[str, tuple[float, TopicRouteData | None]] = {}
         self.port = 0
 
-    def query_route(self, call: Call, request: Any) -> Any:
+    async def query_route(self, call: Call, request: Any) -> Any:
         """Return the queues of a topic."""
         self._clients.find(call)
         _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
-        reads = config.read_queue_nums if config.perm & Perm.READ else 0
-        writes = config.write_queue_nums if config.perm & Perm.WRITE else 0
-        both = min(reads, writes)
-        permissions = [Permission.READ] * (reads - both) + [Permission.WRITE] * (writes - both)
-        permissions += [Permission.READ_WRITE] * both
-        queues = [
-            self._queue(call, request, config, queue_id, permission)
-            for queue_id, permission in enumerate(permissions[:MAX_QUEUES])
-        ]
+        queues: list[Any] = []
+        for share in await self._shares(request, config):
+            reads = share.read_queues if share.perm & Perm.READ else 0
+            writes = share.write_queues if share.perm & Perm.WRITE else 0
+            both = min(reads, writes)
+            permissions = [Permission.READ] * (reads - both) + [Permission.WRITE] * (writes - both)
+            permissions += [Permission.READ_WRITE] * both
+            queues += [
+                self._queue(call, share, config, queue_id, permission)
+                for queue_id, permission in enumerate(permissions[: MAX_QUEUES - len(queues)])
+            ]
         return messages().QueryRouteResponse(status=status(Code.OK), message_queues=queues)
 
-    def query_assignment(self, call: Call, request: Any) -> Any:
+    async def query_assignment(self, call: Call, request: Any) -> Any:
         """Return the queues from which a consumer receives: -1 for all, or each queue of an ordered group."""
         self._clients.find(call)
         _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
-        if not config.perm & Perm.READ or not config.read_queue_nums:
-            raise ServiceError(Code.FORBIDDEN, f"topic {config.topic_name} cannot be read")
         group = self._groups.find(request.group.name)
         ordered = group is not None and bool(group.consume_message_orderly)
-        ids = range(min(config.read_queue_nums, MAX_QUEUES)) if ordered else (-1,)
+        queues: list[Any] = []
+        for share in await self._shares(request, config):
+            if share.perm & Perm.READ and share.read_queues:
+                ids = range(min(share.read_queues, MAX_QUEUES - len(queues))) if ordered else (-1,)
+                queues += [self._queue(call, share, config, each, Permission.READ) for each in ids]
+        if not queues:
+            raise ServiceError(Code.FORBIDDEN, f"topic {config.topic_name} cannot be read")
         m = messages()
-        found = [
-            m.Assignment(message_queue=self._queue(call, request, config, queue_id, Permission.READ))
-            for queue_id in ids
-        ]
-        return m.QueryAssignmentResponse(status=status(Code.OK), assignments=found)
+        assignments = [m.Assignment(message_queue=queue) for queue in queues]
+        return m.QueryAssignmentResponse(status=status(Code.OK), assignments=assignments)
+
+    async def _shares(self, request: Any, config: TopicConfig) -> list[Share]:
+        """Return the queues of a topic on this broker and, if the setting allows it, on the other masters."""
+        endpoints = messages().Endpoints()
+        if request.endpoints.addresses:
+            endpoints.CopyFrom(request.endpoints)
+        else:
+            endpoints = _endpoints(self._host, self.port)
+        numbers = config.read_queue_nums, config.write_queue_nums, config.perm
+        shares = [Share(self._broker_name, *numbers, endpoints)]
+        route = await self._route(config.topic_name)
+        if route is None:
+            return shares
+        masters = {each.broker_name: each.broker_addrs.get(0, "") for each in route.broker_datas}
+        for each in route.queue_datas:
+            address = parse_address(masters.get(each.broker_name, ""))
+            if address is not None and each.broker_name != self._broker_name:
+                other = _endpoints(address[0], endpoints.addresses[0].port)
+                numbers = each.read_queue_nums, each.write_queue_nums, each.perm
+                shares.append(Share(each.broker_name, *numbers, other))
+        return shares
+
+    async def _route(self, topic: str) -> TopicRouteData | None:
+        """Return a topic's route of the name servers: a known one for some time, or if they do not answer."""
+        if self.find_route is None:
+            return None
+        now = asyncio.get_running_loop().time()
+        since, known = self._found.get(topic, (0.0, None))
+        if known is not None and now - since < CLUSTER_ROUTE_S:
+            return known
+        try:
+            known = await asyncio.wait_for(self.find_route(topic), NAME_SERVER_TIMEOUT_S) or known
+        except TimeoutError:
+            pass  # The known route is used once more
+        self._found.pop(topic, None)
+        if len(self._found) >= MAX_CLUSTER_ROUTES:
+            del self._found[next(iter(self._found))]
+        self._found[topic] = now, known
+        return known
 
     def _topic(self, name: str) -> TopicConfig:
         config = find_topic(self._topics, name)
@@ -88,15 +157,9 @@ class Routes:
         return config
 
     def _queue(
-        self, call: Call, request: Any, config: TopicConfig, queue_id: int, permission: Permission
+        self, call: Call, share: Share, config: TopicConfig, queue_id: int, permission: Permission
     ) -> Any:
         m = messages()
-        broker = m.Broker(name=self._broker_name, id=0)
-        if request.endpoints.addresses:
-            broker.endpoints.CopyFrom(request.endpoints)
-        else:
-            broker.endpoints.scheme = AddressScheme.IPv6 if ":" in self._host else AddressScheme.IPv4
-            broker.endpoints.addresses.add(host=self._host, port=self.port)
         types = accepted_types((config.attributes or {}).get("message.type", ""))
         version, language = call.text(b"x-mq-client-version"), call.text(b"x-mq-language")
         if version.startswith("5.0.") or (version.startswith("5.1.") and language in ("JAVA", "DOTNET")):
@@ -106,9 +169,19 @@ class Routes:
             topic=m.Resource(name=config.topic_name),
             id=queue_id,
             permission=permission,
-            broker=broker,
+            broker=m.Broker(name=share.broker_name, id=0, endpoints=share.endpoints),
             accept_message_types=types,
         )
+
+
+def _endpoints(host: str, port: int) -> Any:
+    """Return the `Endpoints` of one address."""
+    try:
+        scheme = AddressScheme.IPv6 if ip_address(host).version == 6 else AddressScheme.IPv4
+    except ValueError:
+        scheme = AddressScheme.DOMAIN_NAME
+    m = messages()
+    return m.Endpoints(scheme=scheme, addresses=[m.Address(host=host, port=port)])
 
 
 def _check_endpoints(endpoints: Any) -> None:
