@@ -426,6 +426,8 @@ class BrokerParts:
         if not self.store.slave:
             self.transactions.load()
             self.pops.load()
+        elif self.store.raft_log is None:  # In a raft group, a new leader never loads them
+            self.pops.clear_files()
 
     def resume(self) -> None:
         """Repair the topic table and the half messages after a crash.

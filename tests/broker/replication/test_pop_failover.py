@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from tests.broker.pop.conftest import PopClient
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
@@ -56,6 +58,24 @@ async def test_a_slave_that_becomes_the_master_loses_no_message(group, ordered, 
         assert await consumer.ack(popped.handles[3]) == ResponseCode.NO_MESSAGE
     assert await consumer.ack(again.handles[2]) == 0
     assert (await consumer.pop(order=ordered)).code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_leases_of_a_former_master_are_not_used_after_its_next_promotion(group):
+    """The file names messages that were acked at offsets which other messages may have now."""
+    broker = await group.master(brokerRole="ASYNC_MASTER")
+    await send_all(group.peers["master"])
+    consumer = PopClient(group.peers["master"])
+    popped = await consumer.pop()
+    for handle in popped.handles[1:]:
+        assert await consumer.ack(handle) == 0
+    await broker.parts.pops.lease_file.save_now()
+    await broker.parts.tables.offsets_file.save_now()
+    shutil.copytree(group.root / "master", group.root / "killed")
+    await group.slave("killed")
+    await group.stop("killed")
+    (group.root / "killed" / "abort").touch()
+    await group.again("killed", **AS_MASTER)
+    assert (await PopClient(group.peers["killed"]).pop()).bodies == BODIES
 
 
 async def test_the_next_leader_of_a_raft_group_continues_at_the_first_message_that_is_not_acked(

@@ -160,6 +160,15 @@ class PopService:
                 table, self.leases, self.tables.offsets, self.store.max_offset, now_ms, wall_ms
             )
 
+    def clear_files(self) -> None:
+        """Empty the files of leases, because this broker is a slave. Must run in a thread. Raises OSError.
+
+        Their content is from a time in which it was the master. Since then another master has moved the
+        offsets, and its log may have replaced this one, so it must not be used after a promotion.
+        """
+        for file in (self._order_file, self.lease_file):
+            file.clear()
+
     def restart(self) -> None:
         """Forget all leases: this broker becomes the leader, and other leaders have moved the offsets."""
         self.leases.clear()

@@ -1,8 +1,8 @@
 """The persistent tables of a broker: topics, groups, consume modes, offsets of consumers and delays, timers.
 
 Each table has its own file. Topics, groups and modes are written after each change, the others every few
-seconds if they have changed, and all but the modes when the broker stops (docs/reference/storage.md, Writing
-tables).
+seconds if they have changed, and all but the modes when the broker stops
+(docs/reference/storage.md, Writing tables).
 
 An offset in a file must never refer to messages that the log on the disk lacks. So, before offsets are
 written, the log is flushed up to the end that it had when the offsets were read. Otherwise, after a power

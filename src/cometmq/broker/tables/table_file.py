@@ -60,6 +60,11 @@ class TableFile:
         """
         return self._file.load_or_empty()
 
+    def clear(self) -> None:
+        """Empty the file if there is one. Must run in a thread, before `save`. Raises OSError."""
+        if self._file.load_or_empty():
+            self._file.save({})
+
     def save(self) -> None:
         """Start to write the table to its file, because the table has changed."""
         self._asked += 1
