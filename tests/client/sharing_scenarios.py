@@ -28,12 +28,15 @@ from cometmq import (
     Message,
     MessageExt,
     MessageQueue,
+    Producer,
     PushConsumer,
     PushOptions,
+    SendStatus,
     select_by_hash,
 )
 from cometmq.client import Listener, OrderlyListener
-from cometmq.protocol.bodies import SetMessageRequestModeRequestBody
+from cometmq.errors import NoRouteError
+from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, TopicConfig
 
 
 def sharing(
@@ -180,6 +183,49 @@ async def an_operator_switches_a_group_to_shared_messages(namesrv: str) -> None:
         await ledger.has_all([b"pulled again"])
 
 
+async def create_typed(admin: Admin, topic: str, kind: str) -> None:
+    """Create a topic of a type with four queues at the only broker."""
+    (broker,) = (await admin.cluster_info()).broker_addr_table.values()
+    addr = broker.broker_addrs[0]
+    config = TopicConfig(topic, 4, 4, attributes={"+message.type": kind})
+    assert [each async for each in admin.create_topics([config], broker_addr=addr)] == [addr]
+
+
+async def higher_priorities_come_first(namesrv: str) -> None:
+    name, handled = names("share-priority"), list[int | None]()
+    async with Admin(namesrv) as admin, sending(namesrv, "p-share-priority") as producer:
+        await create_typed(admin, name.topic, "PRIORITY")
+        await until(lambda: has_route(producer, name.topic), "the topic's route")
+        results = [
+            await producer.send(Message(name.topic, b"m", priority=priority)) for priority in (1, 9, 0, 2)
+        ]
+        # As many priorities as queues; the broker chooses the queue.
+        assert [result.queue.queue_id for result in results] == [1, 3, 0, 2]
+
+    async def listener(messages: list[MessageExt]) -> None:
+        handled.extend(message.priority for message in messages)
+
+    async with sharing(namesrv, name, listener, consume_concurrency=1, topic_max_count=1):
+        await until(lambda: len(handled) == 4, "all messages")
+    assert handled == [9, 2, 1, 0]
+
+
+async def a_lite_topic_takes_messages(namesrv: str) -> None:
+    topic = names("lite").topic
+    async with Admin(namesrv) as admin, sending(namesrv, "p-lite") as producer:
+        await create_typed(admin, topic, "LITE")
+        await until(lambda: has_route(producer, topic), "the topic's route")
+        result = await producer.send(Message(topic, b"m", lite_topic="session-1"))
+        assert (result.status, result.queue.topic) == (SendStatus.SEND_OK, topic)
+
+
+async def has_route(producer: Producer, topic: str) -> bool:
+    try:
+        return len(await producer.queues(topic)) == 4
+    except NoRouteError:
+        return False
+
+
 SHARING_SCENARIOS: list[Scenario] = [
     more_members_than_queues_handle_each_message_once,
     a_failed_message_comes_again_and_a_hopeless_one_is_a_dead_letter,
@@ -187,4 +233,6 @@ SHARING_SCENARIOS: list[Scenario] = [
     a_stopped_member_gives_its_messages_back,
     an_ordered_group_keeps_the_order_of_each_queue,
     an_operator_switches_a_group_to_shared_messages,
+    higher_priorities_come_first,
+    a_lite_topic_takes_messages,
 ]
