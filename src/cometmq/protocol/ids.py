@@ -1,12 +1,13 @@
 """Message ids: the broker's offset id and the producer's unique key.
 
 Both kinds are 16 bytes (IPv4) or 28 bytes (IPv6) in upper-case hex, so their length does not distinguish them
-(docs/reference/remoting.md, Message ids).
+(docs/reference/remoting.md, Message ids). The unique keys of 5.x's gRPC clients are 17 bytes.
 """
 
 from __future__ import annotations
 
 import binascii
+import re
 import struct
 from functools import lru_cache
 from ipaddress import ip_address
@@ -22,6 +23,7 @@ _UNIQUE = struct.Struct(">HII")
 # key of a process.
 _moving = struct.Struct(">IH").pack
 _LENGTHS = (32, 56)
+_ID_OF_5X = re.compile("01[0-9A-Fa-f]{32}")
 
 
 class IdError(ProtocolError):
@@ -171,6 +173,14 @@ class UniqueKeys:
         self._counter = (counter + 1) & 0xFFFF
         since_ms = (self._at_ms - self._month_start_ms) & 0xFFFFFFFF
         return self._fixed + _moving(since_ms, counter).hex().upper()
+
+
+def is_id_of_5x(text: str) -> bool:
+    """Return whether a text has the form of the unique keys that 5.x's gRPC clients assign.
+
+    Such a key has 34 hex digits and begins with 01.
+    """
+    return _ID_OF_5X.fullmatch(text) is not None
 
 
 def decode_unique_key(text: str) -> UniqueKey:
