@@ -182,6 +182,19 @@ def test_a_group_that_only_has_members_is_known(known: Shell) -> None:
         known.ok(*settings, "-v", "true")
 
 
+def test_retry_topics_of_pops_are_no_groups_and_are_deleted_with_their_group(known: Shell) -> None:
+    with_settings(known, "popping")
+    with_settings(known, "popping_orders")
+    for topic in ("orders", "popping_known", "popping_orders", "popping_other"):
+        name = topic if topic == "orders" else RETRY_PREFIX + topic
+        known.ok("updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "1", "-w", "1")
+    assert {"popping", "popping_orders", "popping_other"} <= set(groups(known))
+    assert "popping_known" not in groups(known)
+    known.ok("deleteSubGroup", "-c", "DefaultCluster", "-g", "popping")
+    left = {each for each in known.ok("topicList").lines if "popping" in each}
+    assert left == {RETRY_PREFIX + "popping_orders", RETRY_PREFIX + "popping_other"}
+
+
 def test_a_group_without_settings_is_told_from_an_unknown_one(known: Shell) -> None:
     with_offsets(known, "unset")
     assert (

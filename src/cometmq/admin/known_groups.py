@@ -6,7 +6,7 @@ All commands, the console and the pipeline jobs use this module.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
@@ -27,13 +27,25 @@ def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> l
     """Return the names of all groups, sorted.
 
     Args:
-        topics: All topics. A retry topic shows that its group exists.
+        topics: All topics. A retry topic shows that its group exists. The retry topics from which groups pop
+            are ignored, as their names contain that of a topic, too.
         at_brokers: For each broker, its groups that have settings, offsets or members. RocketMQ's own
             groups are included only if they have a retry topic.
     """
-    found = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
-    found.update(name for names in at_brokers for name in names if not is_system_group(name))
+    known, there = set(topics), {name for names in at_brokers for name in names}
+    found = {topic.removeprefix(RETRY_PREFIX) for topic in known if topic.startswith(RETRY_PREFIX)}
+    found = {name for name in found if name in there or not _is_popped(name, known, there)}
+    found.update(name for name in there if not is_system_group(name))
     return sorted(found)
+
+
+def _is_popped(name: str, topics: Container[str], groups: Container[str]) -> bool:
+    """Return whether the retry topic with this name, without its prefix, is one from which a group pops.
+
+    Such a name is `<group>_<topic>` or `<group>+<topic>`.
+    """
+    places = [place for place, character in enumerate(name) if character in "_+"]
+    return any(name[:place] in groups and name[place + 1 :] in topics for place in places)
 
 
 class KnownGroups(ServerAdmin):

@@ -153,11 +153,19 @@ def set_consume_mode(admin: Admin, mode: SetMessageRequestModeRequestBody, addrs
 
 
 async def group_topics(admin: Admin, group: str, cluster: str | None = None) -> dict[str, list[str]]:
-    """Return the clusters that have the retry topic and the dead-letter topic of a group, by topic.
+    """Return the clusters that have the retry topics and the dead-letter topic of a group, by topic.
 
     With `cluster`, only this cluster is examined.
     """
-    found = {topic: await admin.clusters_of(topic) for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group)}
+    retry, known = RETRY_PREFIX + group, set(await admin.topics())
+    names = [retry, DLQ_PREFIX + group]
+    # The retry topics from which the group pops, unless they are those of other groups with such names
+    popped = [each for each in known if each.startswith((retry + "_", retry + "+"))]
+    popped = [each for each in popped if each[len(retry) + 1 :] in known]
+    if popped:
+        others = await admin.group_names()
+        names += sorted(each for each in popped if each.removeprefix(RETRY_PREFIX) not in others)
+    found = {topic: await admin.clusters_of(topic) for topic in names}
     there = {topic: [each for each in found[topic] if cluster in (None, each)] for topic in found}
     return {topic: clusters for topic, clusters in there.items() if clusters}
 
