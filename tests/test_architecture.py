@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "namesrv": {"remoting", "metrics"},
     "broker": {"store", "remoting", "raft", "metrics"},
     "filtersrv": {"remoting"},
-    "grpc": {"broker", "remoting"},
+    "grpc": {"broker", "remoting", "metrics"},
     "client": {"remoting"},
     "admin": {"client"},
     "console": {"client", "admin"},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from cometmq.admin.groups import STATS_TIMEOUT_S, GroupStates
-from cometmq.admin.values import GroupConfig, GroupQueueProgress, QueueProgress
+from cometmq.admin.groups import STATS_TIMEOUT_S, GroupStates, queue_progress
+from cometmq.admin.values import GroupConfig, GroupQueueProgress
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.errors import BrokerError
 from cometmq.protocol.bodies import (
@@ -225,13 +225,5 @@ def _all_progress(body: bytes | memoryview) -> list[GroupQueueProgress]:
                 (pair for table in tables for pair in table.offset_table.items()),
                 key=lambda pair: pair[0],
             ):
-                progress = QueueProgress(
-                    topic=queue.topic,
-                    broker_name=queue.broker_name,
-                    queue_id=queue.queue_id,
-                    broker_offset=offsets.broker_offset,
-                    consumer_offset=offsets.consumer_offset,
-                    last_timestamp=offsets.last_timestamp,
-                )
-                found.append(GroupQueueProgress(group=group, queue=progress))
+                found.append(GroupQueueProgress(group=group, queue=queue_progress(queue, offsets)))
     return found

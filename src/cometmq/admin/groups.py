@@ -32,6 +32,7 @@ from cometmq.protocol.bodies import (
     ConsumerRunningInfo,
     ConsumeStats,
     GroupList,
+    OffsetWrapper,
     TopicRouteData,
 )
 from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, version_name
@@ -52,6 +53,8 @@ from cometmq.protocol.subscriptions import (
 from cometmq.settings import INT_MAX
 
 PULL_TYPE, PUSH_TYPE, POP_TYPE = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
+CONSUME_TYPES = {PULL_TYPE: "PULL", POP_TYPE: "POP"}
+"""The names of consume types in summaries. All others are PUSH, as in Apache's tools."""
 STATS_TIMEOUT_S = 15.0  # Timeout in seconds; a broker with thousands of queues responds slowly
 MAX_CONCURRENT_MEMBERS = 16  # Maximum number of a group's members to which requests are sent concurrently
 
@@ -86,6 +89,21 @@ def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
     rows = [row for part in known for row in part.queues]
     rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))
     return GroupProgress(group=group, consume_tps=known_sum(part.consume_tps for part in known), queues=rows)
+
+
+def queue_progress(queue: MessageQueue, offsets: OffsetWrapper, client_ip: str = "") -> QueueProgress:
+    """Return the offsets of a group in one queue."""
+    return QueueProgress(
+        topic=queue.topic,
+        broker_name=queue.broker_name,
+        queue_id=queue.queue_id,
+        broker_offset=offsets.broker_offset,
+        consumer_offset=offsets.consumer_offset,
+        last_timestamp=offsets.last_timestamp,
+        client_ip=client_ip,
+        leased=offsets.leased,
+        oldest_pop_ms=offsets.oldest_pop_time,
+    )
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
@@ -157,15 +175,7 @@ class GroupStates(KnownGroups):
         stats = await self._consume_stats(addr, group)
         owners = owners or {}
         rows = [
-            QueueProgress(
-                topic=queue.topic,
-                broker_name=queue.broker_name,
-                queue_id=queue.queue_id,
-                broker_offset=offsets.broker_offset,
-                consumer_offset=offsets.consumer_offset,
-                last_timestamp=offsets.last_timestamp,
-                client_ip=owners.get(queue, ""),
-            )
+            queue_progress(queue, offsets, owners.get(queue, ""))
             for queue, offsets in stats.offset_table.items()
         ]
         counted = bool(rows) or stats.consume_tps > 0
@@ -297,7 +307,7 @@ class GroupStates(KnownGroups):
             if member.max_reconsume_times is not None:
                 settings[MAX_RETRIES_KEY] = str(member.max_reconsume_times)
             problem, queues = "", None
-            if not wants or not pulling:
+            if not member.grpc_type and (not wants or not pulling):
                 try:
                     async with gate:
                         info = await self._running_info(brokers, group, member.client_id)
@@ -315,12 +325,21 @@ class GroupStates(KnownGroups):
                 problem=problem,
                 settings=dict(sorted(settings.items())),
                 queues=queues,
+                language=member.language,
+                grpc_type=member.grpc_type or "",
             )
 
         found = await asyncio.gather(*(of(member) for member in connected.connection_set))
         if pulling:
-            return GroupSubscriptions(group=group, members=list(found), differences={})
-        known = {each.client_id: frozenset(each.subscriptions.items()) for each in found if not each.problem}
+            return GroupSubscriptions(
+                group=group, members=list(found), differences={}, consume_type=PULL_TYPE
+            )
+        known = {
+            each.client_id: frozenset(each.subscriptions.items())
+            for each in found
+            # A gRPC client has no subscriptions at the broker until it has sent its settings
+            if not each.problem and (each.subscriptions or not each.grpc_type)
+        }
         settings = {each.client_id: frozenset(each.settings.items()) for each in found}
         if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
             settings[""] = frozenset({(MAX_RETRIES_KEY, str(connected.retry_max_times))})
@@ -330,6 +349,7 @@ class GroupStates(KnownGroups):
             differences=differences(known),
             setting_differences=setting_differences(settings),
             unbalanced=await self._unbalanced(found),
+            consume_type=str(connected.consume_type),
         )
 
     async def _unbalanced(self, found: Iterable[MemberSubscriptions]) -> dict[str, list[str]] | None:
@@ -384,7 +404,7 @@ class GroupStates(KnownGroups):
         kind = model = ""
         if connected is not None and online:
             count = len(online)
-            kind = "PULL" if connected.consume_type == PULL_TYPE else "PUSH"
+            kind = CONSUME_TYPES.get(str(connected.consume_type), "PUSH")
             model = str(connected.message_model)
             version = version_name(min(member.version for member in online))
         return GroupSummary(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
-from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, PUSH_TYPE, GroupStates, member_info
+from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, POP_TYPE, PUSH_TYPE, GroupStates, member_info
 from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
@@ -225,6 +225,11 @@ class BrokerReset:
         pushed = self._online is not None and self._online.consume_type == PUSH_TYPE
         return OffsetWay.MEMBERS if pushed else OffsetWay.STORED
 
+    @property
+    def _pops(self) -> bool:
+        """Whether the members pop: then the broker alone stores offsets, and its pops begin at a new one."""
+        return self._online is not None and self._online.consume_type == POP_TYPE
+
     async def _plan(self, queue: MessageQueue, stored: int | None) -> QueueReset:
         brokers, wanted, addr = self._client.brokers, self._wanted, self._addr
         first, end = await brokers.min_offset(addr, queue), await brokers.max_offset(addr, queue)
@@ -252,7 +257,7 @@ class BrokerReset:
         """Set the new offsets at the broker, or through its connected members."""
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
-            if self._online is not None and await self._may_notify_members():
+            if self._online is not None and not self._pops and await self._may_notify_members():
                 # Notify pull consumers, too. Java's pull consumers ignore the notification, but CometMQ's
                 # apply the new offsets.
                 with contextlib.suppress(BrokerError):
@@ -327,7 +332,7 @@ class BrokerReset:
             members_s: Maximum time, in seconds, to wait for members that were notified.
             kept_s: Time, in seconds, after which the stored offsets of a group of pull consumers are read.
         """
-        if self._online is None:
+        if self._online is None or self._pops:
             return await self._observe()
         if self._way is OffsetWay.STORED:
             await asyncio.sleep(kept_s)
@@ -365,7 +370,7 @@ class BrokerReset:
 
     def _problem(self, each: QueueReset, seen: int | None) -> str:
         if self._way is OffsetWay.STORED:
-            if seen == each.rollback_offset:
+            if seen == each.rollback_offset or (self._pops and (seen or 0) > each.rollback_offset):
                 return ""
             if self._online is None:
                 return f"the broker has {seen}"

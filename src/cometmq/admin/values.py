@@ -130,7 +130,14 @@ def with_lags(brokers: list[BrokerStatus]) -> list[BrokerStatus]:
 
 
 class QueueProgress(Value, frozen=True, kw_only=True):
-    """Consumer offset and broker offset of a group in one queue."""
+    """Consumer offset and broker offset of a group in one queue.
+
+    Attributes:
+        leased: Number of leased messages of a group that pops. None: the group pulls, or the broker does not
+            report it.
+        oldest_pop_ms: Time (epoch ms) at which the first leased message was delivered. None: no message is
+            leased.
+    """
 
     topic: str
     broker_name: str
@@ -139,6 +146,8 @@ class QueueProgress(Value, frozen=True, kw_only=True):
     consumer_offset: int
     last_timestamp: int
     client_ip: str = ""
+    leased: int | None = None
+    oldest_pop_ms: int | None = None
 
     @property
     def diff(self) -> int:
@@ -163,6 +172,12 @@ class GroupProgress(Value, frozen=True, kw_only=True):
         Brokers store no offsets of broadcasting groups: the members of these groups store them themselves.
         """
         return sum(queue.diff for queue in self.queues) if self.queues else None
+
+    @property
+    def leased_total(self) -> int | None:
+        """The number of leased messages of a group that pops, else None."""
+        found = [queue.leased for queue in self.queues if queue.leased is not None]
+        return sum(found) if found else None
 
 
 class GroupSummary(Value, frozen=True, kw_only=True):
@@ -216,6 +231,7 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
         problem: Why the subscriptions are unknown.
         settings: `messageModel`, `consumeFromWhere` and `maxReconsumeTimes`, as far as known.
         queues: Queues that the member holds. None: not requested, unknown, or the group consumes by POP.
+        grpc_type: Type of a member that uses gRPC, such as SIMPLE_CONSUMER; "" for other members.
     """
 
     client_id: str
@@ -225,6 +241,8 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
     problem: str = ""
     settings: dict[str, str] = {}
     queues: list[MessageQueue] | None = None
+    language: str = ""
+    grpc_type: str = ""
 
 
 class GroupSubscriptions(Value, frozen=True, kw_only=True):
@@ -238,6 +256,7 @@ class GroupSubscriptions(Value, frozen=True, kw_only=True):
             client id "" stands for the group's own `retryMaxTimes`.
         unbalanced: The queues that no member or several members hold, and these members' client ids, by
             "topic@broker:id". None: unknown.
+        consume_type: How the members consume: CONSUME_PASSIVELY (push), CONSUME_ACTIVELY (pull), CONSUME_POP.
     """
 
     group: str
@@ -245,6 +264,7 @@ class GroupSubscriptions(Value, frozen=True, kw_only=True):
     differences: dict[str, dict[str, list[str]]]
     setting_differences: dict[str, dict[str, list[str]]] = {}
     unbalanced: dict[str, list[str]] | None = None
+    consume_type: str = ""
 
 
 class TrackType(StrEnum):

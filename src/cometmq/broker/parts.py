@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from cometmq import logs
@@ -57,7 +57,7 @@ from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.errors import CommandError
-from cometmq.metrics import MetricsExporter
+from cometmq.metrics import Families, MetricsExporter
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import VIP_OFFSET
 from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
@@ -128,6 +128,7 @@ class BrokerParts:
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
         runtime = self._runtime()
+        self.more_metrics: list[Callable[[Families], None]] = []
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
         if self._relay is not None:
@@ -320,8 +321,10 @@ class BrokerParts:
             runtime=runtime,
             address=self._address,
             transactions=self.transactions.ledger,
+            pops=self.pops,
             connections=lambda: len(self.server.connections),
             registered=self.registrar.state,
+            more=self.more_metrics,
         )
         interface = self._address.interface
         return MetricsExporter(self.config, interface, numbers.collect, numbers.why_not_ready)
@@ -377,6 +380,7 @@ class BrokerParts:
                 consumers=consumers,
                 stats=self.stats,
                 address=self._address,
+                leases=self.pops.leases,
             ),
             ClientAdmin(
                 clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups

@@ -11,6 +11,7 @@ from cometmq.errors import ConfigError
 from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.messages import messages
+from cometmq.grpc.service import numbers
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.lite import sync_lite_subscription
 from cometmq.grpc.service.receives import Receives
@@ -62,7 +63,7 @@ class GrpcEndpoint:
         )
         if config.grpc_cluster_route_enable:
             routes.find_route = parts.registrar.route
-        self._server = GrpcServer(
+        server = self._server = GrpcServer(
             {
                 "QueryRoute": routes.query_route,
                 "QueryAssignment": routes.query_assignment,
@@ -85,7 +86,7 @@ class GrpcEndpoint:
             reads_proxy_header=config.grpc_proxy_protocol_enable,
         )
         try:
-            self.port = routes.port = await self._server.start(host, port)
+            self.port = routes.port = await server.start(host, port)
         except OSError as error:
             raise port_error("grpcPort", port, error) from error
 
@@ -95,6 +96,7 @@ class GrpcEndpoint:
 
         self._checks = Periodic(loop, RENEW_S, check, name="renewal of leases")
         self._checks.start()
+        parts.more_metrics.append(lambda families: numbers.collect(families, config, server, clients))
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.broker.pop.conftest import RETRY_TOPIC, PopClient
 from tests.kit.brokers import Peer, records
 from tests.kit.waiting import until
 
@@ -21,6 +22,7 @@ from cometmq.broker.server import Broker
 from cometmq.metrics import port
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
+from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 
@@ -167,6 +169,53 @@ async def test_names_and_labels_are_those_of_rocketmqs_own_monitoring(tmp_path: 
     assert value(found, "rocketmq_producer_count", group="P") == 1
     assert value(found, "rocketmq_broker_tps", brokerIP=addr) > 0
     assert value(found, "rocketmq_producer_tps", topic="Orders") > 0
+
+
+async def test_a_group_that_pops_has_leased_and_ready_messages(tmp_path: Path) -> None:
+    async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        await peer.send_numbers(5)
+        await peer.heartbeat(consume_type="CONSUME_POP")
+        consumer = PopClient(peer)
+        popped = await consumer.pop(3, queue_id=0)
+        await consumer.ack(popped.handles[1])
+        found = await look(one.parts.metrics.port)
+        labels = {"consumer_group": "G", "topic": "Orders", "is_retry": "false", "is_system": "false"}
+        assert value(found, "rocketmq_consumer_lag_messages", **labels) == 5
+        assert value(found, "rocketmq_consumer_inflight_messages", **labels) == 2
+        assert value(found, "rocketmq_consumer_ready_messages", **labels) == 2
+        assert 0 < value(found, "rocketmq_consumer_queueing_latency_milliseconds", **labels) < 600_000
+        assert value(found, "cometmq_pop_leases") == 2
+        assert value(found, "cometmq_pop_waiting") == value(found, "rocketmq_pop_checkpoint_buffer_size") == 0
+        assert value(found, "rocketmq_consumer_connections", consume_mode="pop") == 1
+        for handle in popped.handles[::2]:
+            await consumer.renew(handle, 1)
+        await until(lambda: len(one.parts.pops.leases) == 0)
+        found = await look(one.parts.metrics.port)
+        copies = {"consumer_group": "G", "topic": "Orders", "put_status": "PUT_OK"}
+        assert value(found, "rocketmq_pop_revive_retry_messages_total", **copies) == 2
+        assert value(found, "rocketmq_consumer_inflight_messages", **labels) == 0
+        retries = labels | {"topic": RETRY_TOPIC, "is_retry": "true"}
+        assert value(found, "rocketmq_consumer_ready_messages", **retries) == 2
+        assert {name for name in found if name.startswith("rocketmq_proxy")} == set()
+
+
+async def test_members_that_pull_have_neither(tmp_path: Path) -> None:
+    async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        await peer.send()
+        await peer.heartbeat()
+        await commit(peer, 0, 0)
+        found = await look(one.parts.metrics.port)
+    assert "rocketmq_consumer_lag_messages" in found
+    assert {"rocketmq_consumer_inflight_messages", "rocketmq_consumer_ready_messages"} - found.keys()
+
+
+async def test_unknown_languages_are_one_label(tmp_path: Path) -> None:
+    async with broker(tmp_path) as one, Peer(one.addr) as first, Peer(one.addr) as second:
+        body = HeartbeatData(client_id="c", producer_data_set=[ProducerData(group_name="P")]).encode()
+        for peer, language in ((first, "KLINGON"), (second, "ELVISH")):
+            assert (await peer.call(RequestCode.HEART_BEAT, None, body, language=language)).code == 0
+        found = await look(one.parts.metrics.port)
+    assert value(found, "rocketmq_producer_connections", language="other") == 2
 
 
 async def test_the_dashboard_asks_for_what_there_is(tmp_path: Path) -> None:

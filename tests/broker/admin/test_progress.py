@@ -6,8 +6,11 @@ import asyncio
 import json
 
 import pytest
+from tests.broker.pop.conftest import RETRY_TOPIC, PopClient
 from tests.kit.brokers import commit, create, queue, records, refused
+from tests.kit.waiting import until
 
+from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     BrokerConsumeStats,
     BrokerStatsData,
@@ -72,6 +75,34 @@ class TestProgress:
         assert await self.stats(peer, topic="Elsewhere") == {}
         await peer.heartbeat(topics={"Other": "*"})
         assert await self.stats(peer) == {}  # the group is online and does not subscribe to Orders
+
+    async def test_of_a_group_that_pops(self, cluster, peer):
+        await create(peer, "Orders", 1, 1)
+        await peer.send_numbers(5)
+        await peer.heartbeat(consume_type="CONSUME_POP")
+        consumer = PopClient(peer)
+        popped = await consumer.pop(3)
+        await consumer.ack(popped.handles[1])
+        row = (await self.stats(peer))[queue(0)]
+        # Messages 0 and 2 are leased, 3 and 4 are ready
+        assert (row.broker_offset, row.consumer_offset, row.pull_offset, row.leased) == (5, 0, 3, 2)
+        assert row.oldest_pop_time == popped.handles[0].pop_time_ms
+        for handle in popped.handles[::2]:
+            await consumer.ack(handle)
+        row = (await self.stats(peer))[queue(0)]
+        assert (row.consumer_offset, row.pull_offset, row.leased, row.oldest_pop_time) == (3, 3, 0, None)
+
+    async def test_retries_of_an_online_group_that_pops_count(self, cluster, peer):
+        await create(peer, "Orders", 1, 1)
+        await peer.send()
+        await peer.heartbeat(consume_type="CONSUME_POP")
+        await PopClient(peer).pop(invisible_ms=1)
+        offsets = cluster.broker.parts.tables.offsets
+        await until(lambda: offsets.query("G", "Orders", 0) == 1)
+        table = await self.stats(peer)
+        assert table[queue(0)].leased == 0
+        row = table[MessageQueue(RETRY_TOPIC, "broker-a", 0)]
+        assert (row.broker_offset, row.consumer_offset, row.leased) == (1, 0, 0)
 
     async def test_who_consumes_a_topic(self, peer):
         await commit(peer, 0, 1, group="ByOffset")

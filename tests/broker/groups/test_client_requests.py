@@ -126,6 +126,12 @@ class TestHeartbeats:
         assert known.find("cpp").language == "CPP"
         assert (await peer.call(RequestCode.HEART_BEAT, None, b"{}")).code == 0
 
+    @pytest.mark.parametrize(("text", "kept"), [("SIMPLE_CONSUMER", "SIMPLE_CONSUMER"), ("x" * 9999, "")])
+    async def test_only_known_types_of_grpc_clients_are_kept(self, cluster, peer, text, kept):
+        body = HeartbeatData(client_id="c", consumer_data_set=[ConsumerData(group_name="G")]).encode()
+        await peer.call(RequestCode.HEART_BEAT, None, body, ext={"grpcType": text})
+        assert cluster.broker.parts.consumers.groups["G"].find("c").grpc_type == kept
+
     @pytest.mark.parametrize("body", [b"", b"nonsense", b"[1", b'{"consumerDataSet":[{}]}'])
     async def test_a_body_that_cannot_be_read_is_answered_with_1(self, peer, body):
         assert (await peer.call(RequestCode.HEART_BEAT, None, body)).code == 1

@@ -206,21 +206,25 @@ def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
 
 def group_progress(progress: GroupProgress, *, show_client_ip: bool, total: int | None) -> Iterator[str]:
     place, client_form, rest = "%-64s  %-32s  %-4s  %-20s  %-20s  ", "%-20s ", "%-20s  %s"
+    pops = progress.leased_total is not None
     yield (
         place % ("#Topic", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset")
         + (client_form % "#Client IP" if show_client_ip else "")
-        + rest % ("#Diff", "#LastTime")
+        + rest % ("#Diff", client_form % "#Inflight" + "#LastTime" if pops else "#LastTime")
     )
     for queue in progress.queues:
         offsets = queue.broker_offset, queue.consumer_offset
+        last = local_time(max(queue.last_timestamp, 0)) or "N/A"
         yield (
             place % (queue.topic[:64], queue.broker_name[:32], queue.queue_id, *offsets)
             + (client_form % (queue.client_ip or "N/A") if show_client_ip else "")
-            + rest % (queue.diff, local_time(max(queue.last_timestamp, 0)) or "N/A")
+            + rest % (queue.diff, client_form % known(queue.leased) + last if pops else last)
         )
     yield ""
     yield f"Consume TPS: {fixed(progress.consume_tps, 2)}"
     yield f"Diff Total: {known(total)}"
+    if pops:
+        yield f"Inflight Total: {progress.leased_total}"
 
 
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
@@ -363,11 +367,17 @@ def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
 # -- groups and clients
 
 
+def client_version(client: ClientConnection) -> str:
+    """Return the version of a client and, if it uses gRPC, its type."""
+    version = version_name(client.version)
+    return f"{version} gRPC {client.grpc_type}" if client.grpc_type else version
+
+
 def consumer_connection(found: ConsumerConnection) -> Iterator[str]:
     form = "%-36s %-22s %-10s %s"
     yield form % ("#ClientId", "#ClientAddr", "#Language", "#Version")
     for each in found.connection_set:
-        yield form % (each.client_id, each.client_addr, each.language, version_name(each.version))
+        yield form % (each.client_id, each.client_addr, each.language, client_version(each))
     yield ""
     yield "Below is subscription:"
     yield f"{'#Topic':<20} #SubExpression"
@@ -381,7 +391,7 @@ def consumer_connection(found: ConsumerConnection) -> Iterator[str]:
 
 def producer_connection(clients: Iterable[ClientConnection]) -> Iterator[str]:
     for number, each in enumerate(clients, 1):
-        version = version_name(each.version)
+        version = client_version(each)
         yield f"{number:04d}  {each.client_id:<32} {each.client_addr:<22} {each.language:<8} {version}"
 
 
@@ -392,6 +402,7 @@ def producers(found: Mapping[str, Iterable[ProducerInfo]]) -> Iterator[str]:
                 f"producer group ({group}) instance : clientId={each.client_id},remoteIP={each.remote_ip}, "
                 f"language={each.language}, version={each.version}, "
                 f"lastUpdateTimestamp={each.last_update_timestamp}"
+                + (f", grpcType={each.grpc_type}" if each.grpc_type else "")
             )
 
 

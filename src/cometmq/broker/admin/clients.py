@@ -90,6 +90,7 @@ class ClientAdmin(msgspec.Struct, eq=False, kw_only=True):
                     language=client.language,
                     version=client.version,
                     last_update_timestamp=client.seen_ms + shift,
+                    grpc_type=client.grpc_type or None,
                 )
                 for client in known.by_channel.values()
             ]
@@ -117,6 +118,7 @@ def connections_of(group: Group) -> list[ClientConnection]:
             max_reconsume_times=client.retry_limit,
             subscriptions=dict(sorted(client.wants)) or None,
             settings=dict(sorted(client.settings)) or None,
+            grpc_type=client.grpc_type or None,
         )
         for client in group.by_channel.values()
     ]

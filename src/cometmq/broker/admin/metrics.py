@@ -22,12 +22,14 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.turns import Turns
 from cometmq.broker.groups.clients import ClientInfo, ConsumerGroup, ConsumerTable, ProducerTable
+from cometmq.broker.pop.service import PopService
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.metrics import Families
 from cometmq.protocol.bodies.client import CONSUME_TYPES, MESSAGE_MODELS
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
+    LANGUAGES,
     RETRY_PREFIX,
     TRANS_HALF_TOPIC,
     is_system_group,
@@ -36,7 +38,7 @@ from cometmq.protocol.codes import (
 from cometmq.store import Clock, MessageStore
 
 MAX_LATENCIES = 2_000
-"""The maximum number of queues for which one collection reads the age of the oldest unconsumed message.
+"""The maximum number of messages whose age one collection reads: the oldest unconsumed one of each queue.
 
 For further queues, only the number of unconsumed messages is reported.
 """
@@ -86,6 +88,28 @@ BYTES, MILLISECONDS = "bytes", "milliseconds"
 Lag = tuple[str, str, int, int]  # (group, topic, queue id, number of messages not consumed by the group)
 
 
+class _Progress(msgspec.Struct):
+    """The progress of a group in a topic, over all queues.
+
+    Attributes:
+        behind: The lag in messages.
+        consumed: The sum of the consumer offsets.
+        oldest_ms: The age of the oldest message that is not consumed.
+        pops: Whether the group pops from the topic. The other fields are 0 if it does not.
+        leased: The number of leased messages.
+        ready: The number of messages that have not been popped.
+        queueing_ms: The age of the oldest message that has not been popped.
+    """
+
+    behind: int = 0
+    consumed: int = 0
+    oldest_ms: int = 0
+    pops: bool = False
+    leased: int = 0
+    ready: int = 0
+    queueing_ms: int = 0
+
+
 class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
     """Collects the metrics of a broker.
 
@@ -93,6 +117,7 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         connections: Returns the number of open connections.
         registered: Returns the number of name servers that have registered this broker, and the number of all
             its name servers.
+        more: Functions that add the metrics of other parts of the process.
     """
 
     config: BrokerConfig
@@ -106,8 +131,10 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
     runtime: RuntimeAdmin
     address: BrokerAddress
     transactions: Ledger
+    pops: PopService
     connections: Callable[[], int]
     registered: Callable[[], tuple[int, int]]
+    more: list[Callable[[Families], None]]
 
     def why_not_ready(self) -> str:
         """Return why the broker is not ready, or "" if it is ready."""
@@ -126,6 +153,8 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         self._broker(families)
         self._timers(families, table)
         self._store(families, float(table["earliestMessageTimeStamp"]))
+        for add in self.more:
+            add(families)
         self._clients(families)
         await self._topics(families, turns)
         lags = await self._groups(families, turns)
@@ -194,6 +223,13 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
                 "Half messages neither committed nor rolled back.",
                 self.transactions.count_open(max(self.store.max_offset(TRANS_HALF_TOPIC, 0), 0)),
             ),
+            (
+                "rocketmq_pop_checkpoint_buffer_size",
+                "Checkpoints in memory: leases of an earlier run, or of Apache's broker.",
+                len(self.pops.revive),
+            ),
+            ("cometmq_pop_leases", "Messages that are leased to consumers.", len(self.pops.leases)),
+            ("cometmq_pop_waiting", "Pops that wait for a message.", len(self.pops.pops.polls)),
             ("cometmq_sends_waiting", "Sends that wait for a sync or for slaves.", load.waiting),
             ("cometmq_connections", "Open connections.", self.connections()),
             ("cometmq_name_servers", "Name servers that the broker registers with.", wanted),
@@ -255,22 +291,23 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
 
     def _clients(self, families: Families) -> None:
         node, of_broker = self._node(), self._of_broker()
-        producers: Counter[tuple[str, str]] = Counter()
+        producers: Counter[tuple[str, str, str]] = Counter()
         for name, group in sorted(self.producers.groups.items()):
             producers.update(map(_kind, group.by_channel.values()))
             count = len(group.by_channel)
             families.gauge("rocketmq_producer_count", "Online producers.", count, **of_broker, group=name)
-        for (language, version), count in producers.items():
+        for (language, version, protocol), count in producers.items():
             families.gauge(
                 "rocketmq_producer_connections", "Connections of producers.", count,
-                **node, language=language, version=version, protocol_type="remoting",
+                **node, language=language, version=version, protocol_type=protocol,
             )  # fmt: skip
         for name, online in sorted(self.consumers.groups.items()):
-            for (language, version), count in Counter(map(_kind, online.by_channel.values())).items():
+            kinds = Counter(map(_kind, online.by_channel.values()))
+            for (language, version, protocol), count in kinds.items():
                 families.gauge(
                     "rocketmq_consumer_connections", "Connections of a group's members.", count,
                     **node, consumer_group=name, language=language, version=version,
-                    consume_mode=CONSUME_MODES.get(online.consume_type, ""), protocol_type="remoting",
+                    consume_mode=CONSUME_MODES.get(online.consume_type, ""), protocol_type=protocol,
                     is_system=is_system_group(name),
                 )  # fmt: skip
 
@@ -320,16 +357,32 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
             online = self.consumers.groups.get(group)
             self._members(families, group, online)
             async for topic in turns.each(sorted(offsets.topics_of(group))):
-                behind, consumed, oldest = 0, 0, 0
+                found = _Progress(pops=online is not None and online.pops)
                 async for queue_id, offset in turns.each(offsets.queues(group, topic).items()):
-                    lag = max(self.store.max_offset(topic, queue_id), 0) - max(offset, 0)
+                    end = max(self.store.max_offset(topic, queue_id), 0)
+                    lag = end - max(offset, 0)
                     lags.append((group, topic, queue_id, lag))
-                    consumed += max(offset, 0)
-                    behind += lag
+                    found.consumed += max(offset, 0)
+                    found.behind += lag
+                    oldest_ms = 0
                     if lag > 0 and latencies:
                         latencies -= 1
-                        oldest = max(oldest, await self._waiting_ms(topic, queue_id, offset))
-                self._progress(families, group, topic, online, (behind, consumed, oldest))
+                        oldest_ms = await self._waiting_ms(topic, queue_id, offset)
+                        found.oldest_ms = max(found.oldest_ms, oldest_ms)
+                    popped = self.pops.leases.find((group, topic, queue_id))
+                    if popped is None:
+                        found.ready += lag
+                        found.queueing_ms = max(found.queueing_ms, oldest_ms)
+                        continue
+                    found.pops = True
+                    found.leased += len(popped.leases)
+                    ready = popped.ready(end)
+                    found.ready += ready
+                    if ready and latencies:
+                        latencies -= 1
+                        queueing_ms = await self._waiting_ms(topic, queue_id, popped.head)
+                        found.queueing_ms = max(found.queueing_ms, queueing_ms)
+                self._progress(families, group, topic, online, found)
             if families.cut:
                 break
         return lags
@@ -344,9 +397,8 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         group: str,
         topic: str,
         online: ConsumerGroup | None,
-        found: tuple[int, int, int],
+        found: _Progress,
     ) -> None:
-        behind, consumed, oldest_ms = found
         of_broker, node = self._of_broker(), self._node()
         members = len(online.by_channel) if online is not None else 0
         model = (online.message_model if online is not None else "") or CLUSTERING
@@ -357,25 +409,42 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
             kind = "dlqdiff"
         if model != BROADCASTING:  # A broadcasting group stores its offsets itself, so the lag is unknown
             families.gauge(
-                f"rocketmq_group_{kind}", "Lag of a consumer group in messages.", behind,
+                f"rocketmq_group_{kind}", "Lag of a consumer group in messages.", found.behind,
                 **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,
                 msgModel=MESSAGE_MODELS.index(CLUSTERING),
             )  # fmt: skip
         both = {"group": group, "topic": topic}
         rate = self.stats.group_rate(group, topic, mono_ms(self.clock))
         families.gauge("rocketmq_consumer_tps", "Messages consumed per second.", rate, **of_broker, **both)
-        families.gauge("rocketmq_consumer_offset", "Sum of consumer offsets.", consumed, **of_broker, **both)
+        words = "Sum of consumer offsets."
+        families.gauge("rocketmq_consumer_offset", words, found.consumed, **of_broker, **both)
         system = self.tables.topics.is_system(topic) or is_system_group(group)
         lag = {**node, "consumer_group": group, "topic": topic, "is_system": str(system).lower()}
         families.counter(
             "rocketmq_messages_out", "Messages pulled by a group since the broker's start.",
             self.stats.group_total(group, topic), **lag,
         )  # fmt: skip
+        if (copies := self.pops.retries.copied.get((group, topic))) is not None:
+            families.counter(
+                "rocketmq_pop_revive_retry_messages",
+                "Messages copied to a retry topic, because their leases expired, since the broker's start.",
+                copies, **node, consumer_group=group, topic=topic, put_status="PUT_OK",
+            )  # fmt: skip
         lag["is_retry"] = str(kind == "retrydiff").lower()
-        families.gauge("rocketmq_consumer_lag_messages", "Lag of a group in messages.", behind, **lag)
+        families.gauge("rocketmq_consumer_lag_messages", "Lag of a group in messages.", found.behind, **lag)
         words = "Age of a group's oldest message not yet consumed."
-        families.gauge("rocketmq_consumer_lag_latency", words, oldest_ms, unit=MILLISECONDS, **lag)
-        families.gauge("rocketmq_group_get_latency_by_storetime", words, oldest_ms, **of_broker, **both)
+        families.gauge("rocketmq_consumer_lag_latency", words, found.oldest_ms, unit=MILLISECONDS, **lag)
+        families.gauge("rocketmq_group_get_latency_by_storetime", words, found.oldest_ms, **of_broker, **both)
+        if found.pops:
+            for name, words, count in (
+                ("inflight", "Messages leased to a group's members.", found.leased),
+                ("ready", "Messages that a group has not popped yet.", found.ready),
+            ):
+                families.gauge(f"rocketmq_consumer_{name}_messages", words, count, **lag)
+            words = "Age of a group's oldest message not yet popped."
+            families.gauge(
+                "rocketmq_consumer_queueing_latency", words, found.queueing_ms, unit=MILLISECONDS, **lag
+            )
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return the age, in ms, of the message at an offset, or 0 if the message no longer exists."""
@@ -385,6 +454,11 @@ class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
         return max(self.clock.time_ms() - stored, 0) if stored > 0 else 0
 
 
-def _kind(client: ClientInfo) -> tuple[str, str]:
-    """Return a client's language and version in the form of RocketMQ 5.x's metrics."""
-    return client.language.lower(), version_name(client.version).lower()
+def _kind(client: ClientInfo) -> tuple[str, str, str]:
+    """Return a client's language, version and protocol in the form of RocketMQ 5.x's metrics.
+
+    Any text may be sent as a language. Unknown ones become `other`, so that the number of samples is limited.
+    """
+    language = client.language if client.language in LANGUAGES else "OTHER"
+    protocol = "grpc" if client.grpc_type else "remoting"
+    return language.lower(), version_name(client.version).lower(), protocol

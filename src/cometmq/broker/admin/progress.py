@@ -12,7 +12,8 @@ from cometmq.broker.base.names import check_group
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.turns import Turns, encoded
-from cometmq.broker.groups.clients import ConsumerTable
+from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable
+from cometmq.broker.pop.leases import Leases
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import (
@@ -31,7 +32,7 @@ from cometmq.protocol.bodies import (
     TopicOffset,
     TopicStatsTable,
 )
-from cometmq.protocol.codes import RequestCode, ResponseCode, handles
+from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
@@ -75,6 +76,7 @@ class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
     consumers: ConsumerTable
     stats: Stats
     address: BrokerAddress
+    leases: Leases
 
     # -- queues
 
@@ -263,27 +265,32 @@ class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
     ) -> ConsumeStats:
         """Return the offsets of a group in each queue of `topics`, and the group's consumption rate.
 
-        If the group is online, topics to which it does not subscribe are left out. The rate is the sum of the
-        group's rates for the remaining topics and for the topics in `counted`.
+        If the group is online, topics to which it does not subscribe are left out, except retry topics from
+        which it pops. The rate is the sum of the group's rates for the remaining topics and for the topics in
+        `counted`.
         """
         rated = set(counted)
         online = self.consumers.groups.get(group)
         stats = ConsumeStats(offset_table={}, consume_tps=0.0)
         for topic in topics:
             config = self.tables.topics.get(topic)
-            if config is None or (
-                online is not None and online.subscriptions and topic not in online.subscriptions
-            ):
+            if config is None or (online is not None and not _is_consumed(topic, group, online)):
                 continue
             async for queue_id in turns.each(range(config.read_queue_nums)):
                 consumed = max(self.tables.offsets.query(group, topic, queue_id), 0)
                 last = await self._stored_before(topic, queue_id, consumed)
-                stats.offset_table[self.tables.topics.queue(topic, queue_id)] = OffsetWrapper(
+                popped = self.leases.find((group, topic, queue_id))
+                queue = self.tables.topics.queue(topic, queue_id)
+                row = stats.offset_table[queue] = OffsetWrapper(
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # The broker does not store pull offsets
+                    # The broker does not store the offsets at which members pull
+                    pull_offset=consumed if popped is None else popped.head,
                 )
+                if popped is not None or (online is not None and online.pops):
+                    row.leased = 0 if popped is None else len(popped.leases)
+                    row.oldest_pop_time = (popped and popped.oldest_pop_ms) or None
             rated.add(topic)
         now_ms = mono_ms(self.clock)
         stats.consume_tps = float(sum(self.stats.group_rate(group, topic, now_ms) for topic in rated))
@@ -343,3 +350,9 @@ class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
         group = frame.header(QueryTopicsByConsumerRequestHeader).group
         topics = sorted(self.tables.offsets.topics_of(group))
         return frame.response(body=TopicsOfGroup(topics, self.address.text).encode())
+
+
+def _is_consumed(topic: str, group: str, online: ConsumerGroup) -> bool:
+    """Return whether a group subscribes to a topic, or the topic holds retries of a topic that it pops."""
+    topics, retry = online.subscriptions, RETRY_PREFIX + group
+    return not topics or topic in topics or (topic.startswith(retry) and topic[len(retry) + 1 :] in topics)

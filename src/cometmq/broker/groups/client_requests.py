@@ -18,6 +18,7 @@ from cometmq.broker.groups.clients import (
     MAX_CLIENT_ID_LENGTH,
     MAX_GROUPS_PER_CONNECTION,
     MAX_TOPICS_PER_GROUP,
+    POP_TYPE,
     WEIGHT_CHARACTERS,
     Client,
     ConsumerGroup,
@@ -57,6 +58,10 @@ from cometmq.store import Clock, MessageStore
 # bounds that time, so groups and subscriptions are counted before they are decoded.
 MAX_OBJECTS = 50_000
 MAX_LANGUAGE_LENGTH = 32  # Maximum length of the text that names a client's language
+GRPC_TYPE = "grpcType"
+"""The ext field of heartbeats in which the endpoint for 5.x clients names the type of its client."""
+_CONSUMER_TYPES = ("PUSH_CONSUMER", "SIMPLE_CONSUMER", "PULL_CONSUMER")
+GRPC_TYPES = frozenset({"PRODUCER", *_CONSUMER_TYPES, *(f"LITE_{each}" for each in _CONSUMER_TYPES)})
 MAX_BROKER_NAME_LENGTH = 255  # Maximum number of characters of a locked queue's broker name
 
 
@@ -145,7 +150,11 @@ class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
         _check_names(data, frame.version)
         weights = self._check(connection, data)
         now_ms = awake_ms(self.clock)
-        client = (data.client_id, str(frame.language)[:MAX_LANGUAGE_LENGTH], frame.version)
+        grpc_type = (frame.ext or {}).get(GRPC_TYPE, "")
+        client = (
+            *(data.client_id, str(frame.language)[:MAX_LANGUAGE_LENGTH], frame.version),
+            grpc_type if grpc_type in GRPC_TYPES else "",
+        )
         for consumer in data.consumer_data_set:
             self._consumer(connection, client, consumer, now_ms, weights[consumer.group_name])
         for producer in data.producer_data_set:
@@ -200,10 +209,13 @@ class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
         )
         if changed:
             self.notices.changed(group)
-        # Compare only push consumers. A pull consumer may subscribe only to the topics that it reads itself,
-        # so different subscriptions of a group's pull consumers are no error.
-        pushed = data.consume_type == "CONSUME_PASSIVELY"
-        if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
+        # Pull consumers are not compared: each may subscribe only to the topics that it reads itself, so
+        # different subscriptions are no error. A gRPC client that pops has no subscriptions at the broker
+        # until it has sent its settings.
+        compared = data.consume_type == "CONSUME_PASSIVELY" or (
+            data.consume_type == POP_TYPE and data.subscription_data_set
+        )
+        if compared and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
 
     @handles(RequestCode.UNREGISTER_CLIENT)

@@ -29,21 +29,25 @@ WEIGHT_CHARACTERS = 16_384
 MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
 MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters of a client id; real client ids have about 40
 
-Client = tuple[str, str, int]  # Client id, language and version of a client
+POP_TYPE = "CONSUME_POP"  # The consume type of groups whose members pop messages
+# Client id, language and version of a client, and the type of a client that uses gRPC
+Client = tuple[str, str, int] | tuple[str, str, int, str]
 
 
 class ClientInfo(msgspec.Struct):
     """A client that is a member of a group, on one connection.
 
-    For a consumer, `topics` holds the topics in its last heartbeat. For a push consumer, `wants` holds the
-    subscriptions and `settings` the consume settings. For all other clients, these are empty.
+    For a consumer, `topics` holds the topics in its last heartbeat. For a consumer that does not pull,
+    `wants` holds the subscriptions and `settings` the consume settings. For all other clients, these are
+    empty. `grpc_type` is the type of a client that uses gRPC, and "" for other clients.
     """
 
     channel: Any
     client_id: str
     language: str
     version: int
-    seen_ms: int
+    grpc_type: str = ""
+    seen_ms: int = 0
     retry_limit: int | None = None
     """The maximum number of retries in the client's last send-back, or None before the first send-back."""
     topics: frozenset[str] = frozenset()
@@ -83,6 +87,11 @@ class ConsumerGroup(Group):
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.limits_told = False  # Whether a log line has reported different retry limits of members
         self.own_limit_told = RETRY_MAX_TIMES  # The group's retry limit that was logged last
+
+    @property
+    def pops(self) -> bool:
+        """Whether the members pop messages instead of pulling them."""
+        return self.consume_type == POP_TYPE
 
     def wants(self) -> dict[str, Wants]:
         """Return the subscriptions of each member, by client id.
@@ -155,7 +164,8 @@ class ClientTable(Generic[G]):
         self.groups_of.setdefault(channel, {})[group] = weight
         before = known.by_channel.get(channel)
         same = before is not None and before.client_id == client[0]
-        info = known.by_channel[channel] = ClientInfo(channel, *client, now_ms)
+        info = known.by_channel[channel] = ClientInfo(channel, *client)
+        info.seen_ms = now_ms
         if before is not None:
             info.topics, info.wants, info.settings = before.topics, before.wants, before.settings
             info.retry_limit = before.retry_limit if same else None

@@ -154,10 +154,19 @@ class LeasedQueue:
             ascending.popleft()
         return ascending[0] if ascending else self.head
 
+    def ready(self, end: int) -> int:
+        """Return the number of messages that are neither popped nor acked. `end` is the queue's end."""
+        return max(0, end - self.head - sum(offset >= self.head for offset in self.acked))
+
     def skip_acked(self) -> None:
         """Move the head behind messages that are already acked."""
         while self.head in self.acked:
             self.head += 1
+
+    @property
+    def oldest_pop_ms(self) -> int:
+        """The wall-clock time of the first pop that has leases; 0 without leases."""
+        return next(iter(self.leases.values())).pop.pop_ms if self.leases else 0
 
     @property
     def ordered(self) -> bool:

@@ -32,6 +32,8 @@ from cometmq.store import CACHED, GetStatus, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
+MAX_COUNTERS = 100_000
+"""The maximum number of entries in `Retries.copied`. Beyond this number, all of them restart at 0."""
 RETRY_QUEUES = 1
 """The number of queues of a retry topic for pops, as in Apache's broker."""
 
@@ -67,6 +69,8 @@ class Retries:
     def __post_init__(self) -> None:
         self._tasks = Tasks()
         self._log_limit = logs.LogLimiter()
+        self.copied: dict[tuple[str, str], int] = {}
+        """The number of copies in retry topics since the start, by group and topic of the message."""
 
     def copy(self, overdue: Overdue, done: Callable[[bool], None]) -> None:
         """Store a copy of a message, then call `done` with True.
@@ -124,11 +128,18 @@ class Retries:
 
         def outcome(_code: int, remark: str | None) -> None:
             if remark is None:
+                if not dead:
+                    self._count(group, overdue.topic)
                 done(True)
             else:
                 self._failed(remark, done)
 
         self.writer.appended(outcome)
+
+    def _count(self, group: str, topic: str) -> None:
+        if len(self.copied) > MAX_COUNTERS:
+            self.copied.clear()
+        self.copied[group, topic] = self.copied.get((group, topic), 0) + 1
 
     def to_dead_letters(self, group: str, record: bytes, done: Callable[[bool], None]) -> None:
         """Store a copy of a message in its group's dead-letter topic, then call `done` with True.

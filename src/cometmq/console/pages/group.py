@@ -17,10 +17,10 @@ from cometmq.admin import (
     QueueProgress,
     operations,
 )
-from cometmq.admin.groups import sum_progress
+from cometmq.admin.groups import POP_TYPE, PULL_TYPE, PUSH_TYPE, sum_progress
 from cometmq.admin.operations import Operation
 from cometmq.console.base.fanout import Fanout
-from cometmq.console.pages.groups import MAX_RETRIES
+from cometmq.console.pages.groups import MAX_RETRIES, client_kind
 from cometmq.console.pages.reset import reset_offsets
 from cometmq.console.pages.targets import broker_choice, chosen_brokers
 from cometmq.console.widgets.actions import run_operation
@@ -37,6 +37,8 @@ from cometmq.protocol.codes import ResponseCode
 INTERVAL_S, MEMBERS_INTERVAL_S = 10.0, 30.0
 MAX_UNBALANCED_SHOWN, MAX_CLIENTS_SHOWN = 20, 5
 MAX_RETRY_QUEUES = 256
+MODES = {PUSH_TYPE: "group.pushed", PULL_TYPE: "group.pulled", POP_TYPE: "group.popped"}
+"""For each consume type: the key of its description in the text files."""
 FLAGS = {
     "consume_enable": "groups.enabled",
     "consume_broadcast_enable": "group.broadcast",
@@ -116,18 +118,23 @@ def _summary(view: View, state: GroupState) -> None:
     queues = state.progress.queues
     behind = sum(max(0, each.diff) for each in queues) if queues else None
     view.missing_brokers(state.missing)
-    view.tiles(
-        [
-            ("groups.behind", view.format("number", behind)),
-            ("groups.rate", view.format("rate", state.progress.consume_tps)),
-            ("groups.last", view.format("ago", max((each.last_timestamp for each in queues), default=0))),
-        ]
-    )
+    tiles = [
+        ("groups.behind", view.format("number", behind)),
+        ("groups.rate", view.format("rate", state.progress.consume_tps)),
+        ("groups.last", view.format("ago", max((each.last_timestamp for each in queues), default=0))),
+    ]
+    if (leased := state.progress.leased_total) is not None:
+        tiles.append(("group.leased", view.format("number", leased)))
+    if pop_times := [each.oldest_pop_ms for each in queues if each.oldest_pop_ms is not None]:
+        tiles.append(("group.oldest_lease", view.format("time", min(pop_times))))
+    view.tiles(tiles)
 
 
 def _member_problems(view: View, found: GroupSubscriptions) -> None:
     """Show the number of members, the differences between members, and queues without exactly one member."""
     view.note(view.t("group.online", n=f"{len(found.members):,}"))
+    if found.consume_type in MODES:
+        view.note(view.t(MODES[found.consume_type]))
     _differences(view, "group.differ", found.differences)
     _differences(view, "group.settings_differ", found.setting_differences)
     for queue, holders in list((found.unbalanced or {}).items())[:MAX_UNBALANCED_SHOWN]:
@@ -155,6 +162,8 @@ def _member_columns() -> list[Column[MemberSubscriptions]]:
     return [
         Column("client", "group.client", lambda row: row.client_id, searched=True),
         Column("addr", "group.addr", lambda row: row.client_addr, searched=True),
+        Column("kind", "group.kind", lambda row: client_kind(row.grpc_type), searched=True),
+        Column("language", "producers.language", lambda row: row.language),
         Column("version", "group.version", lambda row: row.version),
         Column("subscribes", "group.subscribes", subscriptions, searched=True),
         Column("settings", "group.member_settings", settings, searched=True),
@@ -174,9 +183,16 @@ def _queue_columns(
         Column("offset", "group.offset", lambda row: row.consumer_offset, "number"),
         Column("end", "topic.max", lambda row: row.broker_offset, "number"),
         Column("behind", "groups.behind", lambda row: row.diff, "number"),
+        Column("leased", "group.leased", lambda row: row.leased, "number"),
         Column("last", "groups.last", lambda row: row.last_timestamp, "ago"),
-        Column("owner", "group.owner", lambda row: owner_of(row, members(), view.t("common.nothing"))),
+        Column("owner", "group.owner", lambda row: _owner(view, row, members())),
     ]  # fmt: skip
+
+
+def _owner(view: View, row: QueueProgress, found: GroupSubscriptions | None) -> str | None:
+    if found is not None and found.consume_type == POP_TYPE:
+        return view.t("group.all_members")
+    return owner_of(row, found, view.t("common.nothing"))
 
 
 def owner_of(row: QueueProgress, found: GroupSubscriptions | None, nobody: str) -> str | None:

@@ -115,6 +115,11 @@ async def create(view: View) -> None:
     )  # fmt: skip
 
 
+def client_kind(grpc_type: str | None) -> str:
+    """Return the protocol of a client and, for gRPC, its type."""
+    return f"gRPC {grpc_type}" if grpc_type else "remoting"
+
+
 @page("/producers", "producers.title", menu=60, icon="outbox")
 async def producers_page(view: View) -> None:
     view.title(view.t("producers.title"))
@@ -122,6 +127,7 @@ async def producers_page(view: View) -> None:
         Column("group", "producers.group", lambda row: row.group, searched=True),
         Column("client", "group.client", lambda row: row.client.client_id, searched=True),
         Column("addr", "group.addr", lambda row: row.client.remote_ip, searched=True),
+        Column("kind", "group.kind", lambda row: client_kind(row.client.grpc_type), searched=True),
         Column("language", "producers.language", lambda row: row.client.language),
         Column("version", "group.version", lambda row: version_name(row.client.version)),
         Column("brokers", "producers.brokers", lambda row: ", ".join(row.brokers), searched=True),

@@ -17,11 +17,13 @@ log = logs.logger(__name__)
 class Dispatcher:
     """Calls handlers, and converts their results and exceptions to responses."""
 
-    __slots__ = ("_log_limit", "tasks")
+    __slots__ = ("_log_limit", "ended", "tasks")
 
     def __init__(self) -> None:
         self._log_limit = logs.LogLimiter()
         self.tasks: set[asyncio.Future[Message | None]] = set()
+        self.ended: dict[tuple[str, int], int] = {}
+        """The number of calls that have ended, by method and outcome (`Call.outcome`)."""
 
     def begin(self, call: Call, request: bytes | None) -> None:
         """Handle a call. An asynchronous handler continues as a task, which is cancelled with the call.
@@ -70,6 +72,11 @@ class Dispatcher:
             call.finish(GrpcStatus.INTERNAL, f"{type(error).__name__}: {error}")
             if self._log_limit.allows():
                 log.error("%s from %s failed", call.method.name, call.connection.peer, exc_info=error)
+
+    def count(self, call: Call) -> None:
+        """Count a call that ends."""
+        key = call.method.name, call.outcome
+        self.ended[key] = self.ended.get(key, 0) + 1
 
     def _start_task(self, call: Call, answer: Awaitable[Message | None]) -> None:
         # The task runs the handler itself. A wrapper that is cancelled before its first step would never

@@ -76,6 +76,11 @@ class GrpcServer:
         """The open connections."""
         return self._table.connections
 
+    @property
+    def ended(self) -> Mapping[tuple[str, int], int]:
+        """The number of calls that have ended, by method and outcome (`Call.outcome`)."""
+        return self._dispatcher.ended
+
     async def start(self, host: str, port: int) -> int:
         """Listen on an address and return the port; port 0 selects a free one.
 

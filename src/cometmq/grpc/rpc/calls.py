@@ -29,7 +29,10 @@ NOT_GRPC = (
 
 
 class Message(Protocol):
-    """A protobuf message."""
+    """A protobuf message of a response. `status` is a `Status` of RocketMQ."""
+
+    @property
+    def status(self) -> Any: ...
 
     def SerializeToString(self) -> bytes: ...  # noqa: N802 (protobuf's name)
 
@@ -76,11 +79,13 @@ class Call:
         on_half_close: Of a bidi call: is called after the client's last message.
         on_cancel: Is called when the call ends other than by `finish`.
         ended: Whether the call has ended.
+        outcome: How the call has ended: a code of RocketMQ or, without one, a GrpcStatus.
     """
 
     __slots__ = (
         *("_calls", "_headers_sent", "begun", "buffered", "connection", "deadline", "ended", "metadata"),
-        *("method", "on_cancel", "on_half_close", "on_message", "reader", "request", "size", "stream_id"),
+        *("method", "on_cancel", "on_half_close", "on_message", "outcome", "reader", "request", "size"),
+        "stream_id",
     )
 
     def __init__(self, calls: Calls, stream_id: int, method: Method, metadata: dict[bytes, bytes]) -> None:
@@ -95,6 +100,7 @@ class Call:
         self.on_half_close: Callable[[], None] | None = None
         self.on_cancel: Callable[[], object] | None = None
         self.ended = False
+        self.outcome: int = GrpcStatus.CANCELLED
         # The state of the request, for `Calls`. The reader is None after the client's last message.
         self.reader: MessageReader | None = MessageReader(calls.max_message)
         self.request: bytes | None = None
@@ -129,6 +135,8 @@ class Call:
             return
         headers = trailers(status, text)
         calls = self._calls
+        if self.outcome == GrpcStatus.CANCELLED:
+            self.outcome = status
         if not self._headers_sent:
             headers = RESPONSE_HEADERS + headers
         calls.http.send_headers(self.stream_id, headers, end_stream=True)
@@ -138,6 +146,8 @@ class Call:
     def respond(self, message: Message) -> None:
         """Send a response and end the call."""
         self.send(message.SerializeToString())
+        if not self.ended:
+            self.outcome = message.status.code
         self.finish()
 
 
@@ -151,6 +161,8 @@ class Dispatch(Protocol):
     def notify(self, call: Call, callback: Callable[[], object] | None) -> None: ...
 
     def fail(self, call: Call, error: Exception) -> None: ...
+
+    def count(self, call: Call) -> None: ...
 
 
 class Owner(Protocol):
@@ -251,6 +263,7 @@ class Calls:
     def end(self, call: Call) -> None:
         """Forget a call that ends."""
         call.ended = True
+        self._dispatch.count(call)
         self._open.pop(call.stream_id, None)
         call.reader = None
         self._count_buffered(call, 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ MAX_TELEMETRY_BYTES = 64 * 1024
 """Commands to a client are dropped, and replies to its settings wait, while this many bytes are unsent."""
 REPLY_RETRY_S = 1.0
 ALGORITHM = "MQv2-HMAC-SHA1 "
+_VERSION = re.compile(r"5\.([0-9])\.([0-9])(?![0-9])", re.ASCII)
 LANGUAGE_NAMES = {"DOTNET": "DOTNET", "GOLANG": "GO"}
 """Language names of 5.x clients that differ from those of remoting; unknown ones become OTHER."""
 
@@ -53,6 +55,7 @@ class Client:
     Attributes:
         client_id: The client's id.
         key: The id and the access key, which identify the client.
+        version: The remoting protocol's number of the client's version.
         settings: The settings that heartbeats repeat, as an encoded `Settings` message.
         is_lite: Whether the client has sent the settings of a consumer of lite topics.
         transactions: The topics to which the client has sent transactional messages.
@@ -67,15 +70,19 @@ class Client:
     __slots__ = (
         *("_clients", "_link", "_reply", "client_id", "connections", "credentials", "ended", "is_lite"),
         *("key", "language", "leased", "peer", "polls", "seen", "settings", "telemetry", "transactions"),
+        "version",
     )
 
-    def __init__(self, clients: Clients, key: tuple[str, str], language: str, peer: tuple[str, int]) -> None:
+    def __init__(
+        self, clients: Clients, key: tuple[str, str], language: str, version: str, peer: tuple[str, int]
+    ) -> None:
         self._clients = clients
         self._link: Connection | None = None
         self._reply: Any = None  # The reply to the newest settings, until the stream has room for it
         self.key = key
         self.client_id = key[0]
         self.language = language if language in LANGUAGES else LANGUAGE_NAMES.get(language, "OTHER")
+        self.version = version_number(version)
         self.peer = peer
         self.credentials: Credentials | None = None
         self.settings = b""
@@ -136,7 +143,7 @@ class Client:
         self, code: int, header: Header | None = None, body: bytes = b"", *, ext: dict[str, str] | None = None
     ) -> Frame:
         """Return a request of this client to the broker."""
-        return Frame.request(code, header, body, ext=ext, language=self.language, version=VERSION_5_0_0)
+        return Frame.request(code, header, body, ext=ext, language=self.language, version=self.version)
 
     def command(self, command: Any) -> bool:
         """Send a command on the client's telemetry stream. Return False if there is none, or it is full."""
@@ -249,7 +256,8 @@ class Clients:
             if len(self._known) >= MAX_CLIENTS:
                 problem = f"x-mq-client-id: the broker has {MAX_CLIENTS} clients already"
                 raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
-            client = Client(self, key, call.text(b"x-mq-language"), _host_and_port(connection.peer))
+            language, version = call.text(b"x-mq-language"), call.text(b"x-mq-client-version")
+            client = Client(self, key, language, version, _host_and_port(connection.peer))
             self._known[key] = client
         here.add(client)
         client.connections.add(connection)
@@ -310,6 +318,12 @@ class Clients:
             client for client in self._known.values()
             if client.telemetry is None and now - client.seen > EXPIRED_S
         ]  # fmt: skip
+
+
+def version_number(text: str) -> int:
+    """Return the number of a version such as "5.1.2", or that of 5.0.0 for versions of other lines."""
+    found = _VERSION.match(text)
+    return VERSION_5_0_0 if found is None else VERSION_5_0_0 + 20 * int(found[1]) + 2 * int(found[2])
 
 
 def _host_and_port(peer: str) -> tuple[str, int]:

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from cometmq import logs
+from cometmq.broker.groups.client_requests import GRPC_TYPE
+from cometmq.broker.groups.clients import POP_TYPE
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import ClientType, Code
@@ -44,8 +46,8 @@ RECEIVE_BATCH = 32
 LONG_POLL_S = 20
 PUBLISH_ATTEMPTS = 3
 LITE_CONSUMERS = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
-PUSH = frozenset({ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER})
-CONSUMERS = PUSH | {ClientType.SIMPLE_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER}
+CONSUMERS = LITE_CONSUMERS | {ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER}
+TYPE_NAMES = {int(each): each.name for each in ClientType}
 
 
 class Sessions:
@@ -155,14 +157,16 @@ class Sessions:
             data.consumer_data_set.append(
                 ConsumerData(
                     group_name=group or settings.subscription.group.name,
-                    consume_type="CONSUME_POP" if client_type in PUSH else "CONSUME_ACTIVELY",
+                    consume_type=POP_TYPE,
                     subscription_data_set=client.subscriptions(),
                 )
             )
         else:
             topics = [*(each.name for each in settings.publishing.topics), *client.transactions]
             data.producer_data_set.extend(ProducerData(group_name=topic) for topic in dict.fromkeys(topics))
-        return client.frame(RequestCode.HEART_BEAT, body=data.encode())
+            client_type = client_type or ClientType.PRODUCER
+        ext = {GRPC_TYPE: TYPE_NAMES.get(client_type, "")}
+        return client.frame(RequestCode.HEART_BEAT, body=data.encode(), ext=ext)
 
     def notify_client_termination(self, call: Call, _request: Any) -> Any:
         """Forget a client that ends: its groups, its leases and its telemetry stream."""

@@ -53,13 +53,19 @@ class PurgeResult(Body):
 class OffsetWrapper(Body):
     """A group's progress in one queue.
 
-    `last_timestamp` is the store time (ms) of the last consumed message.
+    `last_timestamp` is the store time (ms) of the last consumed message. `pull_offset` is the offset of the
+    next message that the group will receive, if the broker knows it.
+
+    The last two fields are CometMQ's own, for groups that pop: `leased` is the number of leased messages, and
+    `oldest_pop_time` is the time (epoch ms) at which the first of them was delivered.
     """
 
     broker_offset: int = always(0)
     consumer_offset: int = always(0)
     last_timestamp: int = always(0)
     pull_offset: int | None = None
+    leased: int | None = None
+    oldest_pop_time: int | None = None
 
 
 class ConsumeStats(QueueKeyed):
@@ -106,9 +112,10 @@ class BrokerStatsData(Body):
 class ClientConnection(Body):
     """One client. `client_addr` is "ip:port".
 
-    The last three fields are CometMQ's own. `max_reconsume_times` is the limit of redeliveries that the
+    The last four fields are CometMQ's own. `max_reconsume_times` is the limit of redeliveries that the
     consumer sent when it last handed a message back. `subscriptions` maps a topic to its expression.
-    `settings` holds `messageModel` and `consumeFromWhere` from the client's heartbeat.
+    `settings` holds `messageModel` and `consumeFromWhere` from the client's heartbeat. `grpc_type` is the
+    type of a client that uses gRPC, such as SIMPLE_CONSUMER.
     """
 
     client_id: str = always("")
@@ -118,6 +125,7 @@ class ClientConnection(Body):
     max_reconsume_times: int | None = None
     subscriptions: dict[str, str] | None = None
     settings: dict[str, str] | None = None
+    grpc_type: str | None = None
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
@@ -152,13 +160,17 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One client of a producer group, as the response to request 328 lists it."""
+    """One client of a producer group, as the response to request 328 lists it.
+
+    `grpc_type`, CometMQ's own field, is PRODUCER for a client that uses gRPC.
+    """
 
     client_id: str = always("")
     remote_ip: str = always("", name="remoteIP")
     language: str = always("OTHER")
     version: int = always(0)
     last_update_timestamp: int = always(0)
+    grpc_type: str | None = None
 
 
 class ProducerTableInfo(Body):
