@@ -91,18 +91,18 @@ class Program:
         self._open: list[str] = []
 
     def producer(self, **options: Any) -> str:
-        return self._start("producer", topics=[self.topic], **options)
+        return self.start("producer", topics=[self.topic], **options)
 
     def simple(self, **options: Any) -> str:
-        return self._start(
+        return self.start(
             "simple", **{"group": self.group, "topic": self.topic, "await_s": AWAIT_S, **options}
         )
 
-    def push(self, failing: Iterable[bytes] = (), **options: Any) -> str:
+    def push(self, failing: Iterable[bytes] = (), kind: str = "push", **options: Any) -> str:
         bodies = [base64.b64encode(each).decode() for each in failing]
-        return self._start("push", group=self.group, topic=self.topic, failing=bodies, **options)
+        return self.start(kind, group=self.group, topic=self.topic, failing=bodies, **options)
 
-    def _start(self, kind: str, **options: Any) -> str:
+    def start(self, kind: str, **options: Any) -> str:
         name = f"{kind}{next(_numbers)}"
         self.remote.call(f"{kind}_start", name=name, endpoint=self.servers.endpoint, **options)
         self._open.append(name)

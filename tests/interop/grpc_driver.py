@@ -41,6 +41,7 @@ def written(message: rocketmq.Message) -> Json:
         "keys": list(message.keys),
         "properties": dict(message.properties),
         "group": message.message_group,
+        "lite": message.lite_topic,
         "attempt": message.delivery_attempt,
     }
 
@@ -59,6 +60,8 @@ def read(given: Json) -> rocketmq.Message:
         message.message_group = given["group"]
     if "deliver_at_ms" in given:
         message.delivery_timestamp = given["deliver_at_ms"] // 1000
+    if "lite" in given:
+        message.lite_topic = given["lite"]
     if "priority" in given:
         message.priority = given["priority"]
     return message
@@ -124,6 +127,24 @@ class Commands:
             configuration(args), args["group"], listener, {args["topic"]: subscription(args)}
         )
         self._start(args, consumer)
+
+    def lite_push_start(self, args: Json) -> None:
+        listener = Listener(args["name"], args.get("failing", []))
+        self._start(
+            args, rocketmq.LitePushConsumer(configuration(args), args["group"], args["topic"], listener)
+        )
+
+    def lite_simple_start(self, args: Json) -> None:
+        consumer = rocketmq.LiteSimpleConsumer(
+            args["topic"], configuration(args), args["group"], args["await_s"]
+        )
+        self._start(args, consumer)
+
+    def subscribe_lite(self, args: Json) -> None:
+        self._clients[args["name"]].subscribe_lite(args["lite"])
+
+    def unsubscribe_lite(self, args: Json) -> None:
+        self._clients[args["name"]].unsubscribe_lite(args["lite"])
 
     def _start(self, args: Json, client: Any) -> None:
         client.startup()

@@ -13,6 +13,7 @@ from tests.kit.brokers import Cluster, create, records
 from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import ClientType, Code, LiteSubscriptionAction, MessageType
+from cometmq.protocol.lite import lmq_name
 
 ADD, REMOVE, ALL = (
     LiteSubscriptionAction.PARTIAL_ADD,
@@ -154,6 +155,18 @@ async def test_subscriptions_are_checked(lite: LiteCaller, cluster: Cluster) -> 
         (await lite.sync(ALL, "s4", "s5"), Code.OK),
     ):
         assert status.code == code, (status, code)
+
+
+async def test_a_name_that_the_python_client_sends_in_pieces_is_put_together(
+    cluster: Cluster, connect: Any
+) -> None:
+    await set_up(cluster.peer())
+    python = await connect(cluster, "client-3")
+    python.metadata = [("x-mq-client-id", "client-3"), ("x-mq-language", "PYTHON")]
+    lite = LiteCaller(python)
+    await lite.subscribe(*"session-11")
+    found = cluster.broker.parts.lite.subscriptions.find("client-3", GROUP)
+    assert found.lmqs == {lmq_name(PARENT, "session-11")}
 
 
 async def test_sends_are_checked(lite: LiteCaller, cluster: Cluster) -> None:

@@ -35,6 +35,13 @@ async def sync_lite_subscription(clients: Clients, call: Call, request: Any) -> 
         action = LiteSubscriptionAction(request.action)
     except ValueError:
         raise ServiceError(Code.BAD_REQUEST, f"action: {request.action} is unknown") from None
+    if (
+        action is LiteSubscriptionAction.PARTIAL_ADD
+        and client.language == "PYTHON"
+        and all(len(each) == 1 for each in lite_topics)
+    ):
+        # Apache's Python client 5.1.2 sends each character of a lite topic's name as a name of its own.
+        lite_topics = ["".join(lite_topics)]
     if action in (LiteSubscriptionAction.PARTIAL_ADD, LiteSubscriptionAction.COMPLETE_ADD):
         for name in lite_topics:
             if not is_lite_topic(name):
