@@ -80,11 +80,21 @@ class TestResults:
             assert consumer.health().ok
             assert consumer.assignment == ()
         assert acked(broker) == [0, 1, 2, 3, 4]
-        assert len(broker.batches) == 2
         assert (broker.leases[0].topic, broker.leases[0].order) == ("T", False)
         assert (broker.leases[0].invisible_time, broker.leases[0].poll_time) == (30_000, 0)
         assert broker.pulls == []
         assert given_back(broker) == []
+
+    async def test_calls_that_end_together_share_an_acknowledgement(
+        self, namesrv: FakeNamesrv, broker: PopBroker, box: Box
+    ) -> None:
+        offer(broker, 10)
+        box.open.clear()
+        async with sharing(namesrv, box):
+            await box.has(10)
+            box.open.set()
+            await until(lambda: len(acked(broker)) == 10)
+        assert (len(broker.batches), broker.acks) == (1, [])
 
     async def test_failed_messages_are_given_back_by_the_groups_policy(
         self, namesrv: FakeNamesrv, broker: PopBroker

@@ -81,6 +81,8 @@ class Sharing(Concurrent):
         self._room = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None
         self._suspended = False
+        self._acks: dict[str, list[tuple[Sequence[MessageExt], asyncio.Future[None]]]] = {}
+        """Messages to acknowledge with the next request, by broker. A broker with a request has an entry."""
         self._tasks = Tasks()
         self._renewals = Periodic(
             asyncio.get_running_loop(),
@@ -259,11 +261,38 @@ class Sharing(Concurrent):
         lease = self._let_go(batch)
         done = batch.messages[: len(batch.messages) - len(failed)]
         async with lease.lock:
+            if not failed:
+                await self._acknowledge(done)
+                return
             again = [self._again(message, level, delay_s) for message in failed]
-            outcomes = await asyncio.gather(self._leases.acknowledge(done), *again, return_exceptions=True)
+            outcomes = await asyncio.gather(self._acknowledge(done), *again, return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+
+    async def _acknowledge(self, messages: Sequence[MessageExt]) -> None:
+        """Acknowledge messages of one broker, in one request with those of other calls if there are any."""
+        if not messages:
+            return
+        broker, done = messages[0].broker_name, asyncio.get_running_loop().create_future()
+        if broker not in self._acks:
+            self._acks[broker] = []
+            self._tasks.start(self._send_acks(broker), name=f"cometmq-ack-{broker}")
+        self._acks[broker].append((messages, done))
+        await done
+
+    async def _send_acks(self, broker: str) -> None:
+        while waiting := self._acks[broker]:
+            self._acks[broker] = []
+            outcome: Exception | None = None
+            try:
+                await self._leases.acknowledge([each for messages, _ in waiting for each in messages])
+            except Exception as error:
+                outcome = error
+            for _, done in waiting:
+                if not done.done():
+                    done.set_result(None) if outcome is None else done.set_exception(outcome)
+        del self._acks[broker]
 
     async def _again(self, message: MessageExt, level: int, delay_s: float | None) -> None:
         """Have a message delivered again after a delay, or move it to the dead-letter queue."""
