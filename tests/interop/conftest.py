@@ -15,6 +15,7 @@ import pytest
 from tests.interop.apache import ApacheCluster, ApacheNamesrv
 from tests.interop.comet import CometCluster
 from tests.interop.driver import Driver
+from tests.interop.grpc_clients import fetch_client, selected_cases
 from tests.interop.jars import (
     CLIENT_VERSIONS,
     SERVER_VERSIONS,
@@ -29,9 +30,9 @@ from tests.interop.space import Cluster, Space
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the jars before the first test, whose time limit a slow registry must not use up.
+    """Fetch jars and packages before the first test, whose time limit a slow registry must not use up.
 
-    A failure is ignored here, since the tests that need the jar fail in the same way, and all others can run.
+    A failure is ignored here: the tests that need the file fail in the same way, and all others can run.
     """
     here = Path(__file__).parent
     if session.config.option.collectonly or not any(here in item.path.parents for item in session.items):
@@ -43,6 +44,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             server_jars(version)
         for version in CLIENT_VERSIONS[needed]:
             client_jars(version)
+        for client in selected_cases(session.items):
+            fetch_client(client)
 
 
 @pytest.fixture(scope="session")

@@ -6,20 +6,32 @@ import base64
 import itertools
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.interop import wire
+from tests.interop.cargo import rust_program
 from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.driver import Json, RemoteClient, body_of
 from tests.interop.jars import java_tool, resolve
+from tests.interop.npm import node, npm_package
 from tests.interop.processes import HERE, QUICK, compiled
 from tests.kit.waiting import PATIENCE_S, wait_until
 from tests.ports import free_port
 
-CLIENTS = ("python-5.1.2", "java-5.2.0", "java-5.0.8")
-JAVA_VERSIONS = tuple(each.removeprefix("java-") for each in CLIENTS if each.startswith("java-"))
+FEATURES: dict[str, frozenset[str]] = {
+    "python-5.1.2": frozenset({"change", "priority", "push", "recall", "verification"}),
+    "java-5.2.0": frozenset({"change", "priority", "push", "recall"}),
+    "java-5.0.8": frozenset({"change", "push"}),
+    "node-1.0.8": frozenset({"change", "priority", "push", "recall", "verification"}),
+    "rust-5.0.0": frozenset(),
+}
+"""The clients, with the features that not all of them have (verification: of the server's certificate)."""
+TLS_BY_DEFAULT = "java-5.2.0"
+"""The client that uses TLS in all tests, as by default. The broker makes a certificate for itself."""
 AWAIT_S = 5
 INVISIBLE_S = 30
 _numbers = itertools.count(1)
@@ -30,13 +42,46 @@ def grpc_jars(version: str) -> list[Path]:
     return resolve([("rocketmq-client-java", version)])
 
 
-def start_client(client: str, directory: Path) -> RemoteClient:
-    """Start the process of one of ``CLIENTS``."""
+def selected_cases(items: Iterable[pytest.Item]) -> dict[str, list[Any]]:
+    """Return the rows of test_grpc_clients.py among selected tests: the cases of each client."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        row = getattr(item, "callspec", None)
+        if row is not None and item.path.name == "test_grpc_clients.py":
+            found[row.params["client"]].append(row.params["case"])
+    return found
+
+
+def fetch_client(client: str) -> None:
+    """Fetch what the process of one of the clients needs from a registry, and compile it."""
     language, _, version = client.partition("-")
+    if language == "java":
+        grpc_jars(version)
+    elif language == "node":
+        npm_package("rocketmq-client-nodejs", version)
+    elif language == "rust":
+        rust_program(HERE / "rust")
+
+
+def start_client(client: str, directory: Path, authority: Path) -> RemoteClient:
+    """Start the process of one of the clients.
+
+    Args:
+        client: A key of ``FEATURES``.
+        directory: The working directory of the process.
+        authority: The certificates that clients trust which verify servers.
+    """
+    language, _, version = client.partition("-")
+    # The clients write their logs under the home directory.
+    env = {"HOME": str(directory), "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(authority)}
     if language == "python":
-        command = [sys.executable, str(HERE / "grpc_driver.py")]
-        # The client writes its log under the home directory.
-        return RemoteClient(client, command, directory, {"HOME": str(directory)})
+        return RemoteClient(client, [sys.executable, str(HERE / "grpc_driver.py")], directory, env)
+    if language == "node":
+        packages = npm_package("rocketmq-client-nodejs", version)
+        command = [*node(), str(HERE / "node" / "grpc_driver.js"), str(packages)]
+        return RemoteClient(client, command, directory, env)
+    if language == "rust":  # Cargo.toml names the version
+        return RemoteClient(client, [str(rust_program(HERE / "rust"))], directory, env)
     jars = grpc_jars(version)
     sources = [
         HERE / "java" / "grpc" / "GrpcDriver.java",
@@ -83,7 +128,8 @@ class GrpcServers:
 class Program:
     """The clients of one test in a process of Apache's client, and the test's topic and group."""
 
-    def __init__(self, remote: RemoteClient, servers: GrpcServers) -> None:
+    def __init__(self, client: str, remote: RemoteClient, servers: GrpcServers) -> None:
+        self._tls = client == TLS_BY_DEFAULT
         self.remote = remote
         self.servers = servers
         number = next(_numbers)
@@ -104,7 +150,8 @@ class Program:
 
     def start(self, kind: str, **options: Any) -> str:
         name = f"{kind}{next(_numbers)}"
-        self.remote.call(f"{kind}_start", name=name, endpoint=self.servers.endpoint, **options)
+        options = {"endpoint": self.servers.endpoint, "tls": self._tls, **options}
+        self.remote.call(f"{kind}_start", name=name, **options)
         self._open.append(name)
         return name
 

@@ -18,7 +18,8 @@ import rocketmq
 from rocketmq.grpc_protocol import FilterType
 
 Json = dict[str, Any]
-WORKERS = 16
+WORKERS = 64
+REQUEST_TIMEOUT_S = 30
 RESOLUTIONS = {
     "COMMIT": rocketmq.TransactionResolution.COMMIT,
     "ROLLBACK": rocketmq.TransactionResolution.ROLLBACK,
@@ -69,7 +70,7 @@ def read(given: Json) -> rocketmq.Message:
 
 def configuration(args: Json) -> rocketmq.ClientConfiguration:
     credentials = rocketmq.Credentials(args.get("key", ""), args.get("secret", ""))
-    return rocketmq.ClientConfiguration(args["endpoint"], credentials)
+    return rocketmq.ClientConfiguration(args["endpoint"], credentials, request_timeout=REQUEST_TIMEOUT_S)
 
 
 def subscription(args: Json) -> rocketmq.FilterExpression:
@@ -113,18 +114,29 @@ class Commands:
 
     def producer_start(self, args: Json) -> None:
         checker = Checker(args["checked"]) if "checked" in args else None
-        self._start(args, rocketmq.Producer(configuration(args), tuple(args["topics"]), checker=checker))
+        producer = rocketmq.Producer(
+            configuration(args), tuple(args["topics"]), checker=checker, tls_enable=args["tls"]
+        )
+        self._start(args, producer)
 
     def simple_start(self, args: Json) -> None:
         consumer = rocketmq.SimpleConsumer(
-            configuration(args), args["group"], {args["topic"]: subscription(args)}, args["await_s"]
+            configuration(args),
+            args["group"],
+            {args["topic"]: subscription(args)},
+            args["await_s"],
+            tls_enable=args["tls"],
         )
         self._start(args, consumer)
 
     def push_start(self, args: Json) -> None:
         listener = Listener(args["name"], args.get("failing", []))
         consumer = rocketmq.PushConsumer(
-            configuration(args), args["group"], listener, {args["topic"]: subscription(args)}
+            configuration(args),
+            args["group"],
+            listener,
+            {args["topic"]: subscription(args)},
+            tls_enable=args["tls"],
         )
         self._start(args, consumer)
 

@@ -12,7 +12,7 @@ from tests.grpc.serving import M
 from tests.kit.brokers import create
 from tests.kit.waiting import until
 
-from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, MessageType
+from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, Language, MessageType
 from cometmq.grpc.service import receives, renewals
 from cometmq.protocol.pop import ReceiptHandle
 
@@ -317,6 +317,16 @@ class TestSessions:
         assert settings.backoff_policy.max_attempts == 4
         assert settings.backoff_policy.customized_backoff.next[0].ToSeconds() == 1
         assert not settings.HasField("metric")
+        stream.cancel()
+
+    async def test_a_consumer_in_node_gets_the_only_retry_policy_that_it_knows(self, orders, caller):
+        await orders.peer().set_group(b'{"groupName":"G","retryMaxTimes":3}')
+        stream, settings = caller.telemetry(), consumer_settings()
+        settings.settings.user_agent.language = Language.NODE_JS
+        await stream.write(settings)
+        policy = (await stream.read()).settings.backoff_policy
+        assert policy.max_attempts == 4
+        assert policy.exponential_backoff.initial.ToSeconds() == 1
         stream.cancel()
 
     async def test_a_heartbeat_without_settings_registers_the_group(self, orders, caller):

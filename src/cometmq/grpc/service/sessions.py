@@ -15,14 +15,14 @@ from cometmq.broker.groups.client_requests import GRPC_TYPE
 from cometmq.broker.groups.clients import POP_TYPE
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
-from cometmq.grpc.rpc.enums import ClientType, Code
+from cometmq.grpc.rpc.enums import ClientType, Code, Language
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import unleased_message
 from cometmq.grpc.service.lite import end_subscriptions, notify_unsubscribe
 from cometmq.grpc.service.outcomes import status
-from cometmq.grpc.service.policies import policy_of
+from cometmq.grpc.service.policies import RetryPolicy, policy_of
 from cometmq.grpc.service.relays import Relays
 from cometmq.grpc.service.renewals import Groups, Renewals
 from cometmq.grpc.service.sends import transaction_id
@@ -139,7 +139,12 @@ class Sessions:
             subscription.lite_subscription_quota = client_quota(attributes)
             subscription.max_lite_topic_size = MAX_LITE_TOPIC_LENGTH
         settings.backoff_policy.max_attempts = 1 + (config.retry_max_times if config is not None else 16)
-        policy_of(config).announce(settings.backoff_policy)
+        policy = policy_of(config)
+        if policy.delays and settings.user_agent.language == Language.NODE_JS:
+            # Apache's Node client ignores a list of delays: it then never retries ordered messages, and
+            # retries others without a delay. It takes the seconds of this policy for milliseconds.
+            policy = RetryPolicy((), policy.delays[0], policy.delays[-1], 2)
+        policy.announce(settings.backoff_policy)
 
     # -- heartbeats
 

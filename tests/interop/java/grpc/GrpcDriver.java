@@ -132,8 +132,10 @@ public final class GrpcDriver {
     }
 
     private static ClientConfiguration configuration(Args args) {
-        ClientConfigurationBuilder builder =
-            ClientConfiguration.newBuilder().setEndpoints(args.text("endpoint")).enableSsl(false);
+        ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints(args.text("endpoint"));
+        if (!args.flag("tls", false)) {
+            builder.enableSsl(false);
+        }
         if (args.has("key")) {
             builder.setCredentialProvider(
                 new StaticSessionCredentialsProvider(args.text("key"), args.text("secret")));
