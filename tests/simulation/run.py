@@ -375,10 +375,14 @@ class Run:
         if self.group is not None:
             self._put_back(self.group)
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
-        self.scheduler.run_until(lambda: self._done and self._dead and self._caught_up(), limit_s)
+        self.scheduler.run_until(self._all_arrived, limit_s)
         self.scheduler.run_for(1.0)
-        # A retry may have arrived in the meantime.
-        self.scheduler.run_until(lambda: self._done and self._caught_up(), limit_s)
+        end = self.scheduler.now + limit_s
+        while self.scheduler.run_until(self._all_arrived, max(0.0, end - self.scheduler.now)):
+            # A retry may be stored that is not visible yet.
+            self.scheduler.run_for(0.1)
+            if self.pops is None or self._all_arrived():
+                break
         if "rot" in self.plan.faults:
             return
         if self.pops is not None:
@@ -386,6 +390,9 @@ class Run:
                 self._problem("acked in the end", left)
         elif self.chance.random() < _SETTLES:
             self._settle()
+
+    def _all_arrived(self) -> bool:
+        return self._done and self._dead and self._caught_up()
 
     @property
     def _done(self) -> bool:

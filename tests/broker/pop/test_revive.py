@@ -12,7 +12,7 @@ from tests.interop.stores import loads
 from tests.kit.brokers import running, store_raw
 from tests.kit.waiting import until
 
-from cometmq.broker.pop import lease_table, revive, service
+from cometmq.broker.pop import lease_table, order_info, revive, service
 from cometmq.broker.pop.lease_table import restore
 from cometmq.broker.pop.leases import Leases, Pop
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
@@ -251,7 +251,8 @@ class TestAKill:
             await asyncio.sleep(0)
         assert turns > 6
         entry = {"floor": 0, "head": 12, "pops": [[1, 0, 150, True, "0 9 11 1"]]}
-        assert building.result() == {"leaseTable": {"Orders@G": {str(each): entry for each in range(3)}}}
+        entries = {"Orders@G": {str(each): entry for each in range(3)}}
+        assert building.result() == {"leaseTable": entries, "writtenAt": 50}
 
     async def test_messages_that_a_crash_has_removed_are_not_done(self):
         offsets = ConsumerOffsets()
@@ -302,3 +303,24 @@ class TestOrdered:
         path.write_text(json.dumps({"table": table}))
         async with running(root) as (_, peer):
             assert (await PopClient(peer).pop(order=True)).bodies == ["0", "1", "2"]
+
+
+class TestAClockThatWasSetBack:
+    """Leases must not last longer because the wall clock shows an earlier time after the restart."""
+
+    @pytest.fixture
+    def leases(self):
+        self.offsets = ConsumerOffsets()
+        self.offsets.commit("G", "Orders", 0, 4)
+        return Leases(self.offsets, 0)
+
+    def test_ordinary_leases(self, leases):
+        entry = {"floor": 4, "head": 5, "pops": [[8_000, 4, 10_000, True, "4 1"]]}
+        table = {"leaseTable": {"Orders@G": {"0": entry}}, "writtenAt": 9_000}
+        restore(table, leases, self.offsets, lambda *_: 5, 50, 1_000)
+        assert leases.next_deadline_ms() == 50 + 1_000
+
+    def test_ordered_leases(self, leases):
+        entry = {"popTime": 8_000, "i": 2_000, "o": [4], "ot": {4: 10_000}, "l": 9_000, "cm": 0}
+        order_info.restore({"table": {"Orders@G": {0: entry}}}, leases, self.offsets, 50, 1_000)
+        assert leases.next_deadline_ms() == 50 + 1_000

@@ -45,7 +45,7 @@ async def to_table(leases: Leases, now_ms: int, wall_ms: int) -> dict[str, Any]:
             entry: dict[str, Any] = {"floor": queue.floor, "head": queue.head}
             entry["pops"] = await _pops(queue, wall_ms - now_ms)
             table.setdefault(topic + SEPARATOR + group, {})[str(queue_id)] = entry
-    return {"leaseTable": table}
+    return {"leaseTable": table, "writtenAt": wall_ms}
 
 
 async def _pops(queue: LeasedQueue, ahead_ms: int) -> list[list[Any]]:
@@ -84,6 +84,9 @@ def restore(
         now_ms: The present time of the monotonic clock.
         wall_ms: The present time of the wall clock.
     """
+    written_ms = table.get("writtenAt")
+    if isinstance(written_ms, int):
+        wall_ms = max(wall_ms, written_ms)  # If the clock was set back, no lease lasts longer
     for name, queues in (table.get("leaseTable") or {}).items():
         topic, group = split_key(str(name))
         for queue_id, entry in queues.items():

@@ -41,7 +41,7 @@ def _entry(queue: LeasedQueue, now_ms: int, wall_ms: int) -> dict[str, Any]:
     visible = {offset: wall_ms + lease.deadline_ms - now_ms for offset, lease in queue.leases.items()}
     counts = {offset: times - 1 for offset, times in queue.deliveries.items() if times > 1}
     if not queue.leases:  # The messages are visible, so the next pop will count their last delivery
-        visible = dict.fromkeys(queue.deliveries, queue.pop_ms)
+        visible = dict.fromkeys(queue.deliveries, min(queue.pop_ms, wall_ms))
     return {
         "popTime": pop.pop_ms,
         "i": pop.invisible_ms,
@@ -92,6 +92,7 @@ def _restore_one(
         return
     pop_ms, invisible_ms = int(entry["popTime"]), int(entry.get("i") or 0)
     pop = Pop(pop_ms, first, invisible_ms, True, str(entry.get("a") or ""))
+    wall_ms = max(wall_ms, int(entry.get("l") or 0))  # If the clock was set back, no lease lasts longer
     visible = {int(offset): int(at_ms) for offset, at_ms in (entry.get("ot") or {}).items()}
     counts = {int(offset): int(times) for offset, times in (entry.get("oc") or {}).items()}
     leases.restore(

@@ -191,7 +191,7 @@ class ReviveLog:
 
     def _take(self, queue_id: int, message: MessageExt) -> None:
         if message.tags == CHECKPOINT_TAG:
-            self._add(PopCheckPoint.decode(message.body), (queue_id, message.queue_offset))
+            self._add(PopCheckPoint.decode(message.body), message, (queue_id, message.queue_offset))
             return
         if message.tags == ACK_TAG:
             ack = AckMsg.decode(message.body)
@@ -208,7 +208,7 @@ class ReviveLog:
             for offset in offsets:
                 self._done(checkpoint, offset)
 
-    def _add(self, read: PopCheckPoint, place: tuple[int, int]) -> None:
+    def _add(self, read: PopCheckPoint, message: MessageExt, place: tuple[int, int]) -> None:
         own = self.config.broker_name
         if not read.topic or not read.group or (read.broker_name or own) != own:
             return
@@ -217,7 +217,9 @@ class ReviveLog:
         offsets = read.offsets()
         early = self._take_early(key)
         left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1 and each not in early}
-        remaining_ms = read.pop_time + read.invisible_time - self.clock.time_ms()
+        # If the clock was set back since the checkpoint was written, the leases do not last longer.
+        now_ms = max(self.clock.time_ms(), message.born_timestamp_ms)
+        remaining_ms = read.pop_time + read.invisible_time - now_ms
         due_ms = mono_ms(self.clock) + max(remaining_ms, 0) + ACK_GRACE_MS
         former = self._pending.pop(key, None)
         if former is not None:  # A later checkpoint with the same key replaces the former one
