@@ -17,6 +17,7 @@ PARTS = {
     "queues": "10,000 queues of 1,000 topics beside 8 queues of one topic",
     "timers": "sends beside 1,000,000 messages that wait for their time, and what these cost in memory",
     "starts": "starts on small and large stores, after a clean stop and after kill -9 (needs 25 GiB)",
+    "lite": "a broker with 1,000,000 lite topics beside an empty one: start and memory",
     "boots": "CPU of short starts of the servers and of `cometmq send`, and memory of idle servers",
     "streams": "memory of a broker that 2,000 idle consumers of 5.x take",
     "backlog": "live sends beside a cold drain of 10 million messages",
