@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from cometmq import logs
 from cometmq.protocol.lite import lmq_range
@@ -44,9 +44,6 @@ CREATE TABLE IF NOT EXISTS subscriptions(
     client TEXT, consumers TEXT, parent TEXT, lmq TEXT,
     PRIMARY KEY(client, consumers, lmq)) WITHOUT ROWID;
 """
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class _Topic:
