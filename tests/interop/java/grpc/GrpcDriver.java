@@ -132,7 +132,9 @@ public final class GrpcDriver {
     }
 
     private static ClientConfiguration configuration(Args args) {
-        ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints(args.text("endpoint"));
+        ClientConfigurationBuilder builder = ClientConfiguration.newBuilder()
+            .setEndpoints(args.text("endpoint"))
+            .setRequestTimeout(Duration.ofSeconds(30));
         if (!args.flag("tls", false)) {
             builder.enableSsl(false);
         }
