@@ -24,6 +24,7 @@ PARTS = {
     "metrics": "a broker of ours that Prometheus looks at beside one without metrics",
     "traces": "our producer with message traces beside the same without",
     "clients": "our client beside PyPI's `rocketmq` (C++) and Apache's Java client, on our broker",
+    "proxy": "our gRPC port beside Apache's proxy, with Apache's 5.x Java client as the load of both",
     "replication": "brokers with slaves and raft groups, ours beside Apache's, and what a slave costs",
     "pipeline": "the archive job and other Spark jobs",
     "kafka": "our Spark source, sink and archive job beside Spark's Kafka source and sink",

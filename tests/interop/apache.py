@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.interop.processes import (
     launcher_classes,
     write_settings,
 )
+from tests.ports import free_port
 
 LOGBACK = """<configuration><statusListener class="ch.qos.logback.core.status.NopStatusListener"/>
 <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
@@ -27,7 +29,10 @@ LOGBACK = """<configuration><statusListener class="ch.qos.logback.core.status.No
 
 
 class ApacheServer(Server):
-    """A main class of RocketMQ's server jars, run with our JVM flags and RocketMQ's settings file."""
+    """A main class of RocketMQ's server jars, run with our JVM flags and RocketMQ's settings file.
+
+    With `proxy`, settings of RocketMQ's proxy, the broker runs inside a proxy in local mode.
+    """
 
     def __init__(
         self,
@@ -37,21 +42,27 @@ class ApacheServer(Server):
         directory: Path,
         settings: dict[str, str],
         jvm: list[str],
+        proxy: dict[str, object] | None = None,
     ) -> None:
         self.version = version
         self.directory = directory
         conf = rocketmq_home(directory)
+        settings_file = write_settings(conf / f"{name}.conf", settings)
+        arguments = [main_class, "-c", settings_file]
+        if proxy is not None:
+            proxy_file = conf / "rmq-proxy.json"
+            proxy_file.write_text(json.dumps(proxy | {"brokerConfigPath": settings_file}))
+            arguments = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-pc", str(proxy_file)]
+            jvm = [*jvm, "-Dtls.server.mode=disabled"]  # TLS needs a native library that Ivy does not find
         command = [
             java_tool("java"),
             *jvm,
             *common_flags(directory),
             f"-Drmq.logback.configurationFile={conf / f'rmq.{name}.logback.xml'}",
             "-cp",
-            class_path(version),
+            class_path(version, *(["proxy"] if proxy is not None else [])),
             "ServerLauncher",
-            main_class,
-            "-c",
-            write_settings(conf / f"{name}.conf", settings),
+            *arguments,
         ]
         self.process = Process(
             f"Apache {version} {name}",
@@ -79,7 +90,10 @@ class ApacheNamesrv(ApacheServer, NameServer):
 
 
 class ApacheBroker(ApacheServer, Broker):
-    """A broker with its store in ``store`` (default ``directory/store``); ``settings`` override all else."""
+    """A broker with its store in ``store`` (default ``directory/store``); ``settings`` override all else.
+
+    With a `grpc_port` the broker runs inside Apache's proxy, which listens on that port for clients of 5.x.
+    """
 
     def __init__(
         self,
@@ -93,6 +107,7 @@ class ApacheBroker(ApacheServer, Broker):
         settings: dict[str, str] | None = None,
         jvm: list[str] | None = None,
         wait: bool = True,
+        grpc_port: int = 0,
     ) -> None:
         merged = {
             **self.place(directory, namesrv, name, port, store),
@@ -112,8 +127,20 @@ class ApacheBroker(ApacheServer, Broker):
             **(settings or {}),
         }
         flags = jvm if jvm is not None else ["-Xms256m", "-Xmx768m", *QUICK]
+        proxy: dict[str, object] = {
+            "namesrvAddr": namesrv,
+            "localServeAddr": "127.0.0.1",
+            "grpcServerPort": grpc_port,
+            "remotingListenPort": free_port(),
+        }
         super().__init__(
-            "broker", "org.apache.rocketmq.broker.BrokerStartup", version, directory, merged, flags
+            "broker",
+            "org.apache.rocketmq.broker.BrokerStartup",
+            version,
+            directory,
+            merged,
+            flags,
+            proxy if grpc_port else None,
         )
         if wait:
             self.wait_ready()
@@ -192,8 +219,8 @@ def rocketmq_home(directory: Path) -> Path:
     return conf
 
 
-def class_path(version: str) -> str:
-    return os.pathsep.join(map(str, [launcher_classes(), *server_jars(version)]))
+def class_path(version: str, *more: str) -> str:
+    return os.pathsep.join(map(str, [launcher_classes(), *server_jars(version, *more)]))
 
 
 def common_flags(directory: Path) -> list[str]:

@@ -82,14 +82,19 @@ def start_client(client: str, directory: Path, authority: Path) -> RemoteClient:
         return RemoteClient(client, command, directory, env)
     if language == "rust":  # Cargo.toml names the version
         return RemoteClient(client, [str(rust_program(HERE / "rust"))], directory, env)
+    return start_java(version, directory, ["-Xmx256m", *QUICK])
+
+
+def start_java(version: str, directory: Path, jvm: list[str]) -> RemoteClient:
+    """Start the process of a Java client, with flags of its JVM."""
     jars = grpc_jars(version)
     sources = [
-        HERE / "java" / "grpc" / "GrpcDriver.java",
+        *sorted((HERE / "java" / "grpc").glob("*.java")),
         *(HERE / "java" / "driver" / name for name in ("Args.java", "Json.java")),
     ]
     class_path = os.pathsep.join(map(str, [compiled("grpc", sources, jars), *jars]))
-    flags = ["-Xmx256m", *QUICK, "-XX:-UsePerfData", f"-Duser.home={directory}"]
-    return RemoteClient(client, [java_tool("java"), *flags, "-cp", class_path, "GrpcDriver"], directory)
+    command = [java_tool("java"), *jvm, "-XX:-UsePerfData", f"-Duser.home={directory}"]
+    return RemoteClient(f"java-{version}", [*command, "-cp", class_path, "GrpcDriver"], directory)
 
 
 class GrpcServers:

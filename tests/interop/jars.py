@@ -69,9 +69,9 @@ def locked(name: str) -> Iterator[Path]:
         yield directory
 
 
-def server_jars(version: str) -> list[Path]:
-    """Return the class path of Apache's name server, broker and admin tools of one version."""
-    return resolve([(f"rocketmq-{part}", version) for part in ("namesrv", "broker", "tools")])
+def server_jars(version: str, *more: str) -> list[Path]:
+    """Return the class path of Apache's name server, broker, admin tools and more parts of one version."""
+    return resolve([(f"rocketmq-{part}", version) for part in ("namesrv", "broker", "tools", *more)])
 
 
 def client_jars(version: str) -> list[Path]:

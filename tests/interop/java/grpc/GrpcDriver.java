@@ -108,6 +108,10 @@ public final class GrpcDriver {
                 return null;
             case "send":
                 return send((Producer) clients.get(name), args);
+            case "send_load":
+                return GrpcLoad.send(provider, (Producer) clients.get(name), args);
+            case "receive_load":
+                return GrpcLoad.receive((SimpleConsumer) clients.get(name), args);
             case "transaction":
                 return transaction((Producer) clients.get(name), args);
             case "recall":
