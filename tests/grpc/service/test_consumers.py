@@ -341,6 +341,17 @@ class TestSessions:
         await until(lambda: "G" not in orders.broker.parts.consumers.groups)
         assert not orders.broker.endpoint.clients.connected
 
+    async def test_all_telemetry_streams_of_a_client_that_reports_its_end_are_closed(self, orders, caller):
+        streams = [caller.telemetry() for _ in range(3)]
+        for stream in streams[:2]:
+            await stream.write(consumer_settings())
+            assert (await stream.read()).status.code == Code.OK
+        (client,) = orders.broker.endpoint.clients.connected
+        await until(lambda: len(client.streams) == 3)
+        await caller.call("NotifyClientTermination", M.NotifyClientTerminationRequest())
+        for stream in streams:
+            assert await stream.read() is grpc.aio.EOF
+
     async def test_a_client_whose_connection_closes_is_forgotten(self, orders, caller):
         await caller.heartbeat("G")
         await caller.channel.channel.close()

@@ -60,6 +60,8 @@ class Client:
         is_lite: Whether the client has sent the settings of a consumer of lite topics.
         transactions: The topics to which the client has sent transactional messages.
         telemetry: The call on which commands to the client are sent, None while there is none.
+        streams: All open telemetry calls. There are several after a client has lost one without the server's
+            notice.
         connections: The open connections on which calls of the client have arrived.
         seen: The time of the event loop at which the last call arrived.
         polls: The number of receives under way.
@@ -69,8 +71,8 @@ class Client:
 
     __slots__ = (
         *("_clients", "_link", "_reply", "client_id", "connections", "credentials", "ended", "is_lite"),
-        *("key", "language", "leased", "peer", "polls", "seen", "settings", "telemetry", "transactions"),
-        "version",
+        *("key", "language", "leased", "peer", "polls", "seen", "settings", "streams", "telemetry"),
+        *("transactions", "version"),
     )
 
     def __init__(
@@ -89,6 +91,7 @@ class Client:
         self.is_lite = False
         self.transactions: set[str] = set()
         self.telemetry: Call | None = None
+        self.streams: set[Call] = set()
         self.connections: set[GrpcConnection] = set()
         self.seen = 0.0
         self.leased: dict[str, Any] = {}

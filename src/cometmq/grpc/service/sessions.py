@@ -74,9 +74,10 @@ class Sessions:
 
     def telemetry(self, call: Call) -> None:
         """Serve a client's telemetry stream: its settings, and commands to it."""
-        self._client(call)
+        client = self._client(call)
+        client.streams.add(call)
         call.on_message = partial(self._on_command, call)
-        call.on_half_close = call.finish
+        call.on_half_close = call.on_cancel = partial(_end_telemetry, client, call)
 
     def _client(self, call: Call) -> Client:
         """Return the client of a telemetry stream. Raises RpcError."""
@@ -105,6 +106,7 @@ class Sessions:
         client.settings = _kept(settings)
         client.is_lite = settings.client_type in LITE_CONSUMERS
         client.telemetry = call
+        client.streams.add(call)
         call.on_half_close = call.on_cancel = partial(_end_telemetry, client, call)
         # Without this, a producer would receive no checks of transactions until its next heartbeat.
         group = settings.subscription.group.name
@@ -174,7 +176,7 @@ class Sessions:
         return client.frame(RequestCode.HEART_BEAT, body=data.encode(), ext=ext)
 
     def notify_client_termination(self, call: Call, _request: Any) -> Any:
-        """Forget a client that ends: its groups, its leases and its telemetry stream."""
+        """Forget a client that ends: its groups, its leases and its telemetry streams."""
         client = self.clients.find(call)
         if client.is_lite:
             end_subscriptions(client)
@@ -195,8 +197,8 @@ class Sessions:
 
     def _end(self, client: Client) -> None:
         self.renewals.give_back_all(client)
-        if client.telemetry is not None:
-            client.telemetry.finish()
+        for call in client.streams:  # Java's client waits for the end of each
+            call.finish()
         client.close()
 
     # -- requests of the broker
@@ -214,6 +216,7 @@ class Sessions:
 
 def _end_telemetry(client: Client, call: Call) -> None:
     call.finish()
+    client.streams.discard(call)
     if client.telemetry is call:
         client.telemetry = None
 
