@@ -186,6 +186,11 @@ class TestRegistration:
 
         assert (got.topics, got.data_version, got.filter_servers) == (self.topics, self.version, ["f:1"])
 
+    def test_an_empty_data_version_is_the_first_one(self) -> None:
+        """Apache's brokers read such files, which people write by hand."""
+        got = b.TopicConfigTable.decode(b'{"topicConfigTable":{},"dataVersion":{}}')
+        assert got.data_version == b.DataVersion(timestamp=0, counter=0)
+
     def test_compressed_has_five_words_a_topic(self) -> None:
         data = b.RegisterBrokerBody.of(self.topics, self.version).encode(compressed=True)
         plain = zlib.decompress(data)

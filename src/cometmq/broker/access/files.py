@@ -114,7 +114,7 @@ class AclFiles:
 
         A data version counts the changes that requests made to its file.
         """
-        none = DataVersion(timestamp=0, counter=0)
+        none = DataVersion()
         return {path: each.content.version or none for path, each in self._read.items()}
 
     @property

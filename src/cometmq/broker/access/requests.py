@@ -91,7 +91,7 @@ class AclRequests:
         """Return the data version of each ACL file. A data version counts the changes to its file."""
         guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
-        none = DataVersion(timestamp=0, counter=0)
+        none = DataVersion()
         header = AclConfigVersionResponseHeader(
             version=versions.get(guard.files.default, none).encode().decode(),
             all_acl_file_version=msgspec.json.encode(

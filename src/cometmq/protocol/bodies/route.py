@@ -53,8 +53,8 @@ class DataVersion(Body):
     `timestamp` is the time of the change in ms. Only 5.x has `state_version`.
     """
 
-    timestamp: int
-    counter: int
+    timestamp: int = always(0)
+    counter: int = always(0)
     state_version: int | None = None
 
 
@@ -257,7 +257,7 @@ class RegisterBrokerBody(Body):
     @property
     def data_version(self) -> DataVersion:
         """The version of the topic table, or a zero version if the broker sent none."""
-        return self.topic_config_serialize_wrapper.data_version or DataVersion(timestamp=0, counter=0)
+        return self.topic_config_serialize_wrapper.data_version or DataVersion()
 
     @property
     def filter_servers(self) -> list[str] | None:
