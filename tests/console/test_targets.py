@@ -112,7 +112,7 @@ async def test_an_operation_is_refused_if_a_broker_joined_or_left_while_its_conf
     with pytest.raises(ConsoleError, match=r"common\.targets_changed .*127\.0\.0\.1:1") as refused:
         await OPERATIONS[name](view)
     assert ("127.0.0.1:3" in str(refused.value)) is joins
-    lookups = {"clusters_of", "master_addrs", "addrs_in", "masters"}
+    lookups = {"clusters_of", "master_addrs", "addrs_in", "masters", "topics"}
     assert {call[0] for call in view.admin.method_calls} <= lookups
 
 
