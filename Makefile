@@ -21,6 +21,12 @@ install: .venv/.installed  ## make .venv and install the project with everything
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+# pytest compiles test modules when it collects them. Otherwise each process of the first run would do that: 35 s of CPU.
+.venv/.compiled: .venv/.installed
+	@echo "compiling the tests"
+	@$(BIN)/python -m pytest --collect-only -qq > .venv/compiled.txt || { tail -20 .venv/compiled.txt; exit 1; }
+	@touch $@
+
 java:  # said before anything is installed or sent, not when Spark starts at last
 	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || \
 		{ echo "Java 17 or newer is needed for Spark: install it, or set JAVA_HOME" >&2; exit 1; }
@@ -40,23 +46,23 @@ check: lint  ## lint, format, strict types, import directions
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 # Each of these runs the tests of the one before it, too; tests/tiers.py decides which tests those are.
-test-fast: install  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
+test-fast: .venv/.compiled  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
 	$(PYTEST) -n 4 --tier fast $(TEST_ARGS)
 
-test: install lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
+test: .venv/.compiled lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
 	$(PYTEST) -n 6 --tier test $(TEST_ARGS)
 
 test-all: install  ## all tests, in at most 30 minutes on 2 cores
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
-test-rest: install  ## the tests of test-all that test leaves out
+test-rest: .venv/.compiled  ## the tests of test-all that test leaves out
 	$(PYTEST) -n 4 --tier rest $(TEST_ARGS)
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
 	$$(grep -rlE "long_form|LONG\b|COMETMQ_(CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
 
-test-long: install  ## the long forms of the tests that have one, more than half an hour
+test-long: .venv/.compiled  ## the long forms of the tests that have one, more than half an hour
 	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
 	$(PYTEST) -n 3 --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 

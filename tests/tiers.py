@@ -122,9 +122,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (kept if tier_of(item) in wanted else others).append(item)
     if others:
+        items[:] = kept
         config.hook.pytest_deselected(items=others)
-    # The longest tests that need no servers begin first; at the end, most processes would wait for them.
-    items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith("tests/simulation/"))
 
 
 class RunReport:
