@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.kit.brokers import Cluster, Peer, StartCluster
+from tests.kit.brokers import PATIENT, Cluster, Peer, StartCluster
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.standalone import Standalone
@@ -18,7 +18,7 @@ async def start_cluster(tmp_path: Any) -> AsyncIterator[StartCluster]:
     clusters: list[Cluster] = []
 
     async def start(**settings: str) -> Cluster:
-        standalone = Standalone(tmp_path / f"cluster{len(clusters)}", 0, 0, settings=settings)
+        standalone = Standalone(tmp_path / f"cluster{len(clusters)}", 0, 0, settings=PATIENT | settings)
         await standalone.start()
         clusters.append(Cluster(standalone))
         return clusters[-1]

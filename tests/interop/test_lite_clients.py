@@ -15,12 +15,14 @@ from cometmq.admin import Admin, TopicSettings
 from cometmq.protocol.bodies.route import SubscriptionGroupConfig
 
 pytestmark = pytest.mark.foreign("Apache's Python client of 5.x")
+CLIENT = "python-5.1.2"
 RESTART_BOUND_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteClient]:
-    running = start_client("python-5.1.2", tmp_path_factory.mktemp("python"))
+    directory = tmp_path_factory.mktemp("python")
+    running = start_client(CLIENT, directory, directory)  # without TLS, it needs no certificate
     yield running
     running.stop()
 
@@ -34,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServers]:
 
 @pytest.fixture
 def program(remote: RemoteClient, servers: GrpcServers) -> Iterator[Program]:
-    found = Program(remote, servers)
+    found = Program(CLIENT, remote, servers)
     set_up(found)
     yield found
     found.close()
@@ -117,7 +119,7 @@ def test_a_lite_push_consumer_survives_a_kill_of_the_broker(
     remote: RemoteClient, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     servers = GrpcServers(tmp_path_factory.mktemp("killed"))
-    program = Program(remote, servers)
+    program = Program(CLIENT, remote, servers)
     try:
         set_up(program)
         producer, consumer = program.producer(), lite_push(program, "s1")

@@ -265,6 +265,10 @@ def table_on_disk(root: Path, name: str) -> Any:
     return json.loads((root / "config" / name).read_text())
 
 
+PATIENT = {"waitTimeMillsInSendQueue": "10000"}
+"""On a busy machine, the default would let brokers refuse sends because their event loop lags 200 ms."""
+
+
 @contextlib.asynccontextmanager
 async def running(
     root: object, disk: Disk | None = None, clock: Clock | None = None, **settings: str
@@ -272,7 +276,7 @@ async def running(
     """Run a broker without a name server, and connect a client."""
     base = {"brokerName": "broker-a", "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
     base |= {"listenPort": "0", "storePathRootDir": str(root)}
-    config = BrokerConfig.from_properties({**small_files(), **base, **settings})
+    config = BrokerConfig.from_properties({**small_files(), **PATIENT, **base, **settings})
     broker = Broker(config, disk=disk, clock=clock)
     await broker.start()
     try:

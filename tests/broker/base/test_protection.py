@@ -39,7 +39,7 @@ async def loop_held_up(broker, seconds=0.3):
 
 class TestALoopThatLags:
     async def test_sends_are_refused_with_reason_and_figures_until_it_keeps_up(self, tmp_path, caplog):
-        async with running(tmp_path) as (broker, peer):
+        async with running(tmp_path, waitTimeMillsInSendQueue="200") as (broker, peer):
             await peer.send()
             async with loop_held_up(broker):
                 answer = await peer.send(body=b"refused")
@@ -60,7 +60,7 @@ class TestALoopThatLags:
         assert caplog.text.count("the broker is overloaded and refuses requests: loop lag") == 1
 
     async def test_one_stall_refuses_nobody(self, tmp_path):
-        async with running(tmp_path) as (broker, peer):
+        async with running(tmp_path, waitTimeMillsInSendQueue="200") as (broker, peer):
             await peer.send()
             for _ in range(3):
                 asyncio.get_running_loop().call_soon(time.sleep, 0.4)
@@ -69,7 +69,7 @@ class TestALoopThatLags:
             assert broker.parts.protection.refused == 0
 
     async def test_nothing_is_refused_without_fast_failure(self, tmp_path):
-        async with running(tmp_path) as (broker, peer), loop_held_up(broker):
+        async with running(tmp_path, waitTimeMillsInSendQueue="200") as (broker, peer), loop_held_up(broker):
             body = b"brokerFastFailureEnable=false\n"
             assert (await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, body)).code == 0
             await until(lambda: not broker.parts.protection.why)
@@ -77,8 +77,8 @@ class TestALoopThatLags:
 
     async def test_the_fast_port_refuses_too(self, tmp_path):
         port = free_port()
-        limits = {"listenPort": str(port), "waitTimeMillsInPullQueue": "200"}
-        async with running(tmp_path, **limits) as (broker, peer), loop_held_up(broker):
+        limits = {"waitTimeMillsInSendQueue": "200", "waitTimeMillsInPullQueue": "200"}
+        async with running(tmp_path, listenPort=str(port), **limits) as (broker, peer), loop_held_up(broker):
             async with Peer(f"127.0.0.1:{port - 2}") as old:
                 refused(await old.send(), BUSY, "loop lag")
                 refused(await old.pull(), 3, "not supported")

@@ -14,12 +14,14 @@ Budget: 15 µs of CPU for a message that arrives, 10 µs for a stored consumer o
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cometmq import logs
 from cometmq.protocol.lite import lmq_range
+
+if TYPE_CHECKING:
+    import sqlite3
 
 log = logs.logger(__name__)
 
@@ -68,6 +70,7 @@ class LiteQueues:
     Attributes:
         path: The path of the database.
         count: The number of lite topics.
+        errors: The exceptions that the methods raise.
     """
 
     def __init__(self, path: str, on_change: Callable[[], None]) -> None:
@@ -79,6 +82,7 @@ class LiteQueues:
         """
         self.path = path
         self.count = 0
+        self.errors: tuple[type[Exception], ...] = (OSError, ImportError)
         self._on_change = on_change
         self._db: sqlite3.Connection
         self._topics: dict[str, _Topic] = {}
@@ -94,8 +98,12 @@ class LiteQueues:
                 has removed the records.
 
         Raises:
+            ImportError: This installation of Python lacks the SQLite library.
             sqlite3.Error: The database cannot be created.
         """
+        import sqlite3  # only brokers with lite topics need it
+
+        self.errors = OSError, sqlite3.Error
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         try:
             self._connect()
@@ -113,6 +121,8 @@ class LiteQueues:
         (self.count,) = self._row("SELECT count(*) FROM topics")
 
     def _connect(self) -> None:
+        import sqlite3
+
         db = self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
@@ -166,6 +176,8 @@ class LiteQueues:
 
     def _elsewhere(self, statement: str, *values: Any) -> list[Any]:
         """Return the rows of a statement that a connection of its own executes. Any thread may call this."""
+        import sqlite3
+
         db = sqlite3.connect(self.path)
         try:
             return db.execute(statement, values).fetchall()
@@ -275,7 +287,7 @@ class LiteQueues:
         self._keep((group, topic), offset)
         try:
             self._write("INSERT OR REPLACE INTO offsets VALUES(?, ?, ?)", known.id, group, offset)
-        except sqlite3.Error as error:  # The disk is full. The next commit for this queue tries again
+        except self._db.Error as error:  # The disk is full. The next commit for this queue tries again
             log.error("the offset of %s in %s could not be written: %s", group, topic, error)
         return True
 

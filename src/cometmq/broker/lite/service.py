@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -118,7 +117,7 @@ class LiteService:
         """Open the database and read what it lacks."""
         try:
             self.queues.open(None if self.store.recovered.clean else self.store.log.end)
-        except (OSError, sqlite3.Error) as error:
+        except self.queues.errors as error:
             log.error("lite topics are not served: %s cannot be opened: %s", self.queues.path, error)
             return
         self.is_open = True
@@ -141,14 +140,14 @@ class LiteService:
         try:
             if self.queues.flush():
                 self._loop.run_in_executor(None, self._checkpoint)
-        except sqlite3.Error as error:
+        except self.queues.errors as error:
             log.error("changes of lite topics could not be written, trying again: %s", error)
             self._changed()
 
     def _checkpoint(self) -> None:
         try:
             self.queues.checkpoint()
-        except sqlite3.Error as error:
+        except self.queues.errors as error:
             log.warning("%s could not be synced: %s", self.queues.path, error)
 
     async def stop(self) -> None:
@@ -165,7 +164,7 @@ class LiteService:
             self._flush_timer.cancel()
         try:
             await asyncio.to_thread(self.queues.close)
-        except sqlite3.Error as error:
+        except self.queues.errors as error:
             log.error("changes of lite topics could not be written: %s", error)
 
     # -- events
