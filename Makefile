@@ -50,13 +50,13 @@ test-fast: .venv/.compiled  ## tests without JVM, Spark and browser: at most 2 m
 	$(PYTEST) -n 4 --tier fast $(TEST_ARGS)
 
 test: .venv/.compiled lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
-	$(PYTEST) -n 6 --tier test $(TEST_ARGS)
+	$(PYTEST) -n 5 --tier test $(TEST_ARGS)
 
 test-all: install  ## all tests, in at most 30 minutes on 2 cores
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
 test-rest: .venv/.compiled  ## the tests of test-all that test leaves out
-	$(PYTEST) -n 4 --tier rest $(TEST_ARGS)
+	$(PYTEST) -n 3 --tier rest $(TEST_ARGS)
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
