@@ -25,7 +25,7 @@ import cometmq.broker.send.send_back as send_back
 import cometmq.client.cluster.decoding as decoding
 import cometmq.testing.checker as checker
 from cometmq.broker.groups.locks import QueueLocks
-from cometmq.broker.pop.leases import LeasedQueue, Leases
+from cometmq.broker.pop.leases import Leases
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pop.revive import ReviveLog
 from cometmq.broker.replication import raft_state
@@ -319,9 +319,6 @@ BUGS: dict[str, Bug] = {
     "pop: an ordered queue is not blocked by leases": Bug(
         instead(Leases, "may_pop", lambda _self, queue, _ordered, _attempt_id="": not queue.busy),
         runs("one", "ordered pops", "members"),
-    ),
-    "pop: the stored offset passes leased messages": Bug(
-        instead(LeasedQueue, "first_open", lambda self: self.head), runs("one", "pops", "kill")
     ),
     "pop: expired messages are not copied": Bug(
         instead(Retries, "copy", lambda _self, _overdue, done: done(True)), runs("one", "pops")
