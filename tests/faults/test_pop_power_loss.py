@@ -35,7 +35,7 @@ from cometmq.remoting import Tick
 from cometmq.store import ManualClock, MessageStore, StoreConfig
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 50
-PER_RUN = 10  # images of one run, before the next seed
+PER_RUN = 10  # the number of images that are taken from the run of one seed
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 QUEUES = 2
 

@@ -298,7 +298,7 @@ class LitePops:
             self.available(lmq, group)
 
     def available(self, lmq: str, group: str | None = None) -> None:
-        """Add a lite topic to the `ready` of its clients, of one group or of all. Wake one of each group."""
+        """Add a lite topic to `ready` of its subscribers in `group`, or in all groups; wake one per group."""
         woken: set[str] = set()
         for subscriber in self.subscriptions.of(lmq, group):
             queue = self.leases.find((subscriber.group, lmq, 0))

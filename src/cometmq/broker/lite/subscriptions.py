@@ -61,7 +61,7 @@ class LiteSubscriptions:
         return self._subscribers.get((client_id, group))
 
     def of(self, lmq: str, group: str | None = None) -> list[Subscriber]:
-        """Return the clients, of one group or of all groups, that are subscribed to a lite topic."""
+        """Return the clients that subscribe to a lite topic, in `group` or, if it is None, in all groups."""
         return [each for each in self._by_lmq.get(lmq, ()) if group is None or each.group == group]
 
     def enter(self, client_id: str, group: str, parent: str, now_ms: int) -> Subscriber:

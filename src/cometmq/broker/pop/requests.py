@@ -247,7 +247,7 @@ def _request(
     header: Waiting | PeekMessageRequestHeader,
     answer: Callable[[PopRequest, int], None],
 ) -> PopRequest:
-    """Return a pop of one message without a filter, with the fields that all kinds of pops have."""
+    """Return a pop with the fields that all kinds of pops share. It reads one message, without a filter."""
     request = PopRequest(
         owner=connection,
         opaque=frame.opaque,

@@ -71,7 +71,7 @@ class Holder(Protocol):
 
 
 class Rebalance:
-    """The rebalances of one member of a group.
+    """Runs the rebalances of one member of a group.
 
     Args:
         group: The group.

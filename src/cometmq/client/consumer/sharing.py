@@ -186,7 +186,7 @@ class Sharing(Concurrent):
                 await asyncio.sleep(options.pull_error_delay_s)
 
     def _take(self, found: list[MessageExt], began: float) -> None:
-        """Divide the messages of a response, whose request began at `began`, into batches of one queue."""
+        """Divide the messages of a response into batches of one queue; `began` is the request's time."""
         options, now = self._group.options, asyncio.get_running_loop().time()
         wanted = kept(options.filter_hooks, found)
         if len(wanted) < len(found):
