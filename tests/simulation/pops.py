@@ -147,9 +147,11 @@ class LeaseWatch:
         lasted, lease.lasts = lease.lasts, min(lease.lasts, self.now())
         return lasted
 
-    def acked(self, lease: Lease) -> None:
-        """Record that the message is certainly acknowledged."""
-        lease.acked, lease.epoch = self.now(), self.epochs()[lease.place.broker]
+    def acked(self, lease: Lease, before: Epochs) -> None:
+        """Record that the message is certainly acknowledged. `before` are the epochs before the request."""
+        broker = lease.place.broker
+        after = self.epochs()[broker]
+        lease.acked, lease.epoch = self.now(), after if before[broker] == after else None
 
 
 class PopMembers:
@@ -243,7 +245,7 @@ class PopMembers:
         """Acknowledge messages. The response to several acks does not tell which ones were too late."""
         history, watch = self._clients.history, self._watch
         until = [watch.acking(lease) for _, lease, _ in handled]
-        known = True
+        before, known = watch.epochs(), True
         try:
             if handled:
                 await consumer.ack(*(message for message, _, _ in handled))
@@ -256,7 +258,7 @@ class PopMembers:
             known = False
         for (message, lease, call), lasted in zip(handled, until, strict=True):
             if known and (len(handled) == 1 or watch.now() < lasted):
-                watch.acked(lease)
+                watch.acked(lease, before)
             history.ok(call)
             self._clients.handled.add(_body(message))
 
