@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ from tests.interop.mqadmin import AdminShell
 from tests.interop.processes import QUICK
 from tests.interop.space import Cluster, Space
 
+NOT_FETCHED = contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired)
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch jars and packages before the first test, whose time limit a slow registry must not use up.
@@ -39,12 +42,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     # The representative tests of `make test` need only the older versions.
     needed = slice(1 if session.config.getoption("tier") == "test" else None)
-    with contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired):
+    with NOT_FETCHED:
         for version in SERVER_VERSIONS[needed]:
             server_jars(version)
         for version in CLIENT_VERSIONS[needed]:
             client_jars(version)
-        for client in selected_cases(session.items):
+    # These take minutes, and their tests come late.
+    clients = selected_cases(session.items)
+    threading.Thread(target=_fetch_clients, args=(clients,), name="fetch", daemon=True).start()
+
+
+def _fetch_clients(clients: Iterable[str]) -> None:
+    for client in clients:
+        with NOT_FETCHED:
             fetch_client(client)
 
 
