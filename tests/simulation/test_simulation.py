@@ -20,7 +20,7 @@ from tests.simulation.seeds import CLUSTERS, SeedFailed, each_of, many, rarely_c
 
 from cometmq.testing.history import operations
 
-SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "20000"))
+SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "10000"))
 FIRST = int(os.environ.get("COMETMQ_SIM_FIRST", "1"))
 ALONE = int(os.environ.get("COMETMQ_SIM_SEED", "0"))
 AT_ONCE = 250
