@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--hostile-frames", type=int, default=200_000, help="frames of tests/faults/test_hostile_requests.py"
+        "--hostile-frames", type=int, default=140_000, help="frames of tests/faults/test_hostile_requests.py"
     )
 
 

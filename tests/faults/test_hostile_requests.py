@@ -27,11 +27,11 @@ MIB = 1024 * 1024
 AFTER = 424_242  # opaque of the valid request after a batch of hostile ones
 LOT_FRAMES, LOT_BYTES = 64, 4 * MIB
 CONNECTIONS = 4
-QUICK_S = 5.0  # limit for a witness's request on a busy machine; a request that hangs takes minutes
-FLAT = 24 * MIB
+QUICK_S = 30.0  # limit for a witness's request on a busy machine; a request that hangs takes minutes
+FLAT = 12 * MIB
 """Allowed growth of memory, in bytes, over the second half of the flood; about 1 MiB is usual.
 
-A leak of 1 KiB per frame would be 35 MiB at the broker, and copies of all topics in waiting requests 27 MiB.
+A leak of 1 KiB per frame would be 17 MiB at the broker.
 """
 
 # As in production, topics and groups are created when they are first named. Clients that send one hostile
@@ -149,7 +149,7 @@ async def test_every_known_code_is_in_the_table(kind: str, tmp_path: Path) -> No
     assert handled == set(requests)
 
 
-@pytest.mark.slow("sends 200,000 hostile frames")
+@pytest.mark.slow("sends 140,000 hostile frames")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_flood_of_hostile_requests(kind: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
