@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -259,6 +260,11 @@ def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
     )
     parts.writer.appended(None)
     return stored
+
+
+def copy_running(root: Path, copy: Path) -> None:
+    """Copy a running broker's directory, without files that are still written under a temporary name."""
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.tmp"))
 
 
 def table_on_disk(root: Path, name: str) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 
 import pytest
 from tests.broker.pop.conftest import RETRY_TOPIC, PopClient, offset_in
 from tests.interop.stores import loads
-from tests.kit.brokers import running, store_raw
+from tests.kit.brokers import copy_running, running, store_raw
 from tests.kit.waiting import until
 
 from cometmq.broker.pop import lease_table, order_info, revive, service
@@ -195,7 +194,7 @@ class TestAKill:
             await until(lambda: not pops.leases.dirty)
             await broker.parts.tables.offsets_file.save_now()
             await pops.lease_file.save_now()
-            await asyncio.to_thread(shutil.copytree, root, copy)
+            await asyncio.to_thread(copy_running, root, copy)
         assert (copy / "abort").exists()
         async with running(copy) as (broker, peer):
             consumer = PopClient(peer)
@@ -231,7 +230,7 @@ class TestAKill:
             pops._saves.cancel()  # noqa: SLF001
             tables.offsets.commit("G", "Orders", 0, 3)
             await tables.offsets_file.save_now()
-            await asyncio.to_thread(shutil.copytree, root, copy)
+            await asyncio.to_thread(copy_running, root, copy)
         async with running(copy) as (_, peer):
             assert (await PopClient(peer).pop()).bodies == ["3", "4", "5"]
 

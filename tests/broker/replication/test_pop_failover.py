@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 
 import pytest
 from tests.broker.pop.conftest import PopClient
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
-from tests.kit.brokers import Peer, create
+from tests.kit.brokers import Peer, copy_running, create
 from tests.kit.waiting import until
 
 from cometmq.broker.replication import raft
@@ -70,7 +69,7 @@ async def test_leases_of_a_former_master_are_not_used_after_its_next_promotion(g
         assert await consumer.ack(handle) == 0
     await broker.parts.pops.lease_file.save_now()
     await broker.parts.tables.offsets_file.save_now()
-    shutil.copytree(group.root / "master", group.root / "killed")
+    copy_running(group.root / "master", group.root / "killed")
     await group.slave("killed")
     await group.stop("killed")
     (group.root / "killed" / "abort").touch()

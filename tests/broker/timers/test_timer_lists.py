@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import struct
 
 import pytest
 from tests.broker.timers.kit import move_all, now_ms, recall, short_retention, waiting
-from tests.kit.brokers import running, take
+from tests.kit.brokers import copy_running, running, take
 from tests.kit.waiting import until
 
 from cometmq.protocol.bodies import TimerMetrics
@@ -129,7 +128,7 @@ class TestLists:
             await tables.timers_file.saved()
             await recall(peer, handles[2])
             await until(lambda: counts(broker) == {"Orders": 1})
-            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            copy_running(tmp_path / "a", tmp_path / "b")
             await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1)  # the first one is due
             assert counts(broker) == {"Orders": 1}
         async with running(tmp_path / "b", recallMessageEnable="true") as (broker, peer):
@@ -172,7 +171,7 @@ class TestLists:
             await peer.send(topic="B", properties={"TIMER_DELAY_SEC": "60"})
             await peer.send(properties={"TIMER_DELAY_SEC": "1"})
             await take(peer, "Orders", 2)
-            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            copy_running(tmp_path / "a", tmp_path / "b")
         async with running(tmp_path / "b", **short_retention()) as (broker, peer):
             await until(lambda: len(broker.parts.timers.pending) == 3)
             assert broker.parts.tables.timers.counts == {"A": 2, "B": 1}

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from tests.broker.timers.kit import fill, move_all, now_ms, recall, short_retention, waiting
-from tests.kit.brokers import records, refused, running, take
+from tests.kit.brokers import copy_running, records, refused, running, take
 from tests.kit.faulty_disk import FaultyDisk
 from tests.kit.waiting import until
 
@@ -245,7 +245,7 @@ async def test_a_start_that_fails_on_its_way_takes_nothing_in_twice(tmp_path, mo
             answer = await peer.send(body=key.encode(), properties=properties)
         await recall(peer, answer.ext["recallHandle"])
         await peer.send(body=b"d", properties={"TIMER_DELAY_MS": "2500"})
-        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        copy_running(tmp_path / "a", tmp_path / "b")
     real, tried = Follower.record, []
 
     async def record(self, position):
