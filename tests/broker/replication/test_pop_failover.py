@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from tests.broker.pop.conftest import PopClient
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
