@@ -132,6 +132,30 @@ class ReceiptHandle(NamedTuple):
         )
 
 
+def rewritten_handle(
+    text: str, pop_time_ms: int, broker_name: str, queue_id: int, offset: int
+) -> ReceiptHandle | None:
+    """Return the handle that the broker has put into the property POP_CK of a message from a retry topic.
+
+    Return None for any other value of the property, because a producer can set it, too: a forged handle
+    would let the consumer acknowledge another message.
+
+    Args:
+        text: The value of the property.
+        pop_time_ms: The pop time of the response.
+        broker_name: The broker that sent the response.
+        queue_id: The queue id of the message.
+        offset: The queue offset of the message.
+    """
+    try:
+        handle = ReceiptHandle.decode(text)
+    except PopFormatError:
+        return None
+    found = handle.pop_time_ms, handle.broker_name, handle.queue_id, handle.offset
+    expected = pop_time_ms, broker_name, queue_id, offset
+    return handle if handle.kind is not TopicKind.NORMAL and found == expected else None
+
+
 # -- fields of a response
 
 QueueKey: TypeAlias = tuple[TopicKind, int]

@@ -19,6 +19,7 @@ from cometmq.protocol.pop import (
     TopicKind,
     decode_order_counts,
     decode_start_offsets,
+    rewritten_handle,
 )
 from cometmq.protocol.properties.values import FIRST_POP_TIME, POP_CK
 
@@ -40,7 +41,9 @@ def attach_receipts(
     starts = decode_start_offsets(header.start_offset_info)
     counts = decode_order_counts(header.order_count_info)
     for message in messages:
-        handle = _rewritten(message, header, broker_name) or _built(message, header, starts, broker_name)
+        text, place = message.properties.get(POP_CK, ""), (message.queue_id, message.queue_offset)
+        handle = rewritten_handle(text, header.pop_time, broker_name, *place)
+        handle = handle or _built(message, header, starts, broker_name)
         message.properties[POP_CK] = handle.encode()
         message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
         message.topic = topic
@@ -64,22 +67,6 @@ def _built(
         message.queue_id,
         message.queue_offset,
     )
-
-
-def _rewritten(
-    message: MessageExt, header: PopMessageResponseHeader, broker_name: str
-) -> ReceiptHandle | None:
-    """Return the handle that the broker has put into a message from a retry topic.
-
-    Return None for any other value of the property, because a producer can set it, too.
-    """
-    try:
-        handle = ReceiptHandle.decode(message.properties.get(POP_CK, ""))
-    except PopFormatError:
-        return None
-    found = handle.pop_time_ms, handle.broker_name, handle.queue_id, handle.offset
-    expected = header.pop_time, broker_name, message.queue_id, message.queue_offset
-    return handle if handle.kind is not TopicKind.NORMAL and found == expected else None
 
 
 def _deliveries(counts: Mapping[CountKey, int], handle: ReceiptHandle) -> int:

@@ -16,9 +16,9 @@ from cometmq.protocol.headers import PopMessageResponseHeader
 from cometmq.protocol.pop import (
     ReceiptHandle,
     TopicKind,
-    decode_message_offsets,
     decode_order_counts,
     decode_start_offsets,
+    rewritten_handle,
 )
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import is_reserved
@@ -42,8 +42,8 @@ class Popped(NamedTuple):
     lite_topic: str = ""
 
 
-def popped_messages(response: Frame, broker_name: str) -> Iterator[Popped]:
-    """Yield the messages of a pop's response.
+def popped_messages(response: Frame, topic: str, broker_name: str) -> Iterator[Popped]:
+    """Yield the messages of the response to a pop from `topic`.
 
     Raises RecordError or PopFormatError if the response is damaged.
     """
@@ -52,27 +52,25 @@ def popped_messages(response: Frame, broker_name: str) -> Iterator[Popped]:
         yield from _popped_from_lite_topics(response, header, broker_name)
         return
     starts = decode_start_offsets(header.start_offset_info)
-    offsets = {key: iter(each) for key, each in decode_message_offsets(header.msg_offset_info).items()}
     counts = decode_order_counts(header.order_count_info)
     for message in iter_records(response.body):
+        queue_id, offset = message.queue_id, message.queue_offset
         text = message.properties.pop(names.POP_CK, "")
-        if text:  # a message of a retry topic, whose name the broker has replaced
-            handle = ReceiptHandle.decode(text)
-            offset = handle.offset if handle.offset is not None else message.queue_offset
-        else:
-            key = TopicKind.NORMAL, message.queue_id
-            offset = next(offsets.get(key, iter(())), message.queue_offset)
+        handle = rewritten_handle(text, header.pop_time, broker_name, queue_id, offset)
+        if handle is None:
+            kind = TopicKind.NORMAL if message.topic == topic else TopicKind.of(message.topic)
             handle = ReceiptHandle(
-                starts.get(key, offset),
+                starts.get((kind, queue_id), offset),
                 header.pop_time,
                 header.invisible_time,
                 header.revive_qid,
-                TopicKind.NORMAL,
+                kind,
                 broker_name,
-                message.queue_id,
+                queue_id,
+                offset,
             )
-        handle = handle._replace(offset=offset, commit_log_offset=message.physical_offset)
-        deliveries = counts.get((handle.kind, handle.queue_id, offset), message.reconsume_times)
+        handle = handle._replace(commit_log_offset=message.physical_offset)
+        deliveries = counts.get((handle.kind, queue_id, offset), message.reconsume_times)
         yield Popped(message, handle, deliveries)
 
 

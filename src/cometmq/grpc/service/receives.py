@@ -168,7 +168,7 @@ class Receives:
             self._finish(call, failure(response))
             return
         now, m, count = self._loop.time(), messages(), 0
-        for popped in popped_messages(response, self._broker_name):
+        for popped in popped_messages(response, receive.topic, self._broker_name):
             lease = Renewed(
                 receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
             )
