@@ -214,6 +214,7 @@ class BrokerParts:
         )
         self.pops = self._pop_service(filters)
         self.lite = self._lite_service()
+        writer.on_refused = self.lite.refused
         self.modes = ConsumeModes(
             config=config, tables=tables, consumers=self.consumers, route=self.registrar.route
         )

@@ -14,6 +14,7 @@ from tests.kit.waiting import until
 from cometmq.protocol.bodies import LiteSubscriptionCtlRequestBody, OffsetOption
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.lite import lmq_name
+from cometmq.protocol.record.one import iter_records
 
 QUOTA = 2018
 LIGHT = lmq_name(PARENT, "s1")
@@ -38,6 +39,44 @@ async def test_a_message_reaches_the_subscribers_of_its_lite_topic(client: LiteC
     assert (await client.pop()).code == 210
     await client.subscribe("s2")  # A new group begins with the first message
     assert await client.take(1) == ["for s2"]
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"DELAY": "1"}, {"TIMER_DELAY_MS": "10"}, {"TRAN_MSG": "true", "PGROUP": "P"}]
+)
+async def test_a_producer_cannot_choose_the_offset_of_its_message(
+    client: LiteClient, cluster: Cluster, more: dict[str, str]
+) -> None:
+    """With a chosen offset, it would replace the message of another producer."""
+    forged = {"INNER_MULTI_DISPATCH": LIGHT, "INNER_MULTI_QUEUE_OFFSET": "0", **more}
+    await client.peer.send(PARENT, b"evil", 0, forged, version=V5)
+    store = cluster.broker.parts.store
+    (record,) = (
+        record
+        for topic in cluster.broker.parts.tables.topics.table
+        for record in iter_records(b"".join(store.get_messages(topic, 0, 0, 1).buffers))
+    )
+    assert record.body == b"evil"
+    assert not [name for name in record.properties if name.startswith("INNER_MULTI")]
+
+
+@pytest.mark.parametrize(
+    "more", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "10"}, {"TRAN_MSG": "true", "PGROUP": "P"}]
+)
+async def test_a_message_of_a_lite_topic_that_would_not_be_stored_there_is_refused(
+    client: LiteClient, more: dict[str, str]
+) -> None:
+    refused(await client.send("s1", "late", **more), 13, "cannot have a delivery time")
+
+
+async def test_a_refused_message_leaves_no_lite_topic_in_memory(client: LiteClient, cluster: Cluster) -> None:
+    too_long = ["x" * (cluster.broker.config.store.max_message_size + 1)] * 3
+    await asyncio.gather(*(client.send("s1", body) for body in too_long))
+    queues = lite_of(cluster).queues
+    assert (queues.count, queues.is_known(LIGHT)) == (0, False)
+    await client.send("s1", "1")
+    await asyncio.gather(client.send("s1", *too_long), client.send("s1", "2"))
+    assert (queues.end(LIGHT), queues.remove(LIGHT)) == (2, True)
 
 
 async def test_a_waiting_pop_is_woken(client: LiteClient) -> None:

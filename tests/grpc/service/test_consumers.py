@@ -63,7 +63,9 @@ class TestReceive:
         assert got.system_properties.delivery_attempt == 2**31 - 1
         assert got.system_properties.born_timestamp.ToDatetime().year == 9999
 
-    @pytest.mark.parametrize("forged", ["garbage", "0 1 60000 0 0 broker-a 0 1", "0 1 60000 0 1 broker-a 0 1"])
+    @pytest.mark.parametrize(
+        "forged", ["garbage", "0 1 60000 0 0 broker-a 0 1", "0 1 60000 0 1 broker-a 0 1"]
+    )
     async def test_a_producer_cannot_forge_the_handle_of_a_message(self, orders, caller, forged):
         """With the handle of another message, an acknowledgement would end that message."""
         await orders.peer().send(body=b"1", properties={"POP_CK": forged})

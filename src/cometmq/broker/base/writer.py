@@ -90,6 +90,8 @@ class Writer:
 
         None if this broker is neither a SYNC_MASTER nor a member of a raft group.
         """
+        self.on_refused: Callable[[TickMessage], object] = lambda _message: None
+        """Called with each message that the store has refused, the newest first."""
         self._stats = stats
         self._tick = tick
         self.configure()
@@ -139,6 +141,8 @@ class Writer:
         waiting_outcomes = [outcome for outcome, wait in self._outcomes if (wait and waits) or all_wait]
         self._outcomes = []
         commit = self.store.commit()
+        for message, _ in reversed(commit.refused):
+            self.on_refused(message)
         for message, refusal in commit.refused:
             self._refuse([message.sender], [], refusal.response_code, refusal.remark)
         sends = commit.placed

@@ -86,6 +86,7 @@ class LiteQueues:
         self._on_change = on_change
         self._db: sqlite3.Connection
         self._topics: dict[str, _Topic] = {}
+        self._trim_at = 2 * MAX_CACHED  # The number of topics in memory at which `_trim` searches next
         self._offsets: dict[tuple[str, str], int] = {}
 
     # -- opening
@@ -195,9 +196,10 @@ class LiteQueues:
 
     def _trim(self) -> None:
         """Forget the topics that were loaded first, except those with messages that are being stored."""
-        if len(self._topics) > 2 * MAX_CACHED:
+        if len(self._topics) > self._trim_at:
             for lmq in [lmq for lmq, topic in self._topics.items() if topic.next == topic.end][:MAX_CACHED]:
                 del self._topics[lmq]
+            self._trim_at = max(len(self._topics), MAX_CACHED) + MAX_CACHED
 
     def end(self, lmq: str) -> int:
         """Return the offset after the last message of a lite topic; 0 for an unknown one."""
@@ -215,6 +217,17 @@ class LiteQueues:
             topic = self._topics[lmq] = _Topic(0, 0)
         topic.next += 1
         return topic.next - 1
+
+    def release(self, lmq: str, offset: int) -> None:
+        """Take back the newest reserved offset of a lite topic, because its message is not stored.
+
+        Without this, the lite topic would stay in memory, as its message could still become visible.
+        """
+        topic = self._topics.get(lmq)
+        if topic is not None and topic.next == offset + 1 > topic.end:
+            topic.next = offset
+            if not topic.next:
+                del self._topics[lmq]
 
     def add(self, lmq: str, offset: int, position: int, stored_ms: int) -> bool:
         """Add a message that has become visible. Return False if its offset is impossible.

@@ -32,9 +32,9 @@ from cometmq.protocol.bodies import OffsetOption, SubscriptionGroupConfig
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import NotifyUnsubscribeLiteRequestHeader
-from cometmq.protocol.properties.values import drop, put, value_of
+from cometmq.protocol.properties.values import put, value_of
 from cometmq.remoting import Connection
-from cometmq.store import Arrivals, Clock, MessageStore
+from cometmq.store import Arrivals, Clock, MessageStore, TickMessage
 from cometmq.text import printable
 
 log = logs.logger(__name__)
@@ -211,8 +211,6 @@ class LiteService:
         A message with a lite topic gets its offset in the queue of the lite topic. Raises CommandError if the
         name is invalid, there are too many lite topics, or the topic is not ready.
         """
-        for name in (lite.DISPATCH, lite.QUEUE_OFFSET):
-            properties = drop(properties, name)
         lite_topic = value_of(properties, lite.LITE_TOPIC).decode("utf-8", "replace")
         if not lite_topic:
             return properties
@@ -233,6 +231,13 @@ class LiteService:
             )
         properties = put(properties, lite.DISPATCH, lmq.encode())
         return put(properties, lite.QUEUE_OFFSET, b"%d" % self.queues.reserve(lmq))
+
+    def refused(self, message: TickMessage) -> None:
+        """Take back the offset in a lite topic of a message that the store has refused."""
+        if self.is_open and message.queue.topic in self._parents:
+            lmq = value_of(message.properties, lite.DISPATCH).decode()
+            if lmq:
+                self.queues.release(lmq, int(value_of(message.properties, lite.QUEUE_OFFSET)))
 
     def check_ready(self, parent: str) -> None:
         """Raise CommandError if the lite topics of a topic cannot be used now."""

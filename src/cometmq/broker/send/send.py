@@ -61,7 +61,7 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.protocol.ids import pack_host
-from cometmq.protocol.lite import is_lite_parent
+from cometmq.protocol.lite import DISPATCH, LITE_TOPIC, QUEUE_OFFSET, is_lite_parent
 from cometmq.protocol.properties.values import append, drop, put, stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_int
 from cometmq.protocol.timers import RECALL_FOUND
@@ -179,7 +179,7 @@ class SendProcessor:
             if place.topic == TRANS_HALF_TOPIC:
                 if compat.is_5x(frame.version):
                     more = transaction_field(value_of(place.properties, b"UNIQ_KEY"))
-                if topic[0] != "%":
+                if topic[0] != "%" and not rules.lite:
                     self.templates.look(frame, header, sys_flag)
             topic, queue_id, properties, delay_ms, _ = place
         else:
@@ -372,7 +372,27 @@ class SendProcessor:
 
         The queue differs from that of the send if the message is a dead letter, a half message, or a message
         with a delay level. `timed` in the result is set if the message waits for a delivery time.
+
+        Raises:
+            CommandError: The message is refused.
         """
+        if topic not in self._rules or not self._rules[topic].lite:
+            return self._place(frame, header, topic, queue_id, properties)
+        for name in (DISPATCH, QUEUE_OFFSET):  # Only the broker sets them, for messages of lite topics
+            properties = drop(properties, name)
+        place = self._place(frame, header, topic, queue_id, properties)
+        if place.topic == topic and place.timed is None:
+            return place._replace(properties=self.lite_properties(topic, place.properties))
+        if value_of(properties, LITE_TOPIC):
+            raise CommandError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a message of a lite topic cannot have a delivery time or be part of a transaction",
+            )
+        return place
+
+    def _place(
+        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: bytes
+    ) -> Place:
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
             rules, version = self.retry_rules, frame.version
@@ -389,8 +409,6 @@ class SendProcessor:
         if place.delay_ms is not None:
             return place._replace(properties=without_times(place.properties))
         timed = self.timers.timed(topic, queue_id, drop(properties, RECALL_FOUND))
-        if timed is None and topic in self._rules and self._rules[topic].lite:
-            return place._replace(properties=self.lite_properties(topic, place.properties))
         return place._replace(timed=timed)
 
     def _half_properties(
