@@ -386,6 +386,14 @@ class TestLimits:
         assert leases.may_pop(queue, False)
         assert list(leases) == [queue]
 
+    def test_acks_ahead_do_not_copy_earlier_ones(self, leases):
+        """One request may contain 16,384 of them, for instance after a kill of the broker."""
+        leases.ack(KEY, 2, 0)
+        acked = leases.enter(KEY, 0).acked
+        leases.ack(KEY, 4, 0)
+        assert leases.enter(KEY, 0).acked is acked
+        assert acked == {2, 4}
+
     def test_acks_ahead_are_limited(self, leases, monkeypatch):
         monkeypatch.setattr(module, "MAX_ACKED_AHEAD", 2)
         assert [leases.ack(KEY, offset, 0) for offset in (2, 4, 6)] == [True, True, False]

@@ -291,7 +291,7 @@ class Leases:
         if self.find(queue.key) is not queue:
             return False
         self.dirty = True
-        deadline_ms = now_ms + pop.invisible_ms
+        before, deadline_ms = queue.head, now_ms + pop.invisible_ms
         if pop.ordered:
             queue.pop_ms = pop.pop_ms
         for offset in offsets:
@@ -303,7 +303,7 @@ class Leases:
         queue.rewound = max(queue.rewound, following)
         queue.skip_acked()
         if queue.acked and not pop.ordered:  # An ordered pop may be rewound, and must skip them once more
-            queue.acked = {offset for offset in queue.acked if offset >= queue.head}
+            _discard(queue.acked, range(before, queue.head))
         self.settle(queue)
         return True
 
@@ -501,11 +501,12 @@ class Leases:
             return
         floor = queue.first_open()
         if floor != queue.floor:
+            done = range(queue.floor, floor)
             queue.floor = floor
             self._offsets.commit(*queue.key, floor)
-        if not queue.leases and (queue.acked or queue.deliveries):
-            queue.acked = {offset for offset in queue.acked if offset >= floor}
-            queue.deliveries = {offset: n for offset, n in queue.deliveries.items() if offset >= floor}
+            _discard(queue.acked, done)
+            for offset in [each for each in queue.deliveries if each < floor]:
+                del queue.deliveries[offset]
         if queue.idle:
             del self._queues[queue.key]
 
@@ -542,3 +543,9 @@ class Leases:
                 entry for entry in self._heap if entry[1].queue is not None and entry[0] == entry[1].heap_ms
             ]
             heapify(self._heap)
+
+
+def _discard(offsets: set[int], done: range) -> None:
+    """Remove the offsets of a range from a set, at the cost of the smaller of both."""
+    small = [each for each in offsets if each in done] if len(offsets) < len(done) else done
+    offsets.difference_update(small)
