@@ -16,6 +16,7 @@ from cometmq.protocol.bodies.pop import (
     BatchAck,
     BatchAckMessageRequestBody,
     BatchAckMsg,
+    LiteSubscriptionCtlRequestBody,
     PopCheckPoint,
     pack_acks,
 )
@@ -170,6 +171,9 @@ class TestResponseFields:
             decode_ext(PopMessageResponseHeader, {"invisibleTime": "1", "reviveQid": "0"})
 
 
+LITE_NAMES = b'{"subscriptionSet":[{"liteTopicSet":["a",%b]}]}'
+
+
 class TestBatches:
     HANDLE = ReceiptHandle(5, 1_700_000_000_000, 60_000, 3, V1, "broker-a", 1, 5)
 
@@ -184,6 +188,16 @@ class TestBatches:
             b'"brokerName":"broker-a"}'
         )
         assert [each.offsets() for each in BatchAckMessageRequestBody.decode(body).acks] == [[5, 14], [5]]
+
+    @pytest.mark.parametrize(
+        ("body", "part"),
+        [(BatchAckMessageRequestBody, b'{"acks":[%b]}'), (LiteSubscriptionCtlRequestBody, LITE_NAMES)],
+    )
+    def test_the_number_of_decoded_values_is_limited(self, body, part):
+        byte, most = body.MAX_OCCURRENCES
+        values = {b"{": b"{},", b",": b'"a",'}[byte] * (most + 1)
+        with pytest.raises(BodyError, match=f"at most {most}"):
+            body.decode(part % values.rstrip(b","))
 
     @given(st.integers(0, 2**62), st.sets(st.integers(0, MAX_ACK_SPAN - 1), min_size=1, max_size=32))
     def test_acknowledged_offsets_are_read_as_they_were_written(self, start, steps):

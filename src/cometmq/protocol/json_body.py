@@ -82,12 +82,19 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
     # MAX_LENIENT_BYTES / BYTES_OF_A_VALUE values, because the time to read it depends on their number.
     MAX_LENIENT_BYTES: ClassVar[int] = MAX_SERVER_BYTES
 
+    # A byte, and the maximum number of its occurrences in a body: it bounds the number of decoded values.
+    MAX_OCCURRENCES: ClassVar[tuple[bytes, int] | None] = None
+
     def encode(self) -> bytes:
         return write_fastjson(self)
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
         """Decode a body from standard JSON or fastjson's dialect. Raises BodyError."""
+        if cls.MAX_OCCURRENCES is not None:
+            byte, most = cls.MAX_OCCURRENCES
+            if (count := bytes(data).count(byte)) > most:
+                raise BodyError(cls.__name__, f"it contains {byte.decode()!r} {count} times, at most {most}")
         if cls.STRICT:
             decode = _decoders.get(cls)
             if decode is None:

@@ -42,7 +42,7 @@ async def test_a_message_reaches_the_subscribers_of_its_lite_topic(client: LiteC
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"DELAY": "1"}, {"TIMER_DELAY_MS": "10"}, {"TRAN_MSG": "true", "PGROUP": "P"}]
+    "more", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "10"}, {"TRAN_MSG": "true", "PGROUP": "P"}]
 )
 async def test_a_producer_cannot_choose_the_offset_of_its_message(
     client: LiteClient, cluster: Cluster, more: dict[str, str]

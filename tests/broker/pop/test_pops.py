@@ -146,6 +146,17 @@ class TestWaiting:
         await peer.send(body=b"1")
         assert (await waiting).bodies == ["1"]
 
+    async def test_long_filters_of_parked_pops_are_limited(self, cluster, peer, consumer, monkeypatch):
+        monkeypatch.setattr(polls, "MAX_PARKED", 3)
+        await create(peer)
+        tags = "||".join(f"tag-{number}" for number in range(2 * polls.TAGS_PER_POP))
+        first = asyncio.create_task(consumer.pop(hold_ms=20_000, exp=tags))
+        await until(lambda: len(cluster.broker.parts.pops.pops.polls))
+        assert (await consumer.pop(hold_ms=20_000)).code == 209
+        await peer.send(properties={"TAGS": "tag-1"})
+        assert (await first).code == 0
+        assert (await consumer.pop(hold_ms=1)).code == 210
+
     async def test_a_client_withdraws_a_pop(self, cluster, peer, consumer):
         await create(peer)
         polls_ = cluster.broker.parts.pops.pops.polls
@@ -374,6 +385,7 @@ class TestRefusals:
             ({"invisible_ms": -1}, 29, "invisibleTime is -1"),
             ({"invisible_ms": 1 << 40}, 29, "invisibleTime is"),
             ({"consumer_group": "g" * 120}, 29, "use a shorter topic or group"),
+            ({"attempt_id": "x" * 257}, 29, "attemptId has 257 characters"),
             ({"exp": "||"}, 23, "parse the consumer's subscription failed"),
         ],
     )

@@ -141,6 +141,18 @@ class TestSettings:
         assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "1001 topics" in await stream.details()
 
+    async def test_a_client_that_sends_them_too_often_loses_its_stream(self, orders, caller, monkeypatch):
+        """Otherwise 16 KiB of tiny settings would block the event loop for 100 ms, again and again."""
+        monkeypatch.setattr(clients, "SETTINGS_AT_ONCE", 2)
+        monkeypatch.setattr(clients, "SETTINGS_PER_S", 0)
+        stream = caller.telemetry()
+        for _ in range(2):
+            await stream.write(producer_settings("Orders"))
+            await stream.read()
+        await stream.write(producer_settings("Orders"))
+        assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert known(orders)["client-1"].telemetry is None
+
     async def test_the_newest_reply_arrives_even_if_the_stream_was_full(self, orders, monkeypatch):
         monkeypatch.setattr(clients, "REPLY_RETRY_S", 0.01)
         names = [f"{'T' * 100}-{number}" for number in range(100)]

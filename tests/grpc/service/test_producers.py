@@ -225,6 +225,7 @@ class TestSend:
             ("tag", " ", Code.ILLEGAL_MESSAGE_TAG),
             ("tag", "a|b", Code.ILLEGAL_MESSAGE_TAG),
             ("keys", [" "], Code.ILLEGAL_MESSAGE_KEY),
+            ("keys", ["k"] * 1025, Code.MESSAGE_PROPERTIES_TOO_LARGE),
             ("message_group", "x" * 64, Code.ILLEGAL_MESSAGE_GROUP),
             ("priority", -1, Code.BAD_REQUEST),
             ("trace_context", "\n", Code.BAD_REQUEST),

@@ -11,7 +11,7 @@ from cometmq.broker.base.replies import frame_of
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.lite.pops import LitePop
 from cometmq.broker.lite.service import LiteService
-from cometmq.broker.pop.checks import PopChecks
+from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
 from cometmq.broker.pop.leases import QueueKey
 from cometmq.broker.pop.pops import FOUND
 from cometmq.broker.pop.requests import LEASE_ENDED, RESPONSE_TAIL, PopProcessor
@@ -68,7 +68,7 @@ class LiteProcessor:
                 per_topic=header.max_msg_num if settings.consume_message_orderly else 1,
                 invisible_ms=header.invisible_time,
                 poll_ms=header.poll_time,
-                attempt_id=header.attempt_id or "",
+                attempt_id=checked_attempt_id(header.attempt_id),
                 answer=answer,
             )
         )

@@ -20,6 +20,19 @@ MAX_MESSAGES = 32
 MAX_INVISIBLE_MS = 12 * 3_600_000
 """The maximum duration of a lease, as at Apache's proxy."""
 
+MAX_ATTEMPT_ID_LENGTH = 256
+"""The maximum length of an attempt id, which leases keep. Real ones have 36 characters."""
+
+
+def checked_attempt_id(text: str | None) -> str:
+    """Return the attempt id of a request, "" if it has none. Raises CommandError if it is too long."""
+    if text and len(text) > MAX_ATTEMPT_ID_LENGTH:
+        raise CommandError(
+            ResponseCode.INVALID_PARAMETER,
+            f"attemptId has {len(text)} characters, at most {MAX_ATTEMPT_ID_LENGTH} are allowed",
+        )
+    return text or ""
+
 
 class PopChecks(msgspec.Struct, eq=False, kw_only=True):
     """Checks pops against the broker's settings, topics and groups."""

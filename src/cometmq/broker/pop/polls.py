@@ -21,6 +21,8 @@ DEADLINE_GRAIN_MS = 50
 """Deadlines are rounded up to a multiple of this time, so a response may be late by it."""
 MAX_HOLD_MS = 60_000
 """The maximum time, in ms, for which a pop is parked."""
+TAGS_PER_POP = 16
+"""A pop counts as one more pop towards MAX_PARKED for each TAGS_PER_POP tags of its filter."""
 K = TypeVar("K")
 _MAX_FILTERS_TRIED = 4  # Number of parked pops of one group whose filters are compared with a new message
 
@@ -36,7 +38,7 @@ class PollKey(NamedTuple):
 class ParkedPop:
     """One parked pop. `request` is what the pop processor needs to serve it."""
 
-    __slots__ = ("bucket", "key", "opaque", "owner", "request", "topics", "wanted")
+    __slots__ = ("bucket", "key", "opaque", "owner", "request", "topics", "wanted", "weight")
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class ParkedPop:
         self.wanted = wanted
         self.request = request
         self.bucket = 0
+        self.weight = 1 + (len(wanted) // TAGS_PER_POP if isinstance(wanted, frozenset) else 0)
+        """The number of pops as which this one counts towards MAX_PARKED."""
 
 
 class Polls:
@@ -73,7 +77,7 @@ class Polls:
         self._buckets: dict[int, dict[ParkedPop, None]] = {}
         self._owners: dict[object, dict[ParkedPop, None]] = {}
         self._numbered: dict[tuple[object, int], ParkedPop] = {}  # By owner and number of the request
-        self._count = 0
+        self._count = self._weight = 0
 
     def __len__(self) -> int:
         return self._count
@@ -88,7 +92,7 @@ class Polls:
 
     def has_room(self, key: PollKey) -> bool:
         """Return whether one more pop can be parked under a key."""
-        return self._count < MAX_PARKED and self.count(key) < MAX_PER_KEY
+        return self._weight < MAX_PARKED and self.count(key) < MAX_PER_KEY
 
     def park(self, pop: ParkedPop, now_ms: int, hold_ms: int) -> int:
         """Park a pop for `hold_ms`. Return the time in ms at which `expire` must be called for it."""
@@ -102,6 +106,7 @@ class Polls:
         self._owners.setdefault(pop.owner, {})[pop] = None
         self._numbered[pop.owner, pop.opaque] = pop
         self._count += 1
+        self._weight += pop.weight
         return bucket * DEADLINE_GRAIN_MS
 
     def arrived(self, arrivals: Arrivals) -> list[ParkedPop]:
@@ -162,6 +167,7 @@ class Polls:
         found = list(pops)
         for pop in found:
             self._count -= 1
+            self._weight -= pop.weight
             key = pop.key
             _remove(self._buckets, pop.bucket, pop)
             _remove(self._owners, pop.owner, pop)

@@ -10,7 +10,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.replies import frame_of
 from cometmq.broker.filters.sql_filters import NotCompiled
-from cometmq.broker.pop.checks import PopChecks
+from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
 from cometmq.broker.pop.polls import PollKey
 from cometmq.broker.pop.pops import FOUND, POLLING_FULL, PoppedQueue, PopRequest
 from cometmq.broker.pop.records import renamed, split
@@ -18,6 +18,7 @@ from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService
 from cometmq.errors import CommandError, RecordError
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
+from cometmq.protocol.bodies.pop import MAX_ACKS_PER_REQUEST
 from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import (
@@ -45,8 +46,6 @@ from cometmq.protocol.pop import (
 from cometmq.remoting import Connection
 from cometmq.store import Buffer
 
-MAX_ACKS = 16_384
-"""The maximum number of messages that one request can ack."""
 LEASE_ENDED = "the message is not leased under this handle: it was acked before, or its lease has expired"
 
 
@@ -158,7 +157,7 @@ class PopProcessor:
     @handles(RequestCode.BATCH_ACK_MESSAGE)
     def batch_ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark several messages as consumed. Messages that are no longer leased are ignored."""
-        left = MAX_ACKS
+        left = MAX_ACKS_PER_REQUEST
         self._checks.check_master()
         body = BatchAckMessageRequestBody.decode(frame.body)
         if not body.acks:
@@ -176,7 +175,8 @@ class PopProcessor:
             left -= len(offsets)
             if left < 0:
                 raise CommandError(
-                    ResponseCode.MESSAGE_ILLEGAL, f"a request can ack at most {MAX_ACKS} messages"
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"a request can ack at most {MAX_ACKS_PER_REQUEST} messages",
                 )
             end = self.service.store.max_offset(topic, ack.queue_id)
             for offset in offsets:
@@ -259,7 +259,7 @@ def _request(
     if not isinstance(header, PeekMessageRequestHeader):
         request.poll_ms = header.poll_time or 0
         request.ordered = bool(header.order)
-        request.attempt_id = header.attempt_id or ""
+        request.attempt_id = checked_attempt_id(header.attempt_id)
     return request
 
 

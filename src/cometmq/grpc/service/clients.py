@@ -22,6 +22,7 @@ from cometmq.broker.access.accounts import Account
 from cometmq.broker.access.guard import Guard
 from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
 from cometmq.errors import RequestTimeout, SendFailed
+from cometmq.grpc.http2.limits import Allowance
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
@@ -43,6 +44,8 @@ EXPIRED_S = 120.0
 MAX_TELEMETRY_BYTES = 64 * 1024
 """Commands to a client are dropped, and replies to its settings wait, while this many bytes are unsent."""
 REPLY_RETRY_S = 1.0
+SETTINGS_AT_ONCE, SETTINGS_PER_S = 100, 1
+"""How often a client may send settings. Clients do so at their start, and every 30 s or 5 minutes."""
 ALGORITHM = "MQv2-HMAC-SHA1 "
 _VERSION = re.compile(r"5\.([0-9])\.([0-9])(?![0-9])", re.ASCII)
 LANGUAGE_NAMES = {"DOTNET": "DOTNET", "GOLANG": "GO"}
@@ -65,12 +68,23 @@ class Client:
         connections: The open connections on which calls of the client have arrived.
         seen: The time of the event loop at which the last call arrived.
         polls: The number of receives under way.
+        changes: Limits how often the client may send settings.
         leased: For each receipt handle whose lease the server renews: see `renewals.py`.
         ended: Whether the client has ended.
     """
 
     __slots__ = (
-        *("_clients", "_link", "_reply", "client_id", "connections", "credentials", "ended", "is_lite"),
+        *(
+            "_clients",
+            "_link",
+            "_reply",
+            "changes",
+            "client_id",
+            "connections",
+            "credentials",
+            "ended",
+            "is_lite",
+        ),
         *("key", "language", "leased", "peer", "polls", "seen", "settings", "streams", "telemetry"),
         *("transactions", "version"),
     )
@@ -94,6 +108,7 @@ class Client:
         self.streams: set[Call] = set()
         self.connections: set[GrpcConnection] = set()
         self.seen = 0.0
+        self.changes = Allowance(SETTINGS_AT_ONCE, SETTINGS_PER_S, clients.now())
         self.leased: dict[str, Any] = {}
         self.polls = 0
         self.ended = False
@@ -216,7 +231,7 @@ class Clients:
         self._guard = guard
         self._handlers = handlers
         self._limits = limits
-        self._loop = asyncio.get_running_loop()
+        self.now = asyncio.get_running_loop().time
         self._known: dict[tuple[str, str], Client] = {}
         self.call_timeout_s = call_timeout_s
 
@@ -237,7 +252,7 @@ class Clients:
         if client is None or connection not in client.connections:
             client = self._admit(connection, call, key)
         client.credentials = credentials
-        client.seen = self._loop.time()
+        client.seen = self.now()
         return client
 
     def _admit(self, connection: GrpcConnection, call: Call, key: tuple[str, str]) -> Client:

@@ -63,7 +63,7 @@ class Receive(NamedTuple):
     Attributes:
         invisible_ms: The duration of the leases.
         renewed: Whether the leases are renewed.
-        tags: The subscribed tags, or None for all messages or with an SQL92 filter.
+        tags: The expression of the subscribed tags; "" with an SQL92 filter.
         max_retries: The number of deliveries, after the first one, of a message of an ordered group. None for
             other groups: the broker moves their dead letters when leases expire.
     """
@@ -74,7 +74,7 @@ class Receive(NamedTuple):
     topic: str
     invisible_ms: int
     renewed: bool
-    tags: frozenset[str] | None
+    tags: str
     max_retries: int | None
 
 
@@ -114,6 +114,7 @@ class Receives:
         frame = _pop_frame(client, request, config, invisible_ms, poll_ms)
         outcome = client.request(frame, poll_ms / 1000 + self._clients.call_timeout_s)
         call.on_cancel = partial(_withdraw, client, frame.opaque)
+        expression = request.filter_expression
         receive = Receive(
             call,
             client,
@@ -121,7 +122,7 @@ class Receives:
             topic,
             invisible_ms,
             bool(request.auto_renew),
-            _tags(request.filter_expression),
+            "" if expression.type == FilterType.SQL else expression.expression,
             config.retry_max_times if config.consume_message_orderly else None,
         )
 
@@ -167,7 +168,7 @@ class Receives:
         if response.code:
             self._finish(call, failure(response))
             return
-        now, m, count = self._loop.time(), messages(), 0
+        now, m, count, tags = self._loop.time(), messages(), 0, _tags(receive.tags)
         for popped in popped_messages(response, receive.topic, self._broker_name):
             lease = Renewed(
                 receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
@@ -175,7 +176,7 @@ class Receives:
             if call.ended:
                 self._renewals.change(lease, 0, counts=False)
                 continue
-            if receive.tags is not None and popped.message.tags not in receive.tags:
+            if tags is not None and popped.message.tags not in tags:
                 self._renewals.ack(lease)
                 continue
             if receive.max_retries is not None and popped.deliveries > receive.max_retries:
@@ -327,11 +328,9 @@ def _pop_frame(
     return client.frame(RequestCode.POP_MESSAGE, header)
 
 
-def _tags(expression: Any) -> frozenset[str] | None:
-    """Return the tags of a filter expression, or None if it selects all messages or is an SQL92 filter."""
-    if expression.type == FilterType.SQL or expression.expression in ("", "*"):
-        return None
-    return frozenset(map(str.strip, expression.expression.split("||")))
+def _tags(expression: str) -> frozenset[str] | None:
+    """Return the tags of an expression, or None if it selects all messages."""
+    return None if expression in ("", "*") else frozenset(map(str.strip, expression.split("||")))
 
 
 def _withdraw(client: Client, opaque: int) -> None:

@@ -20,6 +20,7 @@ DEFAULT_TOPIC = "TBW102"
 NEW_QUEUES = 4
 """The number of queues of a topic that a send creates."""
 MAX_PROPERTIES = 128
+MAX_KEYS = 1024
 MAX_PROPERTIES_BYTES = 16 * 1024
 MAX_GROUP_BYTES = 64
 MAX_IMMUNITY_S = 3600
@@ -124,6 +125,7 @@ def send_request(message: Any, max_body: int, write_queues: int) -> SendRequest:
 
 
 def _user_properties(message: Any) -> dict[str, str]:
+    _check_count("user_properties", len(message.user_properties), MAX_PROPERTIES)
     given = dict(message.user_properties)
     size = 0
     for name, value in given.items():
@@ -134,11 +136,16 @@ def _user_properties(message: Any) -> dict[str, str]:
         if _CONTROL.search(name) or _CONTROL.search(value):
             problem = f"user_properties: {name!r} contains control characters"
             raise ServiceError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, problem)
-    if len(given) > MAX_PROPERTIES or size > MAX_PROPERTIES_BYTES:
-        most = f"at most {MAX_PROPERTIES} with {MAX_PROPERTIES_BYTES} bytes"
-        problem = f"user_properties: {len(given)} with {size} bytes, {most}"
+    if size > MAX_PROPERTIES_BYTES:
+        problem = f"user_properties: {size} bytes, at most {MAX_PROPERTIES_BYTES}"
         raise ServiceError(Code.MESSAGE_PROPERTIES_TOO_LARGE, problem)
     return given
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    """Raise ServiceError if a message has too many keys or properties."""
+    if count > most:
+        raise ServiceError(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"{field}: {count}, at most {most}")
 
 
 def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
@@ -147,6 +154,7 @@ def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
     if system.HasField("tag"):
         properties[names.TAGS] = _checked("tag", system.tag, Code.ILLEGAL_MESSAGE_TAG, forbidden="|")
     if system.keys:
+        _check_count("keys", len(system.keys), MAX_KEYS)
         keys = [_checked("keys", key, Code.ILLEGAL_MESSAGE_KEY, forbidden=" ") for key in system.keys]
         properties[names.KEYS] = " ".join(keys)
     if system.message_group:

@@ -95,6 +95,8 @@ class Sessions:
             self._on_settings(client, call, command)
 
     def _on_settings(self, client: Client, call: Call, command: Any) -> None:
+        if not client.changes.take(self.clients.now()):
+            raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, "settings: the client sends them too often")
         settings = command.settings
         count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
         if command.ByteSize() > MAX_SETTINGS_BYTES or count > MAX_TOPICS:

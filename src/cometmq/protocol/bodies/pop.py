@@ -30,6 +30,9 @@ A checkpoint has few messages, but a filter may have skipped many between them.
 """
 MAX_ACKS_PER_BATCH = 4096
 """The maximum number of messages that a batch of acknowledgements may name."""
+MAX_ACKS_PER_REQUEST = 16_384
+MAX_LITE_NAMES_PER_REQUEST = 101_000
+"""The maximum number of lite topics, and other values, in a request: a broker has 100,000 subscriptions."""
 
 
 class BatchAck(Body):
@@ -76,6 +79,8 @@ class BatchAck(Body):
 
 class BatchAckMessageRequestBody(Body):
     """The acknowledgements in request 200151 (BATCH_ACK_MESSAGE)."""
+
+    MAX_OCCURRENCES = b"{", 1 + MAX_ACKS_PER_REQUEST
 
     broker_name: str = always("")
     acks: list[BatchAck] = empty(list)
@@ -272,5 +277,7 @@ class LiteSubscription(Body):
 
 class LiteSubscriptionCtlRequestBody(Body):
     """The changes in request 200071 (LITE_SUBSCRIPTION_CTL)."""
+
+    MAX_OCCURRENCES = b",", MAX_LITE_NAMES_PER_REQUEST
 
     subscription_set: list[LiteSubscription] = empty(list)
