@@ -94,6 +94,34 @@ class TestEnds:
         await terminate(caller)
         assert await waiting == []
 
+    @pytest.mark.parametrize("auto_renew", [True, False])
+    @pytest.mark.parametrize("is_reported", [True, False])
+    async def test_messages_that_were_on_their_way_to_it_come_again_at_once(
+        self, orders, caller, connect, auto_renew, is_reported
+    ):
+        pops, endpoint = orders.broker.parts.pops.pops, orders.broker.endpoint
+        request = caller.receive_request(poll_s=20, auto_renew=auto_renew)
+        reading = asyncio.create_task(caller.receiving(request).read())
+        await until(lambda: len(pops.polls))
+        (client,) = known(orders).values()
+        (connection,) = client.connections
+        (call,) = connection.calls._open.values()  # noqa: SLF001
+
+        def end_before_the_response_arrives():
+            if is_reported:
+                endpoint.sessions.notify_client_termination(call, None)
+            else:
+                connection.abort()
+
+        pops.on_leased = lambda: asyncio.get_running_loop().call_soon(end_before_the_response_arrives)
+        await orders.peer().send()
+        await until(lambda: client.ended)
+        pops.on_leased = orders.broker.parts.pops.expiry.arm
+        (got,) = await (await connect(orders, "client-2")).receive(poll_s=20)
+        assert got.system_properties.delivery_attempt == 1
+        await until(lambda: not orders.broker.parts.consumers.groups)
+        reading.cancel()
+
     async def test_a_silent_client_without_a_telemetry_stream_is_forgotten(self, orders, caller, connect):
         stream = caller.telemetry()
         await stream.write(consumer_settings())

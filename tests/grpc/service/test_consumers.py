@@ -14,6 +14,7 @@ from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, Language, MessageType
 from cometmq.grpc.service import receives, renewals
+from cometmq.grpc.service.clients import Client
 from cometmq.protocol.pop import ReceiptHandle
 
 
@@ -116,7 +117,7 @@ class TestReceive:
     async def test_a_message_of_a_call_that_was_cancelled_comes_at_once_and_first(
         self, orders, caller, connect, monkeypatch
     ):
-        monkeypatch.setattr(receives, "_withdraw", lambda *_: None)
+        monkeypatch.setattr(Client, "withdraw", lambda *_: None)
         request = caller.receive_request(poll_s=20)
         call = caller.receiving(request)
         reading = asyncio.create_task(call.read())

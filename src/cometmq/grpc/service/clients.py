@@ -31,9 +31,9 @@ from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.outcomes import failure
 from cometmq.protocol.acl import MAX_KEY_LENGTH, Credentials, sign
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.codes import LANGUAGES, VERSION_5_0_0
+from cometmq.protocol.codes import LANGUAGES, VERSION_5_0_0, RequestCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import Header
+from cometmq.protocol.headers import Header, WithdrawPopRequestHeader
 from cometmq.remoting import Connection, Dispatcher, Handler, Limits, RemotingServer, Tick
 
 MAX_CLIENTS_PER_CONNECTION = 1_000
@@ -67,7 +67,7 @@ class Client:
             notice.
         connections: The open connections on which calls of the client have arrived.
         seen: The time of the event loop at which the last call arrived.
-        polls: The number of receives under way.
+        polls: The numbers, on the link, of the pops under way.
         changes: Limits how often the client may send settings.
         leased: For each receipt handle whose lease the server renews: see `renewals.py`.
         ended: Whether the client has ended.
@@ -110,7 +110,7 @@ class Client:
         self.seen = 0.0
         self.changes = Allowance(SETTINGS_AT_ONCE, SETTINGS_PER_S, clients.now())
         self.leased: dict[str, Any] = {}
-        self.polls = 0
+        self.polls: set[int] = set()
         self.ended = False
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
@@ -197,12 +197,30 @@ class Client:
             for each in messages().Settings.FromString(self.settings).subscription.subscriptions
         ]
 
+    def withdraw(self, poll: int) -> None:
+        """Let the broker answer a parked pop, because its call or the client has ended."""
+        if self._link is not None and not self._link.closed:
+            header = WithdrawPopRequestHeader(request=poll)
+            self._link.oneway(self.frame(RequestCode.WITHDRAW_POP, header))
+
+    def poll_ended(self, poll: int) -> None:
+        """Record that the broker has answered a pop, or cannot do so any more."""
+        self.polls.discard(poll)
+        if self.ended and not self.polls and self._link is not None:
+            self._link.close()
+
     def close(self) -> None:
-        """Close the link, after the requests that were written to it."""
+        """Close the link, after the requests that were written to it and the pops under way.
+
+        The response to a pop may contain leased messages, which must be given back.
+        """
         self.ended = True
         if self._link is not None:
+            for poll in self.polls:
+                self.withdraw(poll)
             self._link.flush()
-            self._link.close()
+            if not self.polls:
+                self._link.close()
 
 
 class Clients:

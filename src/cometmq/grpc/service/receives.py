@@ -39,7 +39,6 @@ from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     PopLiteMessageRequestHeader,
     PopMessageRequestHeader,
-    WithdrawPopRequestHeader,
 )
 from cometmq.protocol.lite import bound_topic, is_lite_topic
 from cometmq.protocol.pop import PopFormatError, ReceiptHandle
@@ -104,7 +103,7 @@ class Receives:
         client = self._clients.find(call)
         group, topic = request.group.name, request.message_queue.topic.name
         check_names(group, topic)
-        if client.polls >= MAX_POLLS:
+        if len(client.polls) >= MAX_POLLS:
             raise ServiceError(Code.TOO_MANY_REQUESTS, f"the client has {MAX_POLLS} receives under way")
         config = self._groups.find(group)
         if config is None:
@@ -113,7 +112,7 @@ class Receives:
         poll_ms = self._poll_ms(call, request)
         frame = _pop_frame(client, request, config, invisible_ms, poll_ms)
         outcome = client.request(frame, poll_ms / 1000 + self._clients.call_timeout_s)
-        call.on_cancel = partial(_withdraw, client, frame.opaque)
+        call.on_cancel = partial(client.withdraw, frame.opaque)
         expression = request.filter_expression
         receive = Receive(
             call,
@@ -134,9 +133,9 @@ class Receives:
                 if self._log_limit.allows():
                     log.error("messages of %s could not be delivered to %s", topic, group, exc_info=error)
             finally:
-                client.polls -= 1
+                client.poll_ended(frame.opaque)
 
-        client.polls += 1
+        client.polls.add(frame.opaque)
         outcome.add_done_callback(done)
 
     def _poll_ms(self, call: Call, request: Any) -> int:
@@ -151,12 +150,11 @@ class Receives:
         return wanted
 
     def _deliver(self, receive: Receive, outcome: asyncio.Future[Frame]) -> None:
-        """Send the messages of a pop's response, or give them back if the call has ended."""
+        """Send the messages of a pop's response, or give them back if the call or the client has ended."""
         call, client = receive.call, receive.client
         if client.ended:
             # A client that ends waits for the end of its receives. It takes this status without an error.
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "the client has ended"))
-            return
         if outcome.cancelled() or (error := outcome.exception()) is not None:
             problem = "the broker has not responded" if outcome.cancelled() else str(error)
             self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, problem))
@@ -331,12 +329,6 @@ def _pop_frame(
 def _tags(expression: str) -> frozenset[str] | None:
     """Return the tags of an expression, or None if it selects all messages."""
     return None if expression in ("", "*") else frozenset(map(str.strip, expression.split("||")))
-
-
-def _withdraw(client: Client, opaque: int) -> None:
-    """Let the broker answer a parked pop whose call has ended, unless it forgets the client anyway."""
-    if not client.ended:
-        client.oneway(client.frame(RequestCode.WITHDRAW_POP, WithdrawPopRequestHeader(request=opaque)))
 
 
 async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
