@@ -8,14 +8,20 @@ import gzip
 import grpc.aio
 import pytest
 from tests.grpc.service.caller import SETTINGS, consumer_settings, message
-from tests.grpc.serving import M
+from tests.grpc.serving import M, connected
 from tests.kit.brokers import create
 from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, Language, MessageType
+from cometmq.grpc.rpc.framing import frame_message
+from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service import receives, renewals
 from cometmq.grpc.service.clients import Client
 from cometmq.protocol.pop import ReceiptHandle
+
+
+def known(cluster):
+    return cluster.broker.endpoint.clients.connected
 
 
 def code_of(response):
@@ -129,6 +135,34 @@ class TestReceive:
         await sender.send(message())
         (got,) = await sender.receive(poll_s=20)
         assert got.system_properties.delivery_attempt == 1
+
+    @pytest.mark.parametrize("ends_by", ["reset", "deadline", "connection"])
+    async def test_messages_that_their_client_has_not_taken_come_again_at_once(
+        self, orders, caller, connect, ends_by
+    ):
+        """Otherwise their leases would be renewed for hours, as their client lives."""
+        await (await connect(orders, "sender")).send(message(body=bytes(100_000)))
+        await caller.heartbeat("G")  # The client remains, as it has another connection
+        request = frame_message(caller.receive_request(auto_renew=True).SerializeToString())
+        deadline = {"grpc_timeout": "60S"} if ends_by == "deadline" else {}
+        async with connected(orders.broker.endpoint.port) as peer:
+            peer.reads_data = False
+            path = f"/{SERVICE}/ReceiveMessage"
+            stream = peer.request(request, path=path, x_mq_client_id="client-1", **deadline)
+            peer.send()
+            (client,) = (each for each in known(orders) if each.client_id == "client-1")
+            await until(lambda: client.leased)
+            if ends_by == "reset":
+                peer.http.reset_stream(stream, 8)
+                peer.send()
+            elif ends_by == "connection":
+                peer.writer.transport.abort()
+            else:
+                for connection in client.connections:
+                    connection.calls.expire(asyncio.get_running_loop().time() + 60, 30, 1)
+            (got,) = await (await connect(orders, "client-2")).receive(poll_s=20)
+            assert (len(got.body), got.system_properties.delivery_attempt) == (100_000, 1)
+            assert not client.leased
 
     @pytest.mark.parametrize(
         ("kind", "text", "found"),

@@ -109,6 +109,10 @@ class Http2Connection:
         """The bytes of data queued for the peer's windows, and of output that was not taken."""
         return self._sender.unsent
 
+    def is_open(self, stream_id: int) -> bool:
+        """Return whether a stream has not ended, for instance because a part of its response is queued."""
+        return stream_id in self._streams
+
     def unsent(self, stream_id: int) -> int:
         """Return the number of bytes of a stream's data that are queued for the peer's windows."""
         stream = self._streams.get(stream_id)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from cometmq.grpc.http2.connection import Http2Connection
+from cometmq.grpc.http2.errors import ErrorCode
 from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, HeadersReceived
 from cometmq.grpc.rpc.framing import MessageReader, frame_message
 from cometmq.grpc.rpc.status import GrpcStatus, Headers, RpcError, timeout_s, trailers
@@ -78,14 +79,15 @@ class Call:
         on_message: Of a bidi call: receives each parsed request.
         on_half_close: Of a bidi call: is called after the client's last message.
         on_cancel: Is called when the call ends other than by `finish`.
+        on_lost: Is called if the call has ended by `finish`, but its client takes not all of the response.
         ended: Whether the call has ended.
         outcome: How the call has ended: a code of RocketMQ or, without one, a GrpcStatus.
     """
 
     __slots__ = (
         *("_calls", "_headers_sent", "begun", "buffered", "connection", "deadline", "ended", "metadata"),
-        *("method", "on_cancel", "on_half_close", "on_message", "outcome", "reader", "request", "size"),
-        "stream_id",
+        *("method", "on_cancel", "on_half_close", "on_lost", "on_message", "outcome", "reader"),
+        *("request", "size", "stream_id"),
     )
 
     def __init__(self, calls: Calls, stream_id: int, method: Method, metadata: dict[bytes, bytes]) -> None:
@@ -99,6 +101,7 @@ class Call:
         self.on_message: Callable[[Any], None] | None = None
         self.on_half_close: Callable[[], None] | None = None
         self.on_cancel: Callable[[], object] | None = None
+        self.on_lost: Callable[[], object] | None = None
         self.ended = False
         self.outcome: int = GrpcStatus.CANCELLED
         # The state of the request, for `Calls`. The reader is None after the client's last message.
@@ -212,6 +215,8 @@ class Calls:
         self._dispatch = dispatch
         self._max_buffered = max_buffered
         self._open: dict[int, Call] = {}
+        self._waiting: dict[int, Call] = {}
+        """Ended calls with `on_lost` whose responses wait for the windows of the client, or have done so."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -232,6 +237,8 @@ class Calls:
                 call = self._open.get(event.stream_id)
                 if call is not None:
                     self._cancel(call)
+                elif (call := self._waiting.pop(event.stream_id, None)) is not None:
+                    self._dispatch.notify(call, call.on_lost)
         return None
 
     def expire(self, now: float, grace_s: float, rate: int) -> None:
@@ -240,6 +247,12 @@ class Calls:
         A request may take `grace_s` seconds. If it takes longer, `rate` bytes of it must have arrived for
         each further second.
         """
+        for call in list(self._waiting.values()):
+            if call.deadline is not None and call.deadline <= now and self.http.is_open(call.stream_id):
+                del self._waiting[call.stream_id]
+                self.http.reset(call.stream_id, ErrorCode.CANCEL)
+                self._dispatch.notify(call, call.on_lost)
+                self.connection.mark_dirty()
         for call in list(self._open.values()):
             if call.deadline is not None and call.deadline <= now:
                 self._abort(call, GrpcStatus.DEADLINE_EXCEEDED, "the server has not responded in time")
@@ -259,12 +272,19 @@ class Calls:
         """Cancel all calls, because the connection has ended."""
         for call in list(self._open.values()):
             self._cancel(call)
+        waiting, self._waiting = self._waiting, {}
+        for stream_id, call in waiting.items():
+            if self.http.is_open(stream_id):
+                self._dispatch.notify(call, call.on_lost)
 
     def end(self, call: Call) -> None:
         """Forget a call that ends."""
         call.ended = True
         self._dispatch.count(call)
         self._open.pop(call.stream_id, None)
+        if call.on_lost is not None and self.http.is_open(call.stream_id):
+            self._waiting = {key: each for key, each in self._waiting.items() if self.http.is_open(key)}
+            self._waiting[call.stream_id] = call
         call.reader = None
         self._count_buffered(call, 0)
         if call.size:

@@ -166,7 +166,7 @@ class Receives:
         if response.code:
             self._finish(call, failure(response))
             return
-        now, m, count, tags = self._loop.time(), messages(), 0, _tags(receive.tags)
+        now, m, tags, leases = self._loop.time(), messages(), _tags(receive.tags), list[Renewed]()
         for popped in popped_messages(response, receive.topic, self._broker_name):
             lease = Renewed(
                 receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
@@ -180,20 +180,27 @@ class Receives:
             if receive.max_retries is not None and popped.deliveries > receive.max_retries:
                 self._tasks.start(self._bury(client, lease, popped.message.msg_id))
                 continue
-            if not count:
+            if not leases:
                 call.send(m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString())
-            count += 1
             message = delivered_message(popped, receive.topic, receive.invisible_ms)
             call.send(m.ReceiveMessageResponse(message=message).SerializeToString())
+            leases.append(lease)
             if receive.renewed:
                 renewals.keep(client, lease)
-        if not count:
+        if not leases:
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
             return
         delivered = m.ReceiveMessageResponse()
         delivered.delivery_timestamp.GetCurrentTime()
         call.send(delivered.SerializeToString())
+        call.on_lost = partial(self._give_back, client, leases)
         call.finish()
+
+    def _give_back(self, client: Client, leases: list[Renewed]) -> None:
+        """Give messages back, because their client has cancelled its call while they waited to be sent."""
+        for lease in leases:
+            renewals.forget(client, lease.handle.encode())
+            self._renewals.change(lease, 0, counts=False)
 
     def _finish(self, call: Call, error: ServiceError) -> None:
         """End a call with a status and no message."""
