@@ -255,6 +255,17 @@ class TestLeases:
         assert await consumer.ack(handle) == 0
         assert offset_in(cluster, topic=RETRY_TOPIC) == 1
 
+    async def test_retries_of_two_groups_whose_retry_topics_have_one_name(self, cluster, peer, consumer):
+        """Both are `%RETRY%a_b_c`."""
+        for topic in ("c", "b_c"):
+            await create(peer, topic)
+        await peer.send("c", b"of c")
+        of_c = {"consumer_group": "a_b", "topic": "c"}
+        assert (await consumer.pop(**of_c, invisible_ms=1)).bodies == ["of c"]
+        assert (await consumer.pop_until(3, **of_c)).bodies == ["of c"]
+        assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
+        assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
+
     async def test_a_renewed_lease_lasts_and_keeps_its_handle(self, cluster, peer, consumer):
         await peer.send(body=b"1")
         found = await consumer.pop(invisible_ms=3_000)

@@ -6,9 +6,11 @@ import hmac
 
 import pytest
 from tests.broker.access.test_files import write
-from tests.grpc.service.caller import SETTINGS, message
+from tests.grpc.service.caller import SETTINGS, consumer_settings, message
+from tests.grpc.serving import M, connected
 
 from cometmq.grpc.rpc.enums import Code
+from cometmq.grpc.rpc.framing import frame_message
 
 ACL = """
 accounts:
@@ -58,6 +60,53 @@ async def test_receives_need_the_rights_to_topic_and_group(guarded, connect):
     assert len(await caller.receive()) == 1
     (answer,) = [each async for each in caller.receiving(caller.receive_request(group="Other"))]
     assert answer.status.code == Code.FORBIDDEN
+
+
+async def test_the_rights_of_a_white_listed_host_are_not_those_of_its_client_elsewhere(
+    start_cluster, tmp_path, connect
+):
+    host = "203.0.113.7"
+    write(tmp_path / "home" / "conf" / "plain_acl.yml", f"globalWhiteRemoteAddresses: [{host}]\n{ACL}")
+    settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path / "home")}
+    cluster = await start_cluster(**SETTINGS, **settings, grpcProxyProtocolEnable="true")
+    account = {"x_mq_date_time": MOMENT, "authorization": signed("secret-of-reader", "reader-1")}
+    data = frame_message(M.SendMessageRequest(messages=[message()]).SerializeToString())
+    line = f"PROXY TCP4 {host} 192.0.2.1 4711 8081\r\n".encode()
+    async with connected(cluster.broker.endpoint.port, line) as trusted:
+        stream = trusted.request(data, x_mq_client_id="client-1", **account)
+        trusted.send()
+        _, response = await trusted.response(stream)
+        assert M.SendMessageResponse.FromString(response[5:]).status.code == Code.OK
+        caller = await connect(cluster, **account)
+        assert (await caller.send(message())).status.code == Code.FORBIDDEN
+
+
+async def test_calls_without_rights_create_no_groups(start_cluster, tmp_path, connect):
+    write(tmp_path / "home" / "conf" / "plain_acl.yml", ACL)
+    settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path / "home")}
+    cluster = await start_cluster(**SETTINGS, **settings, autoCreateSubscriptionGroup="true")
+    groups = cluster.broker.parts.tables.groups.table
+    caller = await connect(cluster, x_mq_date_time=MOMENT, authorization=signed())
+    await caller.send(message())
+    stream = caller.telemetry()
+    await stream.write(consumer_settings("Other"))
+    await stream.read()
+    stream.cancel()
+    await caller.call(
+        "QueryAssignment",
+        M.QueryAssignmentRequest(topic=M.Resource(name="Orders"), group=M.Resource(name="Other")),
+    )
+    (answer,) = [each async for each in caller.receiving(caller.receive_request(group="Other"))]
+    assert (answer.status.code, "Other" in groups) == (Code.FORBIDDEN, False)
+    assert len(await caller.receive()) == 1
+    assert "G" in groups
+
+
+async def test_a_refused_signature_is_counted_and_logged(guarded, connect, caplog):
+    caller = await connect(guarded, x_mq_date_time=MOMENT, authorization=signed("wrong"))
+    await caller.send(message())
+    assert guarded.broker.parts.security.guard.refused == 1
+    assert "SendMessage from 127.0.0.1" in caplog.text
 
 
 async def test_clients_of_one_connection_keep_their_own_accounts(guarded, connect):

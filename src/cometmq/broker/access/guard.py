@@ -91,12 +91,16 @@ class Guard:
     def _answer(self, connection: Connection, frame: Frame, verdict: Verdict) -> None:
         if verdict.allowed:
             return
-        self.refused += 1
-        if self._log_limit.allows():
-            log.warning("request %d from %s refused: %s", frame.code, connection.peer, verdict.reason)
+        self.note_refusal(f"request {frame.code}", connection.peer, verdict)
         if compat.is_5x(frame.version):
             raise CommandError(ResponseCode.NO_PERMISSION, verdict.reason)
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
+
+    def note_refusal(self, what: str, peer: str, verdict: Verdict) -> None:
+        """Count and log a refused request."""
+        self.refused += 1
+        if self._log_limit.allows():
+            log.warning("%s from %s refused: %s", what, peer, verdict.reason)
 
     def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
         """Check the right to read a message whose topic the handler has found. Raises CommandError."""

@@ -28,7 +28,7 @@ from cometmq.broker.groups.offset_requests import is_on_disk
 from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
 from cometmq.broker.pop.plan import Place, plan
 from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
-from cometmq.broker.pop.records import offsets_of, split
+from cometmq.broker.pop.records import belongs_to, offsets_of, split
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.checks import Wanted
 from cometmq.broker.pull.long_poll import LongPoll
@@ -305,8 +305,10 @@ class Pops:
         if got.status is GetStatus.FOUND:
             buffers = got.buffers
             offsets: Sequence[int] = range(start, following)
-            if got.count != following - start or queue.acked:
+            if got.count != following - start or queue.acked or kind is not TopicKind.NORMAL:
                 records = [each for each in split(buffers) if offsets_of([each])[0] not in queue.acked]
+                if kind is not TopicKind.NORMAL:
+                    records = [each for each in records if belongs_to(each, request.group)]
                 buffers, offsets = records, offsets_of(records)
             if offsets and not request.leases:
                 request.found.append(PoppedQueue(kind, queue_id, start, offsets, buffers, []))

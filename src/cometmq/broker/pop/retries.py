@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from cometmq import logs
 from cometmq.broker.base.attributes import has_priorities
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.pop.records import ORIGIN_GROUP, POP_CK
 from cometmq.broker.send.retry import DLQ_QUEUES
 from cometmq.broker.send.send import Place, move
 from cometmq.broker.send.send_back import properties_of_retry
@@ -165,10 +166,10 @@ class Retries:
         target, queue_id = self._retry_queue(overdue)
         if self.tables.offsets.query(group, target, queue_id) < 0:
             self.tables.offsets.commit(group, target, queue_id, 0)
-        properties = drop(properties_of(record), b"POP_CK")
+        properties = drop(properties_of(record), POP_CK)
         if not value_of(properties, b"1ST_POP_TIME"):
             properties = put(properties, b"1ST_POP_TIME", b"%d" % overdue.pop_ms)
-        return Place(target, queue_id, put(properties, b"ORIGIN_GROUP", group.encode()))
+        return Place(target, queue_id, put(properties, ORIGIN_GROUP, group.encode()))
 
     def _retry_queue(self, overdue: Overdue) -> tuple[str, int]:
         """Return the topic and the queue id of a retry, which exist then.

@@ -1,8 +1,9 @@
 """The 5.x clients of the endpoint, and their links to the broker of this process.
 
-A client is identified by its client id and its account. Behind a load balancer, its calls arrive on several
-connections, which other clients may share. A client ends when it reports its end, when the last connection of
-its calls closes, or when it has been silent for EXPIRED_S and has no telemetry stream.
+A client is identified by its client id and its account; one that a white list allows is another one. Behind
+a load balancer, its calls arrive on several connections, which other clients may share. A client ends when it
+reports its end, when the last connection of its calls closes, or when it has been silent for EXPIRED_S and
+has no telemetry stream.
 
 To the broker, each client is a remoting client of version 5: it has a connection in memory, its *link*, which
 has the client's own address. Its requests therefore pass the same checks as those of remoting clients, its
@@ -51,13 +52,17 @@ _VERSION = re.compile(r"5\.([0-9])\.([0-9])(?![0-9])", re.ASCII)
 LANGUAGE_NAMES = {"DOTNET": "DOTNET", "GOLANG": "GO"}
 """Language names of 5.x clients that differ from those of remoting; unknown ones become OTHER."""
 
+Key = tuple[str, str, bool]
+"""What identifies a client: see `Client.key`."""
+
 
 class Client:
     """A 5.x client.
 
     Attributes:
         client_id: The client's id.
-        key: The id and the access key, which identify the client.
+        key: The id, the access key, and whether a white list allows its calls. They identify the client: the
+            broker checks the requests on its link against the white lists, too.
         version: The remoting protocol's number of the client's version.
         settings: The settings that heartbeats repeat, as an encoded `Settings` message.
         is_lite: Whether the client has sent the settings of a consumer of lite topics.
@@ -90,7 +95,7 @@ class Client:
     )
 
     def __init__(
-        self, clients: Clients, key: tuple[str, str], language: str, version: str, peer: tuple[str, int]
+        self, clients: Clients, key: Key, language: str, version: str, peer: tuple[str, int]
     ) -> None:
         self._clients = clients
         self._link: Connection | None = None
@@ -250,7 +255,7 @@ class Clients:
         self._handlers = handlers
         self._limits = limits
         self.now = asyncio.get_running_loop().time
-        self._known: dict[tuple[str, str], Client] = {}
+        self._known: dict[Key, Client] = {}
         self.call_timeout_s = call_timeout_s
 
     @property
@@ -262,10 +267,11 @@ class Clients:
         """Return the client of a call. Raises ServiceError if it has no id or no valid signature."""
         connection = cast(GrpcConnection, call.connection)
         client_id = call.text(b"x-mq-client-id")
-        credentials = None
+        credentials, is_signed = None, False
         if self._guard is not None:
-            credentials = self._authenticate(self._guard, call, _host_and_port(connection.peer)[0])
-        key = client_id, "" if credentials is None else credentials.access_key
+            host = _host_and_port(connection.peer)[0]
+            credentials, is_signed = self._authenticate(self._guard, call, host)
+        key = client_id, "" if credentials is None else credentials.access_key, is_signed
         client = self._known.get(key)
         if client is None or connection not in client.connections:
             client = self._admit(connection, call, key)
@@ -273,7 +279,7 @@ class Clients:
         client.seen = self.now()
         return client
 
-    def _admit(self, connection: GrpcConnection, call: Call, key: tuple[str, str]) -> Client:
+    def _admit(self, connection: GrpcConnection, call: Call, key: Key) -> Client:
         """Return the client with a key, which is new or has made its first call on a connection."""
         client_id = key[0]
         if not client_id:
@@ -299,23 +305,28 @@ class Clients:
         client.connections.add(connection)
         return client
 
-    def _authenticate(self, guard: Guard, call: Call, host: str) -> Credentials | None:
-        """Check the signature of a call, and return the credentials with which the link signs requests.
+    def _authenticate(self, guard: Guard, call: Call, host: str) -> tuple[Credentials | None, bool]:
+        """Check the signature of a call, unless a white list names the client's address.
 
-        A call without a signature passes if a white list names the client's address.
+        Return the credentials with which the link signs requests, and whether the signature was checked.
         """
         access_key, given = _signature(call.text(b"authorization"))
         moment = call.metadata.get(b"x-mq-date-time", b"")
 
+        checked: list[Account] = []
+
         def is_signed(account: Account) -> bool:
+            checked.append(account)
             wanted = hmac.digest(account.secret_key.encode(), moment, "sha1").hex()
             return hmac.compare_digest(wanted.encode(), given.lower().encode())
 
         verdict = guard.policy.decide(access_key, list, host, is_signed)
         if not verdict.allowed:
+            guard.note_refusal(call.method.name, call.connection.peer, verdict)
             raise ServiceError(Code.UNAUTHORIZED, verdict.reason)
         account = guard.policy.account(access_key)
-        return None if account is None else Credentials(access_key, account.secret_key)
+        credentials = None if account is None else Credentials(access_key, account.secret_key)
+        return credentials, bool(checked)
 
     def open_link(self, client: Client) -> Connection:
         """Connect a client to the broker."""

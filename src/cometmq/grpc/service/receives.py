@@ -105,9 +105,7 @@ class Receives:
         check_names(group, topic)
         if len(client.polls) >= MAX_POLLS:
             raise ServiceError(Code.TOO_MANY_REQUESTS, f"the client has {MAX_POLLS} receives under way")
-        config = self._groups.find(group)
-        if config is None:
-            raise ServiceError(Code.CONSUMER_GROUP_NOT_FOUND, f"group: {group[:200]} does not exist")
+        config = self._groups.table.get(group) or SubscriptionGroupConfig(group_name=group)
         invisible_ms = renewals.RENEWED_MS if request.auto_renew else _invisible_ms(request)
         poll_ms = self._poll_ms(call, request)
         frame = _pop_frame(client, request, config, invisible_ms, poll_ms)

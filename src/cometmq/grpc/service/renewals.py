@@ -7,7 +7,7 @@ silent, for instance because its host has lost power, its leases expire by thems
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from cometmq.broker.base.turns import Turns
@@ -33,9 +33,13 @@ MAX_RENEWED = 20_000
 
 
 class Groups(Protocol):
-    """The part of the broker's table of groups that the endpoint reads."""
+    """The part of the broker's table of groups that the endpoint reads.
 
-    def find(self, group: str | None) -> SubscriptionGroupConfig | None: ...
+    It creates no groups: the broker does so after it has checked the client's rights.
+    """
+
+    @property
+    def table(self) -> Mapping[str, SubscriptionGroupConfig]: ...
 
 
 class Renewed(NamedTuple):
@@ -129,7 +133,7 @@ class Renewals:
                         continue
                     hangs, duration_ms = now - lease.since > LONGEST_S, RENEWED_MS
                     if hangs:
-                        policy = policy_of(self._groups.find(lease.group))
+                        policy = policy_of(self._groups.table.get(lease.group))
                         duration_ms = policy.delay_ms(lease.deliveries)
                     if not self.change(lease, duration_ms) or hangs:
                         client.leased.pop(key, None)

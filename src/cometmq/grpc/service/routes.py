@@ -98,7 +98,7 @@ class Routes:
         self._clients.find(call)
         _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
-        group = self._groups.find(request.group.name)
+        group = self._groups.table.get(request.group.name)
         ordered = group is not None and bool(group.consume_message_orderly)
         queues: list[Any] = []
         for share in await self._shares(request, config):

@@ -134,7 +134,7 @@ class Sessions:
 
     def _merge_subscription(self, settings: Any) -> None:
         subscription = settings.subscription
-        config = self._groups.find(subscription.group.name)
+        config = self._groups.table.get(subscription.group.name)
         subscription.fifo = config is not None and bool(config.consume_message_orderly)
         subscription.receive_batch_size = RECEIVE_BATCH
         subscription.long_polling_timeout.FromSeconds(LONG_POLL_S)
