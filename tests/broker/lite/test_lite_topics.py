@@ -11,6 +11,8 @@ from tests.broker.lite.conftest import GROUP, PARENT, V5, LiteClient, set_group,
 from tests.kit.brokers import Cluster, Peer, StartCluster, create, records, refused, running, store_raw
 from tests.kit.waiting import until
 
+from cometmq import logs
+from cometmq.broker.lite import pops, service
 from cometmq.protocol.bodies import LiteSubscriptionCtlRequestBody, OffsetOption
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.lite import lmq_name
@@ -388,6 +390,78 @@ async def test_messages_before_the_log_are_removed(client: LiteClient, cluster: 
     assert lite.queues.units(LIGHT, 0, 9, 0) == [(1, second)]
     lite.queues.cut(LIGHT, second + 1)
     assert lite.queues.count == 0
+
+
+async def test_more_expired_lite_topics_than_one_check_removes(
+    client: LiteClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lite = lite_of(cluster)
+    for number in range(3):
+        await client.send(f"s{number}", "1")
+    monkeypatch.setattr(service, "REMOVED_PER_CHECK", 2)
+    monkeypatch.setattr(type(lite.store.log), "min_position", 1 << 40)
+    await lite.check()
+    assert lite.queues.count == 1
+    await lite.check()
+    assert lite.queues.count == 0
+
+
+async def test_a_pop_that_fails_again_and_again_does_not_fill_the_log(
+    client: LiteClient, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    await client.subscribe("s1")
+    lite = lite_of(cluster)
+    lite.queues.units = fail
+    lite.pops._log_limit = logs.LogLimiter(1, 3_600)  # noqa: SLF001
+    for _ in range(3):
+        await client.send("s1", "1")
+        assert (await client.pop()).code == 210
+    assert len([each for each in caplog.records if each.message.startswith("pop from lite")]) == 1
+
+
+async def test_a_clock_that_is_set_back_blocks_no_lite_topic(client: LiteClient, cluster: Cluster) -> None:
+    await client.subscribe("s1")
+    await client.send("s1", "1")
+    first = await client.pop(invisible_ms=1)
+    leases = lite_of(cluster).leases
+    await until(lambda: not len(leases))
+    (queue,) = leases
+    queue.pop_ms += 3_600_000  # As if the first pop had been an hour later
+    again = await client.pop(hold_ms=20_000)
+    assert (first.bodies, again.bodies, again.counts) == (["1"], ["1"], [1])
+    assert await client.ack(first) == 208
+    assert await client.ack(again) == 0
+
+
+async def test_a_lite_topic_that_could_not_be_read_is_read_once_more(
+    client: LiteClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pops, "FAILED_S", 0.01)
+    await client.subscribe("s1")
+    queues = lite_of(cluster).queues
+    units = queues.units
+
+    def fail_once(*_: object) -> None:
+        queues.units = units
+        raise OSError("an error of the disk")
+
+    queues.units = fail_once
+    await client.send("s1", "1")
+    assert (await client.pop()).code == 210
+    assert await client.take(1) == ["1"]
+
+
+async def test_subscriptions_end_if_the_group_is_bound_to_another_topic(
+    client: LiteClient, cluster: Cluster, peer: Peer
+) -> None:
+    await client.subscribe("s1", "s2")
+    await create(peer, "Other", attributes="+message.type=LITE", version=V5)
+    await set_group(peer, bind_topic="Other")
+    await client.subscribe("s1", topic="Other")
+    assert lite_of(cluster).queues.subscriptions() == [("c1", GROUP, "Other", lmq_name("Other", "s1"))]
 
 
 async def test_a_deleted_parent_takes_its_lite_topics_along(

@@ -84,6 +84,7 @@ class LiteQueues:
         self.count = 0
         self.errors: tuple[type[Exception], ...] = (OSError, ImportError)
         self._on_change = on_change
+        self._log_limit = logs.LogLimiter()
         self._db: sqlite3.Connection
         self._topics: dict[str, _Topic] = {}
         self._trim_at = 2 * MAX_CACHED  # The number of topics in memory at which `_trim` searches next
@@ -301,7 +302,8 @@ class LiteQueues:
         try:
             self._write("INSERT OR REPLACE INTO offsets VALUES(?, ?, ?)", known.id, group, offset)
         except self._db.Error as error:  # The disk is full. The next commit for this queue tries again
-            log.error("the offset of %s in %s could not be written: %s", group, topic, error)
+            if self._log_limit.allows():
+                log.error("the offset of %s in %s could not be written: %s", group, topic, error)
         return True
 
     # -- parent queues

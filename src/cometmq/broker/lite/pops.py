@@ -36,6 +36,8 @@ DEAD_LETTER_MS = 60_000
 """The time, in ms, after which a message whose copy was not stored is moved to the dead letters once more."""
 AGAIN_S = 0.02
 """The time after which a lite topic is offered again that could not be read although no message is leased."""
+FAILED_S = 1.0
+"""The time after which a lite topic is offered again whose reading has failed."""
 Unit = tuple[int, int]
 
 
@@ -97,6 +99,7 @@ class LitePops:
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._log_limit = logs.LogLimiter()
 
     # -- serving
 
@@ -147,7 +150,7 @@ class LitePops:
                     subscriber.ready[lmq] = None
                     break
         except Exception as error:
-            self._failed(request, error)
+            self._failed(request, lmq, error)
         else:
             self._finish(request, subscriber)
 
@@ -176,7 +179,7 @@ class LitePops:
                 if not request.owner.closed:
                     self._lease(request, queue, units, records)
             except Exception as error:
-                self._failed(request, error)
+                self._failed(request, lmq, error)
                 return
             finally:
                 queue.busy = False
@@ -199,7 +202,10 @@ class LitePops:
             if offset == end:
                 return None
             queue = self.leases.enter(key, offset)
-        # The pop time identifies a lease, so a message is not leased twice within a millisecond.
+        # The pop time identifies a lease, so a message is not leased twice with the same one. The clock may
+        # have been set back since the last pop.
+        if not request.found:
+            request.pop_ms = max(request.pop_ms, queue.pop_ms + 1)
         if request.pop_ms > queue.pop_ms and self.leases.may_pop(queue, True, request.attempt_id):
             return queue
         self.leases.settle(queue)
@@ -255,11 +261,15 @@ class LitePops:
 
         self.retries.to_dead_letters(key[0], message.record, done)
 
-    def _failed(self, request: LitePop, error: Exception) -> None:
-        """Answer a pop after an error, with the messages that are already leased for it."""
-        log.error(
-            "pop from lite topics of %s for group %s failed", request.parent, request.group, exc_info=error
-        )
+    def _failed(self, request: LitePop, lmq: str, error: Exception) -> None:
+        """Answer a pop after an error, with the messages that are already leased for it.
+
+        The lite topic that could not be read is offered again after a while.
+        """
+        self._loop.call_later(FAILED_S, self.freed, (request.group, lmq, 0))
+        if self._log_limit.allows():
+            where = request.parent, request.group
+            log.error("pop from lite topics of %s for group %s failed", *where, exc_info=error)
         self.on_leased()
         request.answer(request, FOUND if request.found else POLLING_TIMEOUT)
 
@@ -291,6 +301,8 @@ class LitePops:
 
     def freed(self, key: QueueKey) -> None:
         """Offer a lite topic to the group's clients again, because none of its messages is leased."""
+        if self._stopping:
+            return
         group, lmq, _ = key
         queue = self.leases.find(key)
         head = self.queues.query(*key) if queue is None else queue.head

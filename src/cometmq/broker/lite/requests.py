@@ -141,6 +141,8 @@ class LiteProcessor:
             if known is not None and complete:
                 service.unsubscribe(known, list(known.lmqs))
             return
+        if known is not None and known.parent != topic:  # The group has been bound to another topic
+            service.unsubscribe(known, list(known.lmqs))
         subscriber = service.subscriptions.enter(client_id, group, topic, mono_ms(service.clock))
         service.subscribe(
             subscriber, lmqs, settings, connection, complete=complete, offset=entry.offset_option

@@ -44,6 +44,8 @@ FLUSH_S = 0.5
 """The maximum time, in seconds, for which changes stay in memory."""
 CHECK_S = 120.0
 """The interval, in seconds, between two searches for expired lite topics, as in Apache's broker."""
+FAILURE_LOG_S = 60.0
+"""The minimum interval, in seconds, between two log lines about changes that cannot be written."""
 MIN_EXPIRATION_MS = 900_000
 """The time after its last message, and after the broker's start, in which no lite topic expires."""
 REMOVED_PER_TURN = 64
@@ -70,6 +72,7 @@ class LiteService:
         self.parent_queues: ParentQueues
         self._parents: dict[str, int] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._log_limit = logs.LogLimiter(1, FAILURE_LOG_S)
         self._started_ms = mono_ms(self.clock)
         self._log_begin = 0  # The beginning of the log when it was last searched for expired messages
         self._channels: dict[Subscriber, Connection] = {}
@@ -141,7 +144,8 @@ class LiteService:
             if self.queues.flush():
                 self._loop.run_in_executor(None, self._checkpoint)
         except self.queues.errors as error:
-            log.error("changes of lite topics could not be written, trying again: %s", error)
+            if self._log_limit.allows():
+                log.error("changes of lite topics could not be written, trying again: %s", error)
             self._changed()
 
     def _checkpoint(self) -> None:
@@ -351,11 +355,12 @@ class LiteService:
             self._remove(subscriber, list(subscriber.lmqs))
         log_begin = self.store.log.min_position
         if log_begin > self._log_begin:
-            await self._remove_all(
+            found = await self._remove_all(
                 lambda: self.queues.expired(log_begin, REMOVED_PER_CHECK),
                 lambda lmq: self.queues.cut(lmq, log_begin),
             )
-            self._log_begin = log_begin
+            if found < REMOVED_PER_CHECK:  # Otherwise the next check continues
+                self._log_begin = log_begin
         if now_ms - self._started_ms < MIN_EXPIRATION_MS:
             return
         for parent in list(self._parents):
@@ -372,8 +377,11 @@ class LiteService:
             lambda lmq: self.queues.remove(lmq, before_ms),
         )
 
-    async def _remove_all(self, find: Callable[[], list[str]], remove: Callable[[str], object]) -> None:
-        """Find lite topics in a thread, and remove them in turns with the other work of the event loop."""
+    async def _remove_all(self, find: Callable[[], list[str]], remove: Callable[[str], object]) -> int:
+        """Find lite topics in a thread, and remove them in turns with the other work of the event loop.
+
+        Return the number of those that were found.
+        """
         self.queues.flush()
         found = await asyncio.to_thread(find)
         for start in range(0, len(found), REMOVED_PER_TURN):
@@ -382,3 +390,4 @@ class LiteService:
             await asyncio.sleep(0)
         if found:
             log.info("%d expired lite topics were examined, %d remain", len(found), self.queues.count)
+        return len(found)

@@ -165,6 +165,7 @@ class Pops:
         self._tasks = Tasks()
         self._timer = DeadlineTimer(self._loop, self._expire_polls)
         self._stopping = False
+        self._log_limit = logs.LogLimiter()
 
     # -- serving
 
@@ -365,7 +366,7 @@ class Pops:
 
     def _failed(self, request: PopRequest, error: Exception) -> None:
         """Answer a pop after an error, with the messages that are already leased for it."""
-        if not isinstance(error, CommandError):
+        if not isinstance(error, CommandError) and self._log_limit.allows():
             where = request.topic, request.group
             log.error("pop from topic %s for group %s failed", *where, exc_info=error)
         request.answer(request, FOUND if request.found else int(ResponseCode.SYSTEM_ERROR))
