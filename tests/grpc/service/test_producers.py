@@ -267,6 +267,17 @@ class TestSend:
         assert code_of(response) == code
         assert "user_properties" in response.status.message
 
+    @pytest.mark.parametrize(
+        ("field", "code"),
+        [("born_timestamp", Code.BAD_REQUEST), ("delivery_timestamp", Code.ILLEGAL_DELIVERY_TIME)],
+    )
+    async def test_a_time_that_does_not_exist_is_refused(self, caller, caplog, field, code):
+        bad = message()
+        getattr(bad.system_properties, field).seconds = 1 << 40
+        response = await caller.send(bad)
+        assert (code_of(response), field in response.status.message) == (code, True)
+        assert "failed" not in caplog.text
+
     async def test_a_delivery_time_that_is_too_far_away_is_refused(self, cluster, caller):
         cluster.broker.config.timer_max_delay_sec = 60
         delayed = message()

@@ -111,7 +111,7 @@ def send_request(message: Any, max_body: int, write_queues: int) -> SendRequest:
         topic=topic,
         queue_id=queue_of(sharded, write_queues) if sharded and write_queues else -1,
         sys_flag=sys_flag,
-        born_timestamp=system.born_timestamp.ToMilliseconds(),
+        born_timestamp=_epoch_ms("born_timestamp", system.born_timestamp, Code.BAD_REQUEST),
         flag=0,
         producer_group=topic,
         default_topic=DEFAULT_TOPIC,
@@ -164,7 +164,8 @@ def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
             raise ServiceError(Code.ILLEGAL_MESSAGE_GROUP, problem)
         properties[SHARDING_KEY] = group
     if system.HasField("delivery_timestamp"):
-        properties[names.TIMER_DELIVER_MS] = str(system.delivery_timestamp.ToMilliseconds())
+        given = _epoch_ms("delivery_timestamp", system.delivery_timestamp, Code.ILLEGAL_DELIVERY_TIME)
+        properties[names.TIMER_DELIVER_MS] = str(given)
     if system.HasField("priority"):
         if system.priority < 0:
             raise ServiceError(Code.BAD_REQUEST, f"priority: {system.priority} is negative")
@@ -185,6 +186,14 @@ def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
                 raise ServiceError(Code.BAD_REQUEST, problem)
             properties[names.CHECK_IMMUNITY_TIME_IN_SECONDS] = str(seconds)
     return properties
+
+
+def _epoch_ms(field: str, timestamp: Any, code: Code) -> int:
+    """Return the epoch ms of a protobuf timestamp. Raises ServiceError if it is invalid."""
+    try:
+        return int(timestamp.ToMilliseconds())
+    except ValueError as error:
+        raise ServiceError(code, f"{field}: {error}") from None
 
 
 def _checked(field: str, text: str, code: Code, forbidden: str = "") -> str:
