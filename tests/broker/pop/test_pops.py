@@ -298,6 +298,15 @@ class TestLeases:
         assert (dead.body, dead.properties["RETRY_TOPIC"], dead.reconsume_times) == (b"1", RETRY_TOPIC, 2)
         assert offset_in(cluster, topic=RETRY_TOPIC) == 1
 
+    async def test_properties_that_leave_no_room_for_those_of_a_retry(self, cluster, peer, consumer):
+        await peer.set_group(b'{"groupName":"G","retryMaxTimes":1}')
+        assert (await peer.send(properties={"big": "x" * 32_720})).code == 0
+        assert len((await consumer.pop(invisible_ms=1)).messages) == 1
+        (again,) = (await consumer.pop_until(3, invisible_ms=1)).messages
+        assert (len(again.properties["big"]), again.reconsume_times) == (32_720, 1)
+        (dead,) = await take(peer, "%DLQ%G", 1)
+        assert len(dead.properties["big"]) == 32_720
+
     async def test_a_damaged_message_is_not_copied(self, cluster, peer, consumer, monkeypatch, caplog):
         """A copy would have a valid checksum of the damaged body."""
         read = Retries._read  # noqa: SLF001 - the damage is between the disk and the copy

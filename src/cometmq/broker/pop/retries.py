@@ -18,7 +18,7 @@ from cometmq.broker.base.attributes import has_priorities
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.pop.records import ORIGIN_GROUP, POP_CK
 from cometmq.broker.send.retry import DLQ_QUEUES
-from cometmq.broker.send.send import Place, move
+from cometmq.broker.send.send import Place, fitting, move
 from cometmq.broker.send.send_back import properties_of_retry
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import RecordError
@@ -125,7 +125,7 @@ class Retries:
         else:
             place = self._retry(overdue, record)
         times = message.reconsume_times + overdue.counts
-        move(self.store.appender, message, place, min(times, INT_MAX))
+        move(self.store.appender, message, fitting(place, record), min(times, INT_MAX))
 
         def outcome(_code: int, remark: str | None) -> None:
             if remark is None:
@@ -153,7 +153,7 @@ class Retries:
             return
         try:
             message = decode_record(record)
-            place = self._dead_letter(group, message, record)
+            place = fitting(self._dead_letter(group, message, record), record)
             move(self.store.appender, message, place, message.reconsume_times)
         except Exception as error:
             self._failed(error, done)

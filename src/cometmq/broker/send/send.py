@@ -62,7 +62,15 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.lite import DISPATCH, LITE_TOPIC, QUEUE_OFFSET, is_lite_parent
-from cometmq.protocol.properties.values import append, drop, put, stored_tags_code, value_of
+from cometmq.protocol.properties.values import (
+    MAX_PROPERTIES_BYTES,
+    append,
+    drop,
+    put,
+    stored_tags_code,
+    value_of,
+)
+from cometmq.protocol.record.one import properties_of
 from cometmq.protocol.sql.java_values import Mismatch, to_int
 from cometmq.protocol.timers import RECALL_FOUND
 from cometmq.remoting import Connection, Shortcut
@@ -509,6 +517,17 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
         properties = put(properties, b"DELAY", b"%d" % level)
     properties = with_destination(properties, topic, queue_id)
     return Place(SCHEDULE_TOPIC, level - 1, properties, delays.delay_ms(level))
+
+
+def fitting(place: Place, record: bytes) -> Place:
+    """Return the place of a retry or dead letter, with properties that fit into a record.
+
+    If the properties that a retry adds make them too long, the message gets those of its record: otherwise it
+    could never be stored again.
+    """
+    if len(place.properties) <= MAX_PROPERTIES_BYTES or place.delay_ms is not None:
+        return place
+    return place._replace(properties=drop(properties_of(record), b"POP_CK"))
 
 
 def move(

@@ -17,7 +17,7 @@ from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules, plan_send_back
-from cometmq.broker.send.send import delayed, move
+from cometmq.broker.send.send import delayed, fitting, move
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
@@ -87,7 +87,7 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
         else:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
         properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
-        place = delayed(self.delays, plan.topic, queue_id, properties)
+        place = fitting(delayed(self.delays, plan.topic, queue_id, properties), record)
         try:
             move(self.store.appender, message, place, min(message.reconsume_times + 1, INT_MAX))
         except StoreRefused as refusal:
