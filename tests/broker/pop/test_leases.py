@@ -258,6 +258,7 @@ def test_a_message_that_is_being_copied_can_neither_be_acked_nor_renewed(leases,
 
 def test_no_group_takes_the_leases_of_all_others(leases, offsets, monkeypatch):
     monkeypatch.setattr(module, "MAX_LEASES", 8)
+    monkeypatch.setattr(module, "MIN_LEASES_PER_GROUP", 0)
     other = ("H", "Orders", 0)
     offsets.commit(*other, 0)
     pop(leases, [0, 1, 2, 3])
@@ -272,6 +273,19 @@ def test_no_group_takes_the_leases_of_all_others(leases, offsets, monkeypatch):
         leases.ack(KEY, offset, BORN_MS)
     assert leases.has_room("G")
     assert leases.has_room("H")
+
+
+def test_many_groups_do_not_take_the_leases_of_another(leases, offsets, monkeypatch):
+    monkeypatch.setattr(module, "MAX_LEASES", 8)
+    monkeypatch.setattr(module, "MIN_LEASES_PER_GROUP", 2)
+    for group, count in (("A", 4), ("B", 2), ("C", 1), ("D", 1), ("E", 2)):
+        key = (group, "Orders", 0)
+        offsets.commit(*key, 0)
+        for offset in range(count):
+            queue = leases.enter(key, 0)
+            assert leases.may_pop(queue, False), (group, offset)
+            leases.lease(queue, [offset], offset + 1, Pop(BORN_MS, offset, 1_000), 0)
+    assert not leases.has_room("E")
 
 
 def test_expired_leases_come_in_limited_numbers(leases):

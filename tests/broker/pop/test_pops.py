@@ -173,6 +173,7 @@ class TestWaiting:
 
     async def test_a_group_with_its_share_of_leases_is_refused(self, peer, consumer, monkeypatch):
         monkeypatch.setattr(leases, "MAX_LEASES", 4)
+        monkeypatch.setattr(leases, "MIN_LEASES_PER_GROUP", 0)
         await peer.send_numbers(4)
         found = await consumer.pop(2)
         assert (await consumer.pop(hold_ms=20_000)).code == 209

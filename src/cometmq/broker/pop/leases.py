@@ -33,6 +33,8 @@ MAX_LEASES = 500_000
 A group may have at most as many leases as are still free: half of them if it is the only one. So no group
 can take the leases of all others.
 """
+MIN_LEASES_PER_GROUP = 64
+"""The number of leases that a group may have in any case, so that not even many groups stop the others."""
 MAX_LEASES_PER_QUEUE = 20_000
 """The maximum number of leases of one group in one queue. At the limit, pops skip the queue."""
 MAX_ACKED_AHEAD = 20_000
@@ -246,7 +248,7 @@ class Leases:
 
     def has_room(self, group: str) -> bool:
         """Return whether a group may have more leases."""
-        return self._by_group.get(group, 0) < MAX_LEASES - self._count
+        return self._by_group.get(group, 0) < max(MAX_LEASES - self._count, MIN_LEASES_PER_GROUP)
 
     def may_pop(self, queue: LeasedQueue, ordered: bool, attempt_id: str = "") -> bool:
         """Return whether a pop may read from a queue now.
