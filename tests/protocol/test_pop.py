@@ -29,7 +29,6 @@ from cometmq.protocol.pop import (
     PopFormatError,
     ReceiptHandle,
     TopicKind,
-    decode_message_offsets,
     decode_order_counts,
     decode_start_offsets,
     encode_message_offsets,
@@ -107,7 +106,6 @@ class TestResponseFields:
         offsets = {(NORMAL, 3): [0, 1], (NORMAL, 2): [0], (NORMAL, 1): [0], (NORMAL, 0): [0, 1]}
         assert decode_start_offsets(self.STARTS) == starts
         assert encode_start_offsets(starts) == self.STARTS
-        assert decode_message_offsets(self.OFFSETS) == offsets
         assert encode_message_offsets(offsets) == self.OFFSETS
         counts = {(NORMAL, 1, None): 2, (V2, 0, 17): 3}
         assert encode_order_counts(counts) == "0 1 2;2 qo0%17 3"
@@ -115,19 +113,17 @@ class TestResponseFields:
 
     @pytest.mark.parametrize("text", [None, ""])
     def test_an_absent_field_has_no_entries(self, text):
-        assert decode_start_offsets(text) == decode_message_offsets(text) == decode_order_counts(text) == {}
+        assert decode_start_offsets(text) == decode_order_counts(text) == {}
 
     @given(
         st.dictionaries(keys, longs),
-        st.dictionaries(keys, st.lists(longs, min_size=1, max_size=32)),
         st.dictionaries(st.tuples(kinds, ints, st.none() | longs), ints),
     )
-    def test_fields_are_read_as_they_were_written(self, starts, offsets, counts):
+    def test_fields_are_read_as_they_were_written(self, starts, counts):
         assert decode_start_offsets(encode_start_offsets(starts)) == starts
-        assert decode_message_offsets(encode_message_offsets(offsets)) == offsets
         assert decode_order_counts(encode_order_counts(counts)) == counts
 
-    @pytest.mark.parametrize("decode", [decode_start_offsets, decode_message_offsets, decode_order_counts])
+    @pytest.mark.parametrize("decode", [decode_start_offsets, decode_order_counts])
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
@@ -158,7 +154,6 @@ class TestResponseFields:
         for decode in (
             ReceiptHandle.decode,
             decode_start_offsets,
-            decode_message_offsets,
             decode_order_counts,
         ):
             try:

@@ -185,15 +185,6 @@ def encode_message_offsets(offsets: Mapping[QueueKey, Sequence[int]]) -> str:
     )
 
 
-def decode_message_offsets(text: str | None) -> dict[QueueKey, list[int]]:
-    """Parse the field `msgOffsetInfo`. An absent field has no entries. Raises PopFormatError."""
-    format_, found = "msgOffsetInfo", dict[QueueKey, list[int]]()
-    for kind, queue, value in _entries(format_, text):
-        key = kind, _number(format_, value, "queue id", queue, "i32")
-        _put(format_, found, key, [_number(format_, value, "offset", each) for each in value.split(",")])
-    return found
-
-
 def encode_order_counts(counts: Mapping[CountKey, int]) -> str:
     """Return the field `orderCountInfo`: how often messages of ordered consumption were delivered before."""
     return ";".join(

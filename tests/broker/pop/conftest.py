@@ -21,7 +21,6 @@ from cometmq.protocol.pop import (
     CountKey,
     ReceiptHandle,
     TopicKind,
-    decode_message_offsets,
     decode_order_counts,
     decode_start_offsets,
 )
@@ -39,20 +38,22 @@ class Popped:
         self.handles: list[ReceiptHandle] = []
         ext = answer.ext or {}
         starts = decode_start_offsets(ext.get("startOffsetInfo"))
-        for (kind, queue_id), offsets in decode_message_offsets(ext.get("msgOffsetInfo")).items():
-            for offset in offsets:
-                self.handles.append(
-                    ReceiptHandle(
-                        starts[kind, queue_id],
-                        int(ext["popTime"]),
-                        int(ext["invisibleTime"]),
-                        int(ext["reviveQid"]),
-                        kind,
-                        broker_name,
-                        queue_id,
-                        offset,
-                    )
+        for entry in filter(None, (ext.get("msgOffsetInfo") or "").split(";")):
+            number, queue_id, offsets = entry.split(" ")
+            kind = TopicKind(int(number))
+            self.handles += [
+                ReceiptHandle(
+                    starts[kind, int(queue_id)],
+                    int(ext["popTime"]),
+                    int(ext["invisibleTime"]),
+                    int(ext["reviveQid"]),
+                    kind,
+                    broker_name,
+                    int(queue_id),
+                    int(offset),
                 )
+                for offset in offsets.split(",")
+            ]
         assert [each.queue_offset for each in self.messages] == [each.offset for each in self.handles]
 
     @property
