@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.broker.base.config import MASTER_ID, BrokerConfig
+from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.service import PopService
 from cometmq.broker.register import Registrar
 from cometmq.broker.tables.durable import DurableTables
@@ -47,6 +48,7 @@ class LeaderServices:
     timers: TimerService
     transactions: TransactionService
     pops: PopService
+    lite: LiteService
     follower_id: int
 
     def __post_init__(self) -> None:
@@ -84,6 +86,7 @@ class LeaderServices:
         self.timers.start()
         self.transactions.start()
         self.pops.start()
+        self.lite.lead()
         # Increase the data version of the topics. As a follower, this broker may already have registered with
         # the current version. Name servers ignore a follower's topics. If the version stayed the same, they
         # would also ignore the topics that this broker now registers as the leader.
@@ -122,7 +125,9 @@ class LeaderServices:
         return now - self._asked[1] >= GRACE_S
 
     async def _rest(self) -> None:
-        for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop, self.pops.stop):
+        for stop in (
+            self.schedule.stop, self.timers.stop, self.transactions.stop, self.pops.stop, self.lite.follow,
+        ):  # fmt: skip
             try:
                 await stop()
             except Exception:  # Go on: all services must be stopped before this member leads again

@@ -10,6 +10,7 @@ from cometmq import logs
 from cometmq.broker.access.security import OPEN, Security, acl_handlers
 from cometmq.broker.admin.clients import ClientAdmin
 from cometmq.broker.admin.consumers import ConsumerAdmin
+from cometmq.broker.admin.lite import LiteAdmin
 from cometmq.broker.admin.metrics import BrokerMetrics
 from cometmq.broker.admin.progress import ProgressAdmin
 from cometmq.broker.admin.runtime import RuntimeAdmin
@@ -32,6 +33,7 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
+from cometmq.broker.lite.copying import LiteOffsetCopy
 from cometmq.broker.lite.requests import LiteProcessor
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.modes import ConsumeModes
@@ -124,6 +126,8 @@ class BrokerParts:
             self.replication = self.writer.replicas = self._in_raft()
         else:
             self.replication = self._with_slaves()
+        if self.replication.sync is not None:
+            self.replication.sync.lite = LiteOffsetCopy(self.lite)
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
@@ -188,6 +192,7 @@ class BrokerParts:
             timers=self.timers,
             transactions=self.transactions,
             pops=self.pops,
+            lite=self.lite,
             follower_id=broker_id_of(config.store.d_leger_self_id),
         )
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
@@ -350,6 +355,7 @@ class BrokerParts:
             self.pulls,
             pop_requests,
             LiteProcessor(config=config, service=self.lite, checks=self.pops.checks, pops=pop_requests),
+            LiteAdmin(service=self.lite),
             self.modes,
             self.clients,
             self.schedule,
@@ -462,7 +468,7 @@ class BrokerParts:
             self.store.retention.before_delete = self.timers.move_on
             self.transactions.start()
             self.pops.start()
-            self.lite.start()
+        self.lite.start()
         for timer in self._periodic:
             timer.start()
         self.security.start()
@@ -520,8 +526,8 @@ class BrokerParts:
     def _arrived(self, arrivals: Arrivals) -> None:
         self.pulls.arrived(arrivals)
         self.pops.pops.arrived(arrivals)
+        self.lite.arrived(arrivals)
         if not self.store.slave:
-            self.lite.arrived(arrivals)
             self.schedule.arrived(arrivals)
             self.timers.arrived(arrivals)
 

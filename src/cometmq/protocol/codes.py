@@ -139,7 +139,7 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
-    # Requests 21001 to 21008 exist only in CometMQ. Apache's brokers refuse them.
+    # Requests 21001 to 21009 exist only in CometMQ. Apache's brokers refuse them.
     PURGE_TOPIC = 21001
     LIST_TIMERS = 21002
     GET_RAFT_STATUS = 21003
@@ -148,6 +148,7 @@ class RequestCode(IntEnum):
     LIST_ACCOUNTS = 21006
     EXPLAIN_ACCESS = 21007
     WITHDRAW_POP = 21008
+    GET_LITE_OFFSETS = 21009
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -55,6 +55,11 @@ def lite_topic_of(lmq: str) -> str:
     return lmq.rpartition("$")[2]
 
 
+def parent_of(lmq: str) -> str:
+    """Return the parent topic of a queue name."""
+    return lmq.removeprefix(_PREFIX).rpartition("$")[0]
+
+
 def is_lite_parent(attributes: Mapping[str, str] | None) -> bool:
     """Return whether a topic with these attributes has lite topics."""
     return (attributes or {}).get(MESSAGE_TYPE) == LITE

@@ -461,6 +461,12 @@ class MessageStore:
         """
         return not self.slave or self.config.offset_check_in_slave
 
+    @property
+    def visible_end(self) -> int:
+        """The log position before which all records are visible."""
+        done = self.checkpointing.covered().position
+        return done if self.dispatcher.waits else max(done, self.replica.end)
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Return the first readable offset of a queue; 0 if the queue does not exist."""
         queue = self.queues.find_queue(topic, queue_id)

@@ -7,7 +7,8 @@ not ready: it accepts no messages for lite topics, because their offsets are not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from cometmq import logs
 from cometmq.broker.lite.lite_queues import LiteQueues
@@ -24,6 +25,8 @@ MESSAGES_AT_ONCE = 64
 READS_AT_ONCE = 8
 """The number of reads from a queue that the event loop waits for. Further messages are read in a task."""
 REMOVED_AT_ONCE = 256
+MAX_LOST = 1 << 16
+"""The maximum number of offsets of a lite topic that no message has, because sends have failed."""
 RETRY_MS = 1_000
 
 
@@ -65,9 +68,9 @@ class ParentQueues:
             and not any(parent == topic for topic, _ in self._behind)
         )
 
-    def is_followed(self, topic: str, queue_id: int) -> bool:
-        """Return whether a queue is one of a parent topic."""
-        return (topic, queue_id) in self._next
+    def are_ready(self, parents: Iterable[str]) -> bool:
+        """Return whether all messages of these parent topics, and of all others, are in the database."""
+        return not self._behind and all(map(self.is_ready, parents))
 
     def set_parents(self, parents: Mapping[str, int]) -> None:
         """Follow the queues of exactly these topics, given with their numbers of queues."""
@@ -100,13 +103,24 @@ class ParentQueues:
 
     # -- reading
 
+    def arrived(self, topic: str, queue_id: int, offset: int) -> None:
+        """Add the new messages of a queue, of which the first has this offset, if its topic is a parent."""
+        following = self._next.get((topic, queue_id))
+        if following is None:
+            return
+        # A replica that has not deleted a topic whose queue was created again, or that replaces records that
+        # a crash has removed from its log.
+        self._next[topic, queue_id] = min(offset, following)
+        self.follow(topic, queue_id)
+
     def follow(self, parent: str, queue_id: int) -> None:
         """Add the new messages of a parent queue."""
         if (parent, queue_id) in self._behind or parent in self._removing:
             return
         try:
             for _ in range(READS_AT_ONCE):
-                if not self._take(parent, queue_id, self._read(parent, queue_id, CACHED)):
+                offset = self._offset(parent, queue_id)
+                if not self._take(parent, queue_id, offset, self._read(parent, queue_id, offset, CACHED)):
                     return
         except NotInMemory:
             pass
@@ -117,10 +131,10 @@ class ParentQueues:
 
     async def _catch_up(self, parent: str, queue_id: int) -> None:
         executor = self._store.executor
-        while parent not in self._removing and not executor.ending:
+        while (offset := self._offset(parent, queue_id)) >= 0 and not executor.ending:
             try:
-                got = await executor.query(lambda reads: self._read(parent, queue_id, reads))
-                if not self._take(parent, queue_id, got):
+                got = await executor.query(partial(self._read, parent, queue_id, offset))
+                if not self._take(parent, queue_id, offset, got):
                     break
                 await executor.pause(0)
             except Exception as error:
@@ -132,20 +146,33 @@ class ParentQueues:
         if self._log_limit.allows():
             log.error("the lite topics of %s could not be updated, trying again: %s", parent, error)
 
-    def _read(self, parent: str, queue_id: int, reads: Reads) -> ReadResult:
-        offset = self._next[parent, queue_id]
+    def _offset(self, parent: str, queue_id: int) -> int:
+        """Return the offset of the next message to be read, or -1 if the queue must not be read any more."""
+        following = self._next.get((parent, queue_id))
+        if following is None or parent in self._removing:
+            return -1
+        return max(following, self._store.min_offset(parent, queue_id))
+
+    def _read(self, parent: str, queue_id: int, offset: int, reads: Reads) -> ReadResult:
         return self._store.get_messages(parent, queue_id, offset, MESSAGES_AT_ONCE, reads=reads)
 
-    def _take(self, parent: str, queue_id: int, got: ReadResult) -> bool:
-        """Add the messages of a read. Return whether more may follow."""
-        before, following = self._next[parent, queue_id], got.next_begin_offset
-        if following == before:
+    def _take(self, parent: str, queue_id: int, offset: int, got: ReadResult) -> bool:
+        """Add the messages of a read at `offset`. Return whether more may follow."""
+        key, following = (parent, queue_id), got.next_begin_offset
+        if offset != self._offset(*key):
+            return True  # The queue was created again during the read
+        if following == self._next[key]:
             return False
         for buffer in got.buffers:
             self._add(parent, buffer)
         self._queues.set_followed(parent, queue_id, following)
-        self._next[parent, queue_id] = following
+        self._next[key] = following
         return following < got.max_offset
+
+    def _is_plausible(self, parent: str, offset: int) -> bool:
+        """Return whether a lite topic can have so many messages."""
+        queues = range(self._parents.get(parent, 0))
+        return offset <= MAX_LOST + sum(self._store.max_offset(parent, queue_id) for queue_id in queues)
 
     def _add(self, parent: str, buffer: Buffer) -> None:
         starts, end = record_starts(buffer)
@@ -156,12 +183,16 @@ class ParentQueues:
                 continue  # The record is damaged, so its message is lost
             properties = bytes(buffer[topic_end + 2 : stop])
             lmq = value_of(properties, DISPATCH).decode("utf-8", "replace")
-            offset = value_of(properties, QUEUE_OFFSET)
+            text = value_of(properties, QUEUE_OFFSET)
             # A record from elsewhere can contain anything.
-            if not offset.isdigit() or len(offset) > 18 or not is_lite_topic(name := lite_topic_of(lmq)):
+            if not text.isdigit() or len(text) > 18 or not is_lite_topic(name := lite_topic_of(lmq)):
                 continue
-            position, stored_ms = head[6], head[10]
-            if lmq == lmq_name(parent, name) and self._queues.add(lmq, int(offset), position, stored_ms):
+            offset, position, stored_ms = int(text), head[6], head[10]
+            if (
+                lmq == lmq_name(parent, name)
+                and (offset <= MAX_LOST or self._is_plausible(parent, offset))
+                and self._queues.add(lmq, offset, position, stored_ms)
+            ):
                 self._on_message(lmq)
 
     async def stop(self) -> None:

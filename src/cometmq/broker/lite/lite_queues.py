@@ -8,12 +8,17 @@ For each parent queue, the database holds the offset up to which it has been rea
 transaction for a short time, so a crash loses the newest changes. Then the messages are read again from the
 parent's queues; consumer offsets fall back, so that messages are delivered again.
 
+A replica (a slave, or a follower in a raft group) derives its database from its own copy of the log. It
+copies the consumer offsets: each change of an offset has a number, so a replica requests the changes after
+the last number that it has. The numbers are valid as long as the database is open, for a time that has an id.
+
 Budget: 15 µs of CPU for a message that arrives, 10 µs for a stored consumer offset.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +34,19 @@ MAX_CACHED = 16_384
 """The maximum number of lite topics, and of consumer offsets, that are kept in memory."""
 CHECKPOINT_BYTES = 8 << 20
 """The size of the write-ahead log at which a thread moves its content to the database."""
-MAX_GAP = 1 << 16
-"""The maximum number of offsets that may be missing before a message. Sends that failed leave gaps."""
-_VERSION = 1
+_VERSION = 2
 _FILES = ("", "-wal", "-shm")
+_UNIT = "SELECT position FROM units WHERE topic = ?"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS topics(
-    id INTEGER PRIMARY KEY, lmq TEXT NOT NULL UNIQUE, end INTEGER NOT NULL, stored_ms INTEGER NOT NULL);
+    id INTEGER PRIMARY KEY, lmq TEXT NOT NULL UNIQUE, end INTEGER NOT NULL, last INTEGER NOT NULL,
+    stored_ms INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS units(
     topic INTEGER, offset INTEGER, position INTEGER, PRIMARY KEY(topic, offset)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS offsets(
-    topic INTEGER, consumers TEXT, offset INTEGER, PRIMARY KEY(topic, consumers)) WITHOUT ROWID;
+    topic INTEGER, consumers TEXT, offset INTEGER, change INTEGER,
+    PRIMARY KEY(topic, consumers)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS changes ON offsets(change);
 CREATE TABLE IF NOT EXISTS followed(
     parent TEXT, queue INTEGER, next INTEGER, PRIMARY KEY(parent, queue)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS subscriptions(
@@ -54,14 +61,16 @@ class _Topic:
     Attributes:
         id: The number of its row; 0 before its first message is visible.
         end: The offset after its last visible message.
+        last: The log position of its last visible message.
         next: The offset of its next message. It is greater than `end` while messages are being stored.
     """
 
-    __slots__ = ("end", "id", "next")
+    __slots__ = ("end", "id", "last", "next")
 
-    def __init__(self, row_id: int, end: int) -> None:
+    def __init__(self, row_id: int, end: int, last: int) -> None:
         self.id = row_id
         self.end = self.next = end
+        self.last = last
 
 
 class LiteQueues:
@@ -71,6 +80,7 @@ class LiteQueues:
         path: The path of the database.
         count: The number of lite topics.
         errors: The exceptions that the methods raise.
+        epoch: The id of the time for which the numbers of changes are valid; "" before the first `open`.
     """
 
     def __init__(self, path: str, on_change: Callable[[], None]) -> None:
@@ -83,6 +93,8 @@ class LiteQueues:
         self.path = path
         self.count = 0
         self.errors: tuple[type[Exception], ...] = (OSError, ImportError)
+        self.epoch = ""
+        self._change = 0  # The number of the last change of a consumer offset
         self._on_change = on_change
         self._log_limit = logs.LogLimiter()
         self._db: sqlite3.Connection
@@ -92,11 +104,11 @@ class LiteQueues:
 
     # -- opening
 
-    def open(self, log_end: int | None) -> None:
+    def open(self, log_end: int) -> None:
         """Open the database, or create it. A damaged one is replaced by an empty one.
 
         Args:
-            log_end: After a crash, the end of the log. Units of later records are removed, because the crash
+            log_end: The end of the log. Units of later records are removed, because a crash or a truncation
                 has removed the records.
 
         Raises:
@@ -109,8 +121,7 @@ class LiteQueues:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         try:
             self._connect()
-            if log_end is not None:
-                self._cut(log_end)
+            self._cut_end(log_end)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise  # The file may be intact: the disk is full, or the file cannot be opened
@@ -121,6 +132,8 @@ class LiteQueues:
                     os.unlink(self.path + suffix)
             self._connect()
         (self.count,) = self._row("SELECT count(*) FROM topics")
+        (self._change,) = self._row("SELECT coalesce(max(change), 0) FROM offsets")
+        self.epoch = secrets.token_hex(8)
 
     def _connect(self) -> None:
         import sqlite3
@@ -136,12 +149,29 @@ class LiteQueues:
         db.executescript(_TABLES)
         db.execute(f"PRAGMA user_version={_VERSION}")
 
-    def _cut(self, log_end: int) -> None:
-        lost = self._rows("SELECT topic, min(offset) FROM units WHERE position >= ? GROUP BY topic", log_end)
-        for topic, end in lost:
-            self._write("DELETE FROM units WHERE topic = ? AND offset >= ?", topic, end)
-            self._write("UPDATE topics SET end = ? WHERE id = ?", end, topic)
-            self._write("UPDATE offsets SET offset = ? WHERE topic = ? AND offset > ?", end, topic, end)
+    def _cut_end(self, log_end: int) -> None:
+        for topic, lmq in self._rows("SELECT id, lmq FROM topics WHERE last >= ?", log_end):
+            (first,) = self._row(
+                "SELECT min(offset) FROM units WHERE topic = ? AND position >= ?", topic, log_end
+            )
+            self._cut_units(topic, lmq, first or 0, log_end, 1 << 62)
+
+    def _cut_units(self, topic: int, lmq: str, first: int, begin: int, end: int) -> None:
+        """Remove the units from the offset `first` on whose log position is in a range."""
+        self._write(
+            "DELETE FROM units WHERE topic = ? AND offset >= ? AND position >= ? AND position < ?",
+            topic, first, begin, end,
+        )  # fmt: skip
+        self._write(
+            "UPDATE topics SET (end, last) = (SELECT coalesce(max(offset) + 1, 0), "
+            "coalesce(max(position), -1) FROM units WHERE topic = id) WHERE id = ?",
+            topic,
+        )
+        groups = self._rows("SELECT consumers FROM offsets WHERE topic = ? AND offset > ?", topic, first)
+        for (group,) in groups:
+            self._write_offset(topic, group, first)
+            self._offsets.pop((group, lmq), None)
+        self._topics.pop(lmq, None)
 
     def close(self) -> None:
         """Write all changes and close the database."""
@@ -190,7 +220,7 @@ class LiteQueues:
 
     def _find(self, lmq: str) -> _Topic | None:
         found = self._topics.get(lmq)
-        if found is None and (row := self._row("SELECT id, end FROM topics WHERE lmq = ?", lmq)):
+        if found is None and (row := self._row("SELECT id, end, last FROM topics WHERE lmq = ?", lmq)):
             found = self._topics[lmq] = _Topic(*row)
             self._trim()
         return found
@@ -215,7 +245,7 @@ class LiteQueues:
         """Return the offset of the next message of a lite topic. No other message gets this offset."""
         topic = self._find(lmq)
         if topic is None:
-            topic = self._topics[lmq] = _Topic(0, 0)
+            topic = self._topics[lmq] = _Topic(0, 0, -1)
         topic.next += 1
         return topic.next - 1
 
@@ -231,7 +261,11 @@ class LiteQueues:
                 del self._topics[lmq]
 
     def add(self, lmq: str, offset: int, position: int, stored_ms: int) -> bool:
-        """Add a message that has become visible. Return False if its offset is impossible.
+        """Add a message that has become visible. Return False if it is known or outdated.
+
+        A lite topic that was removed may be created again, and its offsets then begin at 0 once more. A
+        broker that has not removed it, because it was a replica or has lost its database, finds messages of
+        both lives in the log. Those of the later life replace the others.
 
         Args:
             lmq: The queue of the lite topic.
@@ -240,23 +274,37 @@ class LiteQueues:
             stored_ms: The store time of the record, in epoch ms.
         """
         topic = self._find(lmq)
-        if offset - (0 if topic is None else topic.end) > MAX_GAP:
-            return False
+        if topic is not None and topic.id and (offset < topic.end or position < topic.last):
+            at = topic.id, offset
+            before = self._row(f"{_UNIT} AND offset <= ? ORDER BY offset DESC LIMIT 1", *at)
+            if before and before[0] >= position:
+                return False
+            behind = self._row(f"{_UNIT} AND offset >= ? ORDER BY offset LIMIT 1", *at)
+            if behind and behind[0] < position:
+                self._cut_units(topic.id, lmq, offset, 0, position)
+                topic = self._find(lmq)
         if topic is None:
-            topic = self._topics[lmq] = _Topic(0, 0)
-        end = max(topic.end, offset + 1)
+            topic = self._topics[lmq] = _Topic(0, 0, -1)
+        end, last = max(topic.end, offset + 1), max(topic.last, position)
         if topic.id:
-            self._write("UPDATE topics SET end = ?, stored_ms = ? WHERE id = ?", end, stored_ms, topic.id)
+            self._write(
+                "UPDATE topics SET end = ?, last = ?, stored_ms = ? WHERE id = ?",
+                end, last, stored_ms, topic.id,
+            )  # fmt: skip
         else:
             cursor = self._write(
-                "INSERT INTO topics(lmq, end, stored_ms) VALUES(?, ?, ?)", lmq, end, stored_ms
+                "INSERT INTO topics(lmq, end, last, stored_ms) VALUES(?, ?, ?, ?)", lmq, end, last, stored_ms
             )
             topic.id = cursor.lastrowid or 0
             self.count += 1
-        self._write("INSERT OR REPLACE INTO units VALUES(?, ?, ?)", topic.id, offset, position)
-        topic.end, topic.next = end, max(topic.next, end)
+        self._write("INSERT INTO units VALUES(?, ?, ?)", topic.id, offset, position)
+        topic.end, topic.last, topic.next = end, last, max(topic.next, end)
         self._trim()
         return True
+
+    def forget_reservations(self) -> None:
+        """Continue each lite topic after its last visible message, because no message is being stored."""
+        self._topics.clear()
 
     def units(self, lmq: str, offset: int, count: int, log_begin: int) -> list[tuple[int, int]]:
         """Return offset and log position of up to `count` messages, beginning at `offset`.
@@ -300,11 +348,26 @@ class LiteQueues:
             return False
         self._keep((group, topic), offset)
         try:
-            self._write("INSERT OR REPLACE INTO offsets VALUES(?, ?, ?)", known.id, group, offset)
+            self._write_offset(known.id, group, offset)
         except self._db.Error as error:  # The disk is full. The next commit for this queue tries again
             if self._log_limit.allows():
                 log.error("the offset of %s in %s could not be written: %s", group, topic, error)
         return True
+
+    def _write_offset(self, topic: int, group: str, offset: int) -> None:
+        self._change += 1
+        self._write("INSERT OR REPLACE INTO offsets VALUES(?, ?, ?, ?)", topic, group, offset, self._change)
+
+    def changed_offsets(self, since: int, at_most: int) -> list[tuple[int, str, str, int]]:
+        """Return the consumer offsets changed after the change `since`. Must run in a thread.
+
+        Each is the number of its change, the queue name, the group and the offset, in the order of changes.
+        """
+        return self._elsewhere(
+            "SELECT change, lmq, consumers, offset FROM offsets JOIN topics ON topic = id WHERE change > ? "
+            "ORDER BY change LIMIT ?",
+            since, at_most,
+        )  # fmt: skip
 
     # -- parent queues
 
@@ -327,12 +390,16 @@ class LiteQueues:
         )  # fmt: skip
         return [lmq for (lmq,) in rows]
 
-    def expired(self, log_begin: int, at_most: int) -> list[str]:
-        """Return lite topics whose first message is before a log position. Must run in a thread."""
+    def expired(self, position: int, at_most: int, parent: str = "") -> list[str]:
+        """Return lite topics, of a parent or of all, whose first message is before a log position.
+
+        Must run in a thread.
+        """
+        begin, end = lmq_range(parent) if parent else ("", "\U0010ffff")
         rows = self._elsewhere(
-            "SELECT lmq FROM topics WHERE coalesce((SELECT position FROM units WHERE topic = id "
-            "ORDER BY offset LIMIT 1), -1) < ? LIMIT ?",
-            log_begin, at_most,
+            "SELECT lmq FROM topics WHERE lmq >= ? AND lmq < ? AND coalesce((SELECT position FROM units "
+            "WHERE topic = id ORDER BY offset LIMIT 1), -1) < ? LIMIT ?",
+            begin, end, position, at_most,
         )  # fmt: skip
         return [lmq for (lmq,) in rows]
 

@@ -370,8 +370,12 @@ class LitePops:
         for parked in self.polls.withdraw(owner, opaque):
             parked.request.answer(parked.request, POLLING_TIMEOUT)
 
+    def restart(self) -> None:
+        """Accept pops again after `stop`."""
+        self._stopping = False
+
     async def stop(self) -> None:
-        """Answer all waiting pops, because the broker is stopping."""
+        """Answer all waiting pops, because the broker is stopping or is no longer the master."""
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,9 @@
 """The lite topics of a broker: their messages, subscriptions, pops and removal.
 
 A broker without lite topics opens no database and does no work for them. Lite topics are served by masters
-outside raft groups: consumer offsets and subscriptions are not replicated.
+and by leaders of raft groups. Slaves and followers keep the queues of lite topics up to date from their
+copies of the log, and copy the consumer offsets, so that they can take over. Subscriptions are not
+replicated, as clients repeat them every 30 s.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class LiteService:
         self._log_limit = logs.LogLimiter(1, FAILURE_LOG_S)
         self._started_ms = mono_ms(self.clock)
         self._log_begin = 0  # The beginning of the log when it was last searched for expired messages
+        self._deleted: dict[str, int] = {}  # The deletions of parent topics that were last searched for
         self._channels: dict[Subscriber, Connection] = {}
         root = self.config.store.root
         self.queues = LiteQueues(os.path.join(root, "config", DATABASE), self._changed)
@@ -92,15 +95,21 @@ class LiteService:
 
     # -- opening
 
-    @property
-    def served(self) -> bool:
-        """Whether this broker serves lite topics."""
-        return not self.store.slave and self.store.raft_log is None
-
     def start(self) -> None:
         """Open the database if there are lite topics."""
         self._started = True
         self.use_topics()
+
+    def lead(self) -> None:
+        """Begin to serve lite topics, because this broker has become the leader of its raft group."""
+        self._started_ms = mono_ms(self.clock)
+        if self.is_open:
+            self._serve()
+
+    async def follow(self) -> None:
+        """Answer waiting pops, and handle no further leases, because another broker has become the leader."""
+        self.expiry.stop()
+        await self.pops.stop()
 
     def use_topics(self) -> None:
         """Follow the parent topics of the topic table. Must be called after each change of the table."""
@@ -113,26 +122,38 @@ class LiteService:
         }
         if self.is_open:
             self.parent_queues.set_parents(self._parents)
-        elif self.served and (self._parents or os.path.exists(self.queues.path)):
+        elif self._parents or os.path.exists(self.queues.path):
             self._begin()
 
     def _begin(self) -> None:
         """Open the database and read what it lacks."""
         try:
-            self.queues.open(None if self.store.recovered.clean else self.store.log.end)
+            self.queues.open(self.store.log.end)
         except self.queues.errors as error:
             log.error("lite topics are not served: %s cannot be opened: %s", self.queues.path, error)
             return
         self.is_open = True
+        self.parent_queues = ParentQueues(self.store, self.queues, self.arrivals.watch, self.pops.available)
+        self.parent_queues.set_parents(self._parents)
+        self._checks.start()
+        if not self.store.slave:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Forget leases and subscriptions of an earlier term as the leader, and restore the stored ones."""
+        self.queues.forget_reservations()
+        self.leases.clear()
+        self.leases.born_ms = self.clock.time_ms()
+        self.pops.restart()
         now_ms = mono_ms(self.clock)
+        for subscriber in self.subscriptions:
+            self.subscriptions.remove(subscriber, list(subscriber.lmqs))
+        self._channels.clear()
         for client_id, group, parent, lmq in self.queues.subscriptions():
             subscriber = self.subscriptions.enter(client_id, group, parent, now_ms)
             self.subscriptions.add(subscriber, [lmq])
             subscriber.checked = False
-        self.parent_queues = ParentQueues(self.store, self.queues, self.arrivals.watch, self.pops.available)
-        self.parent_queues.set_parents(self._parents)
         self.expiry.start()
-        self._checks.start()
 
     def _changed(self) -> None:
         if self._flush_timer is None:
@@ -176,9 +197,9 @@ class LiteService:
     def arrived(self, arrivals: Arrivals) -> None:
         """Add new messages of parent queues to the lite topics."""
         if self.is_open:
-            for topic, queue_id in {(each[0], each[1]) for each in arrivals}:
-                if self.parent_queues.is_followed(topic, queue_id):
-                    self.parent_queues.follow(topic, queue_id)
+            first = {(topic, queue_id): end - 1 for topic, queue_id, end, _, _ in reversed(arrivals)}
+            for (topic, queue_id), offset in first.items():
+                self.parent_queues.arrived(topic, queue_id, offset)
 
     def closed(self, connection: Connection) -> None:
         """Forget the pops of a connection. Its subscriptions stay for a while, as clients come back."""
@@ -245,10 +266,8 @@ class LiteService:
 
     def check_ready(self, parent: str) -> None:
         """Raise CommandError if the lite topics of a topic cannot be used now."""
-        if not self.served:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, "lite topics are served by masters that are not in a raft group"
-            )
+        if self.store.slave:
+            raise CommandError(ResponseCode.SYSTEM_ERROR, "this broker is a slave and serves no lite topics")
         if not self.is_open or not self.parent_queues.is_ready(parent):
             raise CommandError(
                 ResponseCode.SYSTEM_BUSY, f"the lite topics of {parent} are being read from the log"
@@ -353,15 +372,15 @@ class LiteService:
         now_ms = mono_ms(self.clock)
         for subscriber in self.subscriptions.silent(now_ms):
             self._remove(subscriber, list(subscriber.lmqs))
+        for parent in self._parents:
+            # A replica may not have noticed that a topic was deleted, because it was created again.
+            end = self.store.deleted.ends.get(parent, 0)
+            if end > self._deleted.get(parent, 0) and await self._remove_before(end, parent):
+                self._deleted[parent] = end
         log_begin = self.store.log.min_position
-        if log_begin > self._log_begin:
-            found = await self._remove_all(
-                lambda: self.queues.expired(log_begin, REMOVED_PER_CHECK),
-                lambda lmq: self.queues.cut(lmq, log_begin),
-            )
-            if found < REMOVED_PER_CHECK:  # Otherwise the next check continues
-                self._log_begin = log_begin
-        if now_ms - self._started_ms < MIN_EXPIRATION_MS:
+        if log_begin > self._log_begin and await self._remove_before(log_begin):
+            self._log_begin = log_begin
+        if self.store.slave or now_ms - self._started_ms < MIN_EXPIRATION_MS:
             return
         for parent in list(self._parents):
             config = self.tables.topics.get(parent)
@@ -369,6 +388,17 @@ class LiteService:
             if text.isascii() and text.isdigit() and int(text) > 0:
                 before_ms = self.clock.time_ms() - max(int(text) * 60_000, MIN_EXPIRATION_MS)
                 await self.remove_silent(parent, before_ms)
+
+    async def _remove_before(self, position: int, parent: str = "") -> bool:
+        """Remove the messages before a log position from the lite topics of a parent, or from all.
+
+        Return False if there may be more of them.
+        """
+        found = await self._remove_all(
+            lambda: self.queues.expired(position, REMOVED_PER_CHECK, parent),
+            lambda lmq: self.queues.cut(lmq, position),
+        )
+        return found < REMOVED_PER_CHECK
 
     async def remove_silent(self, parent: str, before_ms: int) -> None:
         """Remove the lite topics of a parent whose last message was stored before a time in epoch ms."""
@@ -380,7 +410,7 @@ class LiteService:
     async def _remove_all(self, find: Callable[[], list[str]], remove: Callable[[str], object]) -> int:
         """Find lite topics in a thread, and remove them in turns with the other work of the event loop.
 
-        Return the number of those that were found.
+        Return the number of those found.
         """
         self.queues.flush()
         found = await asyncio.to_thread(find)

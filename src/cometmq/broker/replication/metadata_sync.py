@@ -1,4 +1,4 @@
-"""A slave's copy of its master's tables: topics, groups, consume modes, consumer offsets, delay offsets.
+"""A slave's copy of its master's tables: topics, groups, consume modes, offsets of consumers and of delays.
 
 RocketMQ's requests for these tables are in docs/reference/storage.md, Slave metadata sync.
 
@@ -33,6 +33,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from cometmq import logs
+from cometmq.broker.lite.copying import LiteOffsetCopy
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables
@@ -45,6 +46,7 @@ from cometmq.protocol.bodies import (
     DataVersion,
     DelayOffsetTable,
     KVTable,
+    LiteOffsetTable,
     MessageRequestModeTable,
     SubscriptionGroupTable,
     TopicConfigTable,
@@ -53,6 +55,7 @@ from cometmq.protocol.codes import MAX_STORED_TOPIC_LENGTH, RequestCode, Respons
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetMaxOffsetRequestHeader,
+    Header,
     OffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -65,6 +68,8 @@ Table = TypeVar("Table", bound=Body)
 
 FIRST_S, PERIOD_S = 3.0, 10.0
 TIMEOUT_S = 3.0
+LOG_INTERVAL_S, LOG_TESTS = 0.05, 40
+"""A wait for records of the master tests the end of the log at this interval, in seconds, this many times."""
 MAX_RETURNED_OFFSETS = 10_000
 """The maximum number of offsets sent to a master in one cycle. Further offsets wait for the next cycles."""
 
@@ -171,6 +176,8 @@ class MetadataSync:
         # Topics that this broker has kept, although another member has deleted them. A warning was logged.
         # The value is the log position of the deletion.
         self._refuted: dict[str, int] = {}
+        self.lite: LiteOffsetCopy | None = None
+        """The copy of the consumer offsets in lite topics."""
         self._checked_queues = False  # Whether this broker's queues were compared with the master's topics
         self.master_addr = ""
         self.master_log = Extent(0, 0)
@@ -202,6 +209,7 @@ class MetadataSync:
         try:
             await self.settings()
             await self._offsets()
+            await self._lite_offsets()
         except CometError as error:
             if str(error) != self.failure:
                 log.warning("tables of master %s could not be copied: %s", self.master_addr, error)
@@ -219,14 +227,14 @@ class MetadataSync:
             return order(version) > order(own)
         return version is not None and version != own
 
-    async def _request_table(self, code: int, kind: type[Table]) -> Table:
+    async def _request_table(self, code: int, kind: type[Table], header: Header | None = None) -> Table:
         """Request a table from the master. Decode it in a thread, because it may be long.
 
-        The request has no header, so a RocketMQ 5.5 broker sends the whole table in one response rather than
+        To a request without a header, a RocketMQ 5.5 broker sends the whole table in one response rather than
         in pages.
         """
         asked = self.master_addr
-        answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
+        answer = success(await self._client.call(asked, Frame.request(code, header), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
         if asked != self.master_addr:  # In a raft group, the leader may have changed during the request
             raise NotTheMaster(f"{asked} is no longer the master")
@@ -306,11 +314,11 @@ class MetadataSync:
 
     def delete(self) -> None:
         """Apply the known topic deletions whose log position this broker's log has reached."""
-        store, waiting = self._store, self._store.dispatcher
-        if waiting.own_wait:
+        store = self._store
+        if store.dispatcher.own_wait:
             return
         done = store.checkpointing.covered().position
-        reached = done if waiting.waits else max(done, store.replica.end)
+        reached = store.visible_end
         due = {topic: end for topic, end in self._deleted.items() if end <= reached}
         self._deleted = {topic: end for topic, end in self._deleted.items() if end > reached}
         for topic in [topic for topic, end in due.items() if self._goes_on(topic, end)]:
@@ -369,6 +377,25 @@ class MetadataSync:
         if self._store.replica.end >= self._master_offsets.log_end:
             master, self._master_offsets = self._master_offsets, None
             await self._apply(master)
+
+    async def _lite_offsets(self) -> None:
+        """Copy the consumer offsets in lite topics that have changed since the last copy."""
+        while self.lite is not None and (header := self.lite.request()) is not None:
+            asked = self.master_addr
+            try:
+                table = await self._request_table(RequestCode.GET_LITE_OFFSETS, LiteOffsetTable, header)
+            except BrokerError as error:
+                if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    raise
+                return
+            for _ in range(LOG_TESTS):
+                if self._store.visible_end >= table.log_end:
+                    break
+                await asyncio.sleep(LOG_INTERVAL_S)
+            else:
+                return  # They are requested again in the next cycle
+            if self.master_addr != asked or not self.lite.take(table):
+                return
 
     async def _extent(self) -> Extent:
         """Return the positions at which the master's log currently begins and ends."""

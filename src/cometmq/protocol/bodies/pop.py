@@ -281,3 +281,19 @@ class LiteSubscriptionCtlRequestBody(Body):
     MAX_OCCURRENCES = b",", MAX_LITE_NAMES_PER_REQUEST
 
     subscription_set: list[LiteSubscription] = empty(list)
+
+
+class LiteOffsetTable(Body):
+    """The body of the response to request 21009 (CometMQ's own): consumer offsets in lite topics.
+
+    Attributes:
+        epoch: The id of the time for which the numbers of changes are valid.
+        log_end: The end of the visible log. Offsets must not be used by a slave whose log ends before it.
+        changes: The number of the change, the queue name of the lite topic, the group and the offset.
+        more: Whether there are further changes.
+    """
+
+    epoch: str = always("")
+    log_end: int = always(0)
+    changes: list[tuple[int, str, str, int]] = empty(list)
+    more: bool = always(False)

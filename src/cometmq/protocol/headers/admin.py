@@ -246,6 +246,17 @@ class ViewBrokerStatsDataRequestHeader(Header, gc=False):
     stats_key: str
 
 
+class GetLiteOffsetsHeader(Header, gc=False):
+    """The header of request 21009 (CometMQ's own): a slave copies changed consumer offsets in lite topics.
+
+    The response has the changes after the change `since`, or all offsets if `epoch` is not that of the last
+    response: then the master was started again, and its numbers of changes have another meaning.
+    """
+
+    epoch: str
+    since: I64
+
+
 class CopySettingsHeader(Header, gc=False):
     """The header of request 21005 (CometMQ's own): a raft leader makes its followers copy topics and groups.
 
