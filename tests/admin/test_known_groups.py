@@ -35,6 +35,7 @@ CHANGES = (
 OTHERS = {
     *("updateSubGroup", "deleteSubGroup", "producerConnection", "queryCq"),
     *("queryMsgById", "queryMsgByUniqueKey", "exportMetadata", "setConsumeMode"),
+    *("getLiteClientInfo", "getLiteGroupInfo", "triggerLiteDispatch"),
 }
 
 

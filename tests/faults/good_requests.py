@@ -333,6 +333,12 @@ BROKER_REQUESTS = {
         }
     ),
     200071: Request({}, json.dumps({"subscriptionSet": [LITE_SUBSCRIPTION]}).encode()),
+    200074: Request({}),
+    200075: Request({"topic": "TopicA"}),
+    200076: Request({"parentTopic": "TopicA", "liteTopic": "s1"}),
+    200077: Request({"parentTopic": "TopicA", "group": "CG", "clientId": "c1", "maxCount": "3"}),
+    200078: Request({"group": "CG", "liteTopic": "s1", "topK": "3"}),
+    200079: Request({"group": "CG", "clientId": "c1"}),
     200151: Request({}, json.dumps(BATCH_ACK).encode()),
 }
 

@@ -17,6 +17,7 @@ import msgspec
 
 from cometmq.admin.acl import AccessAdmin
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
+from cometmq.admin.lite import LiteTopicAdmin
 from cometmq.admin.message_admin import MessageAdmin
 from cometmq.admin.offsets import OffsetAdmin
 from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, check_cluster
@@ -45,7 +46,7 @@ __all__ = ["Admin", "TopicSettings"]
 ADMIN_TIMEOUT_S = 5.0
 
 
-class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
+class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
     """Administration operations on the clusters that are registered at a set of name servers.
 
     An `Admin` is an asynchronous context manager. Every operation that sends a request may raise

@@ -355,7 +355,7 @@ class BrokerParts:
             self.pulls,
             pop_requests,
             LiteProcessor(config=config, service=self.lite, checks=self.pops.checks, pops=pop_requests),
-            LiteAdmin(service=self.lite),
+            LiteAdmin(config=config, service=self.lite),
             self.modes,
             self.clients,
             self.schedule,

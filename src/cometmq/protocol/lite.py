@@ -60,6 +60,12 @@ def parent_of(lmq: str) -> str:
     return lmq.removeprefix(_PREFIX).rpartition("$")[0]
 
 
+def expiration_minutes(attributes: Mapping[str, str] | None) -> int:
+    """Return after how many minutes without a message a lite topic of a parent expires, or -1 for never."""
+    text = (attributes or {}).get(EXPIRATION, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else -1
+
+
 def is_lite_parent(attributes: Mapping[str, str] | None) -> bool:
     """Return whether a topic with these attributes has lite topics."""
     return (attributes or {}).get(MESSAGE_TYPE) == LITE

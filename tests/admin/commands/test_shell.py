@@ -27,6 +27,8 @@ LATER = [
     "updateTopicList",
     "updateSubGroupList",
     "setConsumeMode",
+    *("getBrokerLiteInfo", "getParentTopicInfo", "getLiteTopicInfo"),
+    *("getLiteClientInfo", "getLiteGroupInfo", "triggerLiteDispatch"),
 ]
 OURS = ["purgeTopic", "resumeCheckHalfMessage"]
 COMMANDS = list(mqadmin.commands)[1:]

@@ -15,6 +15,7 @@ from cometmq import logs
 from cometmq.broker.lite import pops, service
 from cometmq.protocol.bodies import LiteSubscriptionCtlRequestBody, OffsetOption
 from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers.admin import TriggerLiteDispatchHeader
 from cometmq.protocol.lite import lmq_name
 from cometmq.protocol.record.one import iter_records
 
@@ -358,6 +359,21 @@ async def test_acks_are_checked(client: LiteClient) -> None:
         assert await client.ack(popped, **more) == code, more
     assert await client.ack(popped) == 0
     assert await client.ack(popped) != 0
+
+
+async def test_a_dispatch_on_request_offers_lite_topics_once_more(
+    client: LiteClient, cluster: Cluster, peer: Peer
+) -> None:
+    await client.subscribe("s1", "s2")
+    await client.send("s1", "1")
+    await client.send("s2", "2")
+    (subscriber,) = lite_of(cluster).subscriptions
+    subscriber.ready.clear()
+    for fields in ({"client_id": "other"}, {"client_id": "c1"}, {}):
+        header = TriggerLiteDispatchHeader(group=GROUP, **fields)
+        assert (await peer.call(RequestCode.TRIGGER_LITE_DISPATCH, header)).code == 0
+        assert len(subscriber.ready) == (0 if fields == {"client_id": "other"} else 2)
+        subscriber.ready.clear()
 
 
 # -- removal

@@ -10,6 +10,7 @@ from cometmq.admin.commands import (
     brokers,
     consumers,
     export,
+    lite,
     measuring,
     messages,
     namesrv,
@@ -51,6 +52,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
 SECTIONS = {
     "Topics": (topics,),
     "Groups": (consumers, offsets),
+    "Lite topics": (lite,),
     "Messages": (messages, reading, measuring),
     "Brokers and name servers": (brokers, namesrv, replication, export),
     "Access": (access,),

@@ -36,6 +36,21 @@ CHECKPOINT_BYTES = 8 << 20
 """The size of the write-ahead log at which a thread moves its content to the database."""
 _VERSION = 2
 _FILES = ("", "-wal", "-shm")
+Lag = tuple[str, int, int]
+"""The queue name of a lite topic, a group's lag, and the log position of the first unconsumed message."""
+_LAGS = """
+WITH wanted(id) AS (
+    SELECT topic FROM offsets WHERE consumers = ?1
+    UNION SELECT topics.id FROM subscriptions JOIN topics USING (lmq) WHERE consumers = ?1),
+behind AS (
+    SELECT id, lmq, end, coalesce(offset, 0) AS offset FROM wanted JOIN topics USING (id)
+    LEFT JOIN offsets ON topic = id AND consumers = ?1),
+lags AS (
+    SELECT lmq, end - behind.offset AS lag, (
+        SELECT position FROM units WHERE topic = id AND units.offset >= behind.offset
+        ORDER BY units.offset LIMIT 1) AS position
+    FROM behind WHERE end > behind.offset)
+"""
 _UNIT = "SELECT position FROM units WHERE topic = ?"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS topics(
@@ -319,6 +334,32 @@ class LiteQueues:
             "ORDER BY offset LIMIT ?",
             topic.id, offset, log_begin, count,
         )  # fmt: skip
+
+    def stored_ms(self, lmq: str) -> int:
+        """Return the store time of the last message of a lite topic, in epoch ms; 0 for an unknown one."""
+        row = self._row("SELECT stored_ms FROM topics WHERE lmq = ?", lmq)
+        return row[0] if row else 0
+
+    def count_of(self, parent: str) -> int:
+        """Return the number of lite topics of a parent. Must run in a thread."""
+        ((count,),) = self._elsewhere(
+            "SELECT count(*) FROM topics WHERE lmq >= ? AND lmq < ?", *lmq_range(parent)
+        )
+        return int(count)
+
+    def lags(self, group: str, at_most: int) -> tuple[int, list[Lag], list[Lag]]:
+        """Return the lag of a group in all lite topics that it has consumed or to which it subscribes.
+
+        Must run in a thread.
+
+        Returns:
+            The total lag, the lite topics with the largest lags, and those with the oldest messages.
+        """
+        ((total,),) = self._elsewhere(f"{_LAGS} SELECT coalesce(sum(lag), 0) FROM lags", group)
+        first = f"{_LAGS} SELECT lmq, lag, position FROM lags ORDER BY"
+        largest = self._elsewhere(f"{first} lag DESC, lmq LIMIT ?2", group, at_most)
+        oldest = self._elsewhere(f"{first} position LIMIT ?2", group, at_most)
+        return int(total), largest, oldest
 
     # -- consumer offsets (the interface `Offsets` of the leases)
 

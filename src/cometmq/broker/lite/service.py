@@ -384,9 +384,9 @@ class LiteService:
             return
         for parent in list(self._parents):
             config = self.tables.topics.get(parent)
-            text = (config.attributes or {}).get(lite.EXPIRATION, "-1") if config is not None else "-1"
-            if text.isascii() and text.isdigit() and int(text) > 0:
-                before_ms = self.clock.time_ms() - max(int(text) * 60_000, MIN_EXPIRATION_MS)
+            minutes = lite.expiration_minutes(config.attributes) if config is not None else -1
+            if minutes > 0:
+                before_ms = self.clock.time_ms() - max(minutes * 60_000, MIN_EXPIRATION_MS)
                 await self.remove_silent(parent, before_ms)
 
     async def _remove_before(self, position: int, parent: str = "") -> bool:

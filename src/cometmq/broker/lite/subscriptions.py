@@ -56,6 +56,9 @@ class LiteSubscriptions:
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
 
+    def __len__(self) -> int:
+        return len(self._subscribers)
+
     def find(self, client_id: str, group: str) -> Subscriber | None:
         """Return a client of a group, or None if it has no subscriptions."""
         return self._subscribers.get((client_id, group))

@@ -375,3 +375,104 @@ class AclAccounts(Body):
 
     accounts: list[AclAccount] = empty(list)
     global_white_remote_addresses: dict[str, list[str]] = empty(dict)
+
+
+# -- lite topics
+
+
+class LiteBrokerInfo(Body):
+    """The lite topics of a broker (response to request 200074).
+
+    Attributes:
+        max_lmq_num, current_lmq_num: The number of lite topics, and its maximum.
+        lite_subscription_count: The number of subscriptions of all clients.
+        order_info_count: The number of lite topics with leased messages, counted for each group.
+        cq_table_size: The number of the other queues.
+        offset_table_size: The number of consumer offsets in other queues.
+        event_map_size: The number of clients with subscriptions.
+        topic_meta: The parent topics, with the minutes after which their silent lite topics expire, or -1.
+        group_meta: The groups that are bound to each parent topic.
+    """
+
+    store_type: str = always("default")
+    max_lmq_num: int = always(0)
+    current_lmq_num: int = always(0)
+    lite_subscription_count: int = always(0)
+    order_info_count: int = always(0)
+    cq_table_size: int = always(0)
+    offset_table_size: int = always(0)
+    event_map_size: int = always(0)
+    topic_meta: dict[str, int] = empty(dict)
+    group_meta: dict[str, list[str]] = empty(dict)
+
+
+class ParentTopicInfo(Body):
+    """A parent topic (response to request 200075). `lmq_num` counts the lite topics of all parents."""
+
+    topic: str = always("")
+    ttl: int = always(-1)
+    groups: list[str] = empty(list)
+    lmq_num: int = always(0)
+    lite_topic_count: int = always(0)
+
+
+class LiteSubscriber(Body):
+    """A client that subscribes to a lite topic, and its group."""
+
+    client_id: str = always("")
+    group: str = always("")
+
+
+class LiteTopicInfo(Body):
+    """A lite topic (response to request 200076)."""
+
+    parent_topic: str = always("")
+    lite_topic: str = always("")
+    subscriber: list[LiteSubscriber] = empty(list)
+    topic_offset: TopicOffset = empty(TopicOffset)
+    sharding_to_broker: bool = always(True)
+
+
+class LiteClientInfo(Body):
+    """A client of lite topics (response to request 200077).
+
+    `lite_topic_count` is -1 for an unknown client. `lite_topic_set` contains queue names. Times are in epoch
+    ms, or -1 if they are unknown.
+    """
+
+    parent_topic: str = always("")
+    group: str = always("")
+    client_id: str = always("")
+    last_access_time: int = always(-1)
+    last_consume_time: int = always(-1)
+    lite_topic_count: int = always(-1)
+    lite_topic_set: list[str] = empty(list)
+
+
+class LiteLag(Body):
+    """The lag of a group in a lite topic, and the store time (epoch ms) of the first unconsumed message."""
+
+    lite_topic: str = always("")
+    lag_count: int = always(0)
+    earliest_unconsumed_timestamp: int = always(-1)
+
+
+class LiteGroupInfo(Body):
+    """The progress of a group in its lite topics, or in one of them (response to request 200078).
+
+    Attributes:
+        total_lag_count: The lag in all lite topics or in the one; -1 if the lite topic does not exist.
+        earliest_unconsumed_timestamp: The store time (epoch ms) of the first unconsumed message, or -1.
+        lite_topic_offset_wrapper: The offsets in the requested lite topic, once the group has consumed.
+        lag_count_top_k, lag_timestamp_top_k: The lite topics with the largest lag, and with the oldest
+            unconsumed messages.
+    """
+
+    group: str = always("")
+    parent_topic: str = always("")
+    lite_topic: str | None = None
+    earliest_unconsumed_timestamp: int = always(-1)
+    total_lag_count: int = always(0)
+    lite_topic_offset_wrapper: OffsetWrapper | None = None
+    lag_count_top_k: list[LiteLag] | None = None
+    lag_timestamp_top_k: list[LiteLag] | None = None

@@ -246,6 +246,41 @@ class ViewBrokerStatsDataRequestHeader(Header, gc=False):
     stats_key: str
 
 
+class GetLiteTopicInfoHeader(Header, gc=False):
+    """The header of request 200076 (GET_LITE_TOPIC_INFO)."""
+
+    parent_topic: str
+    lite_topic: str
+
+
+class GetLiteClientInfoHeader(Header, gc=False):
+    """The header of request 200077 (GET_LITE_CLIENT_INFO). At most `max_count` lite topics are wanted."""
+
+    parent_topic: str
+    group: str
+    client_id: str
+    max_count: I32 | None = None
+
+
+class GetLiteGroupInfoHeader(Header, gc=False):
+    """The header of request 200078 (GET_LITE_GROUP_INFO).
+
+    The response has a group's progress in `lite_topic` or, without it, the `top_k` lite topics that are the
+    furthest behind.
+    """
+
+    group: str
+    lite_topic: str | None = None
+    top_k: I32 | None = None
+
+
+class TriggerLiteDispatchHeader(Header, gc=False):
+    """The header of request 200079 (TRIGGER_LITE_DISPATCH), for one client of a group or for all."""
+
+    group: str
+    client_id: str | None = None
+
+
 class GetLiteOffsetsHeader(Header, gc=False):
     """The header of request 21009 (CometMQ's own): a slave copies changed consumer offsets in lite topics.
 
