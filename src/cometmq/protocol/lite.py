@@ -21,6 +21,8 @@ BIND_TOPIC = "lite.bind.topic"
 SUB_MODEL = "lite.sub.model"
 SUB_MODELS = ("Shared", "Exclusive")
 CLIENT_QUOTA = "lite.sub.client.quota"
+WILDCARD = "lite.sub.wildcard"
+"""Attribute of a group: if it is present, each client receives from all lite topics of the parent."""
 RESET_OFFSET_EXCLUSIVE = "lite.sub.reset.offset.exclusive"
 RESET_OFFSET_UNSUBSCRIBE = "lite.sub.reset.offset.unsubscribe"
 DEFAULT_CLIENT_QUOTA = 2_000
@@ -43,6 +45,16 @@ def is_lite_topic(name: str) -> bool:
 def lmq_name(parent: str, lite_topic: str) -> str:
     """Return the name of a lite topic's queue."""
     return f"{_PREFIX}{parent}${lite_topic}"
+
+
+def all_of(parent: str) -> str:
+    """Return the name that stands for the queues of all lite topics of a parent, which begin with it."""
+    return lmq_name(parent, "")
+
+
+def all_with(lmq: str) -> str:
+    """Return the name that stands for all lite topics of the same parent."""
+    return lmq[: lmq.rindex("$") + 1]
 
 
 def lmq_range(parent: str) -> tuple[str, str]:

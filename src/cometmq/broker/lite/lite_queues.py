@@ -41,7 +41,9 @@ Lag = tuple[str, int, int]
 _LAGS = """
 WITH wanted(id) AS (
     SELECT topic FROM offsets WHERE consumers = ?1
-    UNION SELECT topics.id FROM subscriptions JOIN topics USING (lmq) WHERE consumers = ?1),
+    UNION SELECT id FROM subscriptions JOIN topics USING (lmq) WHERE consumers = ?1
+    UNION SELECT id FROM subscriptions AS every JOIN topics ON topics.lmq > every.lmq
+        AND topics.lmq < rtrim(every.lmq, '$') || '%' WHERE consumers = ?1 AND every.lmq LIKE '%$'),
 behind AS (
     SELECT id, lmq, end, coalesce(offset, 0) AS offset FROM wanted JOIN topics USING (id)
     LEFT JOIN offsets ON topic = id AND consumers = ?1),
@@ -360,6 +362,19 @@ class LiteQueues:
         largest = self._elsewhere(f"{first} lag DESC, lmq LIMIT ?2", group, at_most)
         oldest = self._elsewhere(f"{first} position LIMIT ?2", group, at_most)
         return int(total), largest, oldest
+
+    def behind(self, group: str, parent: str, after: str, at_most: int) -> list[str]:
+        """Return lite topics of a parent with messages that a group has not consumed, in the order of names.
+
+        Those after the queue name `after` are returned. Must run in a thread.
+        """
+        begin, end = lmq_range(parent)
+        found = self._elsewhere(
+            "SELECT lmq FROM topics LEFT JOIN offsets ON topic = id AND consumers = ? "
+            "WHERE lmq > ? AND lmq < ? AND end > coalesce(offset, 0) ORDER BY lmq LIMIT ?",
+            group, max(after, begin), end, at_most,
+        )  # fmt: skip
+        return [lmq for (lmq,) in found]
 
     # -- consumer offsets (the interface `Offsets` of the leases)
 

@@ -28,6 +28,7 @@ from cometmq.broker.pop.pops import FOUND, POLLING_FULL, POLLING_TIMEOUT, WOKEN_
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.periodic import Tasks
+from cometmq.protocol.lite import all_with
 from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
@@ -38,6 +39,8 @@ AGAIN_S = 0.02
 """The time after which a lite topic is offered again that could not be read although no message is leased."""
 FAILED_S = 1.0
 """The time after which a lite topic is offered again whose reading has failed."""
+MAX_READY = 10_000
+"""The maximum number of lite topics in `Subscriber.ready` of a client of a wildcard group."""
 Unit = tuple[int, int]
 
 
@@ -96,6 +99,7 @@ class LitePops:
         self._loop = asyncio.get_running_loop()
         self.polls = Polls(lambda _topic, _of_pop: None)
         self._woken: deque[ParkedPop] = deque()
+        self._searching: set[Subscriber] = set()
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -120,9 +124,14 @@ class LitePops:
 
     def _prepare(self, request: LitePop, subscriber: Subscriber) -> None:
         """Add to `ready` what a restored subscriber lacks, and the queues of a pop that is repeated."""
-        if not subscriber.checked:
-            subscriber.checked = True
-            self.add_ready(subscriber, list(subscriber.lmqs))
+        if not subscriber.checked and not subscriber.ready:
+            if subscriber.wildcard:
+                if subscriber not in self._searching:
+                    self._searching.add(subscriber)
+                    self._tasks.start(self._search(subscriber))
+            else:
+                subscriber.checked = True
+                self.add_ready(subscriber, list(subscriber.lmqs))
         attempt, lmqs = subscriber.attempt
         if request.attempt_id and attempt == request.attempt_id:
             subscriber.ready = dict.fromkeys(lmqs) | subscriber.ready
@@ -131,8 +140,31 @@ class LitePops:
         """Add those lite topics to a client's `ready` that have messages for its group."""
         group = subscriber.group
         for lmq in lmqs:
-            if self.queues.end(lmq) > max(self.queues.query(group, lmq, 0), 0):
+            if lmq == all_with(lmq):
+                subscriber.checked = False  # The next pop searches for them
+            elif self.queues.end(lmq) > max(self.queues.query(group, lmq, 0), 0):
                 subscriber.ready[lmq] = None
+        if subscriber.ready or not subscriber.checked:
+            self._wake(subscriber)
+
+    async def _search(self, subscriber: Subscriber) -> None:
+        """Add the next lite topics with unconsumed messages to `ready` of a client of a wildcard group."""
+        group, parent, cursor = subscriber.group, subscriber.parent, subscriber.cursor
+        try:
+            self.queues.flush()
+            found = await asyncio.to_thread(self.queues.behind, group, parent, cursor, MAX_READY)
+            subscriber.ready.update(dict.fromkeys(found))
+            if len(found) == MAX_READY:
+                subscriber.cursor = found[-1]
+            else:
+                subscriber.cursor, subscriber.checked, subscriber.missed = "", not subscriber.missed, False
+        except self.queues.errors as error:
+            log.error(
+                "lite topics of %s with messages for %s could not be searched: %s", parent, group, error
+            )
+            return
+        finally:
+            self._searching.discard(subscriber)
         if subscriber.ready:
             self._wake(subscriber)
 
@@ -316,6 +348,9 @@ class LitePops:
             queue = self.leases.find((subscriber.group, lmq, 0))
             if queue is not None and queue.leases:
                 continue  # `freed` follows when the leases end
+            if len(subscriber.ready) >= MAX_READY and subscriber.wildcard:
+                subscriber.missed, subscriber.checked = True, False
+                continue
             subscriber.ready[lmq] = None
             if subscriber.group not in woken and self._wake(subscriber):
                 woken.add(subscriber.group)

@@ -137,6 +137,13 @@ class LiteProcessor:
                 )
         settings = self._check(group, topic)
         complete = entry.action == "COMPLETE_ADD"
+        if lite.WILDCARD in (settings.attributes or {}):
+            if not complete:
+                raise CommandError(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"group[{group}] receives from all lite topics of {topic}: it has {lite.WILDCARD}",
+                )
+            lmqs = [lite.all_of(topic)]
         if not lmqs:
             if known is not None and complete:
                 service.unsubscribe(known, list(known.lmqs))

@@ -1,7 +1,8 @@
 """The subscriptions of clients to lite topics. This module does no I/O and reads no clock.
 
 A client of a group subscribes to lite topics of the group's parent topic, by single changes or by sending all
-its lite topics. Clients repeat the latter every 30 s. A subscription belongs to the client's id, not to its
+its lite topics. Clients repeat the latter every 30 s. A client of a wildcard group has a single subscription,
+to all lite topics of the parent. A subscription belongs to the client's id, not to its
 connection, so it outlives a lost connection and a restart of the broker; it ends EXPIRE_MS after the client's
 last request.
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.lite import all_of, all_with
 
 MAX_SUBSCRIPTIONS = 100_000
 """The maximum number of subscriptions of all clients, as in Apache's broker (maxLiteSubscriptionCount)."""
@@ -33,6 +35,8 @@ class Subscriber:
         seen_ms: The time of its last request, by the monotonic clock.
         attempt: The attempt id of its last pop that found messages, and the queues of these messages.
         checked: Whether `ready` contains all queues that had messages when the client subscribed.
+        cursor: In a wildcard group, the queue after which the search for queues with messages goes on.
+        missed: Whether queues were left out of `ready`, because it was full, since the search began.
     """
 
     client_id: str
@@ -43,6 +47,13 @@ class Subscriber:
     ready: dict[str, None] = field(default_factory=dict)
     attempt: tuple[str, list[str]] = ("", [])
     checked: bool = True
+    cursor: str = ""
+    missed: bool = False
+
+    @property
+    def wildcard(self) -> bool:
+        """Whether the client subscribes to all lite topics of the parent."""
+        return all_of(self.parent) in self.lmqs
 
 
 class LiteSubscriptions:
@@ -65,7 +76,12 @@ class LiteSubscriptions:
 
     def of(self, lmq: str, group: str | None = None) -> list[Subscriber]:
         """Return the clients that subscribe to a lite topic, in `group` or, if it is None, in all groups."""
-        return [each for each in self._by_lmq.get(lmq, ()) if group is None or each.group == group]
+        return [
+            each
+            for name in dict.fromkeys((lmq, all_with(lmq)))
+            for each in self._by_lmq.get(name, ())
+            if group is None or each.group == group
+        ]
 
     def enter(self, client_id: str, group: str, parent: str, now_ms: int) -> Subscriber:
         """Return a client, created without subscriptions if it is unknown, and note its request.
