@@ -18,6 +18,7 @@ PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
 admin/test_access.py: admin/acl
+admin/test_lite.py: broker/admin/lite
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
     admin/servers admin/stats admin/topic_admin admin/values
 broker/test_checks.py: broker/transactions/service
@@ -28,6 +29,7 @@ broker/test_decision.py: broker/access/rights
 broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/transactions/records
 broker/test_ha_master.py: broker/replication/ha_frames
+broker/test_lite_failover.py: broker/lite/copying
 broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/requests broker/lite/service
     broker/lite/subscriptions
 broker/test_modes.py: broker/tables/consume_modes

@@ -17,12 +17,11 @@ import msgspec
 
 from cometmq.admin.acl import AccessAdmin
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
-from cometmq.admin.lite import LiteTopicAdmin
 from cometmq.admin.message_admin import MessageAdmin
 from cometmq.admin.offsets import OffsetAdmin
 from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, check_cluster
 from cometmq.admin.stats import StatsAdmin
-from cometmq.admin.topic_admin import TopicSettings
+from cometmq.admin.topic_admin import LiteTopicAdmin, TopicSettings
 from cometmq.admin.values import (
     BrokerStatus,
     GroupSummary,

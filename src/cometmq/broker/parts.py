@@ -126,8 +126,6 @@ class BrokerParts:
             self.replication = self.writer.replicas = self._in_raft()
         else:
             self.replication = self._with_slaves()
-        if self.replication.sync is not None:
-            self.replication.sync.lite = LiteOffsetCopy(self.lite)
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
@@ -169,6 +167,8 @@ class BrokerParts:
 
     def _with_slaves(self) -> Replication:
         made = Replication(self._replication_context(), self.writer.visible)
+        if made.sync is not None:
+            made.sync.lite = LiteOffsetCopy(self.lite)
         self.registrar.on_master = made.follow
         self.registrar.lacks_master = lambda: made.lacks_master
         if self.config.store.broker_role == SYNC_MASTER:
@@ -197,6 +197,7 @@ class BrokerParts:
         )
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
         leader_services.leader_log = made.leader_log
+        made.sync.lite = LiteOffsetCopy(self.lite)
         self._relay = Relay(self.client, made)
         made.on_handoff = self._relay.begin
         return made
