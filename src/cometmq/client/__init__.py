@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cometmq.client.blocking import (
+        SyncLiteConsumer,
         SyncMessageStream,
         SyncProducer,
         SyncPullConsumer,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
     from cometmq.client.pull.pull import PullConsumer, PullTurn
     from cometmq.client.signals import stop_on_signal
+    from cometmq.client.simple.lite import LiteConsumer
     from cometmq.client.simple.options import SimpleOptions
     from cometmq.client.simple.simple import SimpleConsumer
     from cometmq.protocol.ids import IdError
@@ -105,6 +107,7 @@ __all__ = [
     "FlowLimits",
     "IdError",
     "Listener",
+    "LiteConsumer",
     "MemoryMarks",
     "MessageModel",
     "MessageStream",
@@ -129,6 +132,7 @@ __all__ = [
     "SimpleConsumer",
     "SimpleOptions",
     "SqliteMarks",
+    "SyncLiteConsumer",
     "SyncMessageStream",
     "SyncProducer",
     "SyncPullConsumer",
@@ -153,8 +157,8 @@ __all__ = [
 
 _MODULES = {
     "cometmq.client.blocking": (
-        "SyncMessageStream SyncProducer SyncPullConsumer SyncPushConsumer SyncSimpleConsumer "
-        "SyncTransactionProducer"
+        "SyncLiteConsumer SyncMessageStream SyncProducer SyncPullConsumer SyncPushConsumer "
+        "SyncSimpleConsumer SyncTransactionProducer"
     ),
     "cometmq.client.cluster.broker_api": "BrokerApi",
     "cometmq.client.cluster.hooks": (
@@ -192,6 +196,7 @@ _MODULES = {
     "cometmq.client.producer.transaction": "TransactionListener TransactionProducer",
     "cometmq.client.pull.pull": "PullConsumer PullTurn",
     "cometmq.client.signals": "stop_on_signal",
+    "cometmq.client.simple.lite": "LiteConsumer",
     "cometmq.client.simple.options": "SimpleOptions",
     "cometmq.client.simple.simple": "SimpleConsumer",
     "cometmq.protocol.ids": "IdError",

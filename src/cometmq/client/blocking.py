@@ -33,6 +33,7 @@ from cometmq.client.producer.producer import Producer
 from cometmq.client.producer.selectors import QueueSelector
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 from cometmq.client.pull.pull import PullConsumer
+from cometmq.client.simple.lite import LiteConsumer
 from cometmq.client.simple.options import SimpleOptions
 from cometmq.client.simple.simple import SimpleConsumer
 from cometmq.errors import ClientStateError
@@ -440,3 +441,50 @@ class SyncSimpleConsumer(BlockingClient[SimpleConsumer]):
     offset_by_time = blocking(SimpleConsumer.offset_by_time)
     earliest_store_time = blocking(SimpleConsumer.earliest_store_time)
     create_topic = blocking(SimpleConsumer.create_topic)
+
+
+class SyncLiteConsumer(BlockingClient[LiteConsumer]):
+    """A consumer of lite topics with blocking methods.
+
+    Args:
+        group: The name of the consumer group.
+        parent: The parent topic.
+        lite_topics: The lite topics to which the consumer is subscribed from the start.
+        namesrv: The name servers, as in SyncProducer.
+        options: The settings of the consumer. Default: SimpleOptions().
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises MessageIllegal for an illegal name.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        parent: str,
+        lite_topics: Iterable[str] = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: SimpleOptions | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        super().__init__(
+            LiteConsumer(
+                group, parent, lite_topics, namesrv=namesrv, options=options, client_options=client_options
+            )
+        )
+
+    lite_topics: BlockingProperty[frozenset[str]] = BlockingProperty(LiteConsumer.lite_topics)
+    subscribe = blocking(LiteConsumer.subscribe)
+    unsubscribe = blocking(LiteConsumer.unsubscribe)
+    receive = blocking(LiteConsumer.receive)
+    ack = blocking(LiteConsumer.ack)
+    change_invisibility = blocking(LiteConsumer.change_invisibility)
+    dead_letter = blocking(LiteConsumer.dead_letter)
+    problems: BlockingProperty[dict[tuple[str, str], str]] = BlockingProperty(LiteConsumer.problems)
+    view_message = blocking(LiteConsumer.view_message)
+    query_messages = blocking(LiteConsumer.query_messages)
+    min_offset = blocking(LiteConsumer.min_offset)
+    max_offset = blocking(LiteConsumer.max_offset)
+    offset_by_time = blocking(LiteConsumer.offset_by_time)
+    earliest_store_time = blocking(LiteConsumer.earliest_store_time)
+    create_topic = blocking(LiteConsumer.create_topic)

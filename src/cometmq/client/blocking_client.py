@@ -22,12 +22,13 @@ from cometmq.client.loop_thread import LoopThread
 from cometmq.client.producer.producer import Producer
 from cometmq.client.producer.transaction import TransactionProducer
 from cometmq.client.pull.pull import PullConsumer
+from cometmq.client.simple.lite import LiteConsumer
 from cometmq.client.simple.simple import SimpleConsumer
 from cometmq.errors import ClientStateError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C", Producer, TransactionProducer, PushConsumer, PullConsumer, SimpleConsumer)
+C = TypeVar("C", Producer, TransactionProducer, PushConsumer, PullConsumer, SimpleConsumer, LiteConsumer)
 
 
 def blocking(

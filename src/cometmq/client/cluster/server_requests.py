@@ -32,6 +32,7 @@ from cometmq.protocol.headers import (
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
+    NotifyUnsubscribeLiteRequestHeader,
     PushReplyMessageRequestHeader,
     ResetOffsetRequestHeader,
 )
@@ -121,6 +122,8 @@ class ConsumerPeer(Protocol):
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult: ...
 
+    def lite_unsubscribed(self, lite_topic: str) -> None: ...
+
 
 class TransactionPeer(Protocol):
     """The methods of a transaction producer that its client instance calls."""
@@ -169,6 +172,13 @@ class ServerRequests:
         consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is not None:
             consumer.wake_rebalance()
+
+    @handles(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
+    def notify_unsubscribe_lite(self, connection: Connection, frame: Frame) -> None:
+        """Handle code 200073: another member of an exclusive group has subscribed to a lite topic."""
+        del connection
+        header = frame.header(NotifyUnsubscribeLiteRequestHeader)
+        self._consumer(header.consumer_group).lite_unsubscribed(header.lite_topic)
 
     @handles(RequestCode.CHECK_TRANSACTION_STATE)
     def check_transaction_state(self, connection: Connection, frame: Frame) -> None:

@@ -47,6 +47,9 @@ class Member:
     async def compare_subscriptions(self) -> None:
         await self.agreement.compare()
 
+    def lite_unsubscribed(self, lite_topic: str) -> None:
+        """Do nothing: only consumers of lite topics subscribe to them."""
+
     def offsets(self, topic: str) -> dict[MessageQueue, int]:
         known = self.group.offsets.snapshot()
         return {queue: offset for queue, offset in known.items() if queue.topic == topic}

@@ -30,7 +30,8 @@ from cometmq.protocol.properties.values import POP_CK, UNIQ_KEY
 
 ALL_QUEUES = -1
 """The queue id that stands for all queues of a broker."""
-_EMPTY = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND)
+EMPTY = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND)
+"""The codes of responses without messages."""
 _ANSWER_S = 10.0
 """How long, in seconds, a response may take beyond the time for which the broker holds the request."""
 _MAX_ACKS = 1000
@@ -99,7 +100,7 @@ class Leases:
             bname=target.broker_name,
         )
         addr, answer = await self._ask(target.queue, Frame.request(RequestCode.POP_MESSAGE, header), wait_s)
-        if answer.code in _EMPTY:
+        if answer.code in EMPTY:
             return []
         succeeded(answer, addr, subscription.topic)
         found = decode_pulled(answer.body, target.broker_name, self._max_body).messages
@@ -172,6 +173,7 @@ class Leases:
             extra_info=handle.encode(),
             offset=_offset(handle),
             bname=handle.broker_name,
+            lite_topic=self._lite_topic(message),
         )
         await self._confirm(message, handle, Frame.request(RequestCode.ACK_MESSAGE, header))
 
@@ -191,6 +193,7 @@ class Leases:
             invisible_time=int(invisible_s * 1000),
             suspend=suspend,
             bname=handle.broker_name,
+            lite_topic=self._lite_topic(message),
         )
         request = Frame.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         answer = await self._confirm(message, handle, request)
@@ -215,6 +218,10 @@ class Leases:
         """Make leased messages visible again now. Failures are ignored: the leases expire."""
         changes = (self.change(message, 0.0, suspend=True) for message in messages)
         await asyncio.gather(*changes, return_exceptions=True)
+
+    def _lite_topic(self, _message: MessageExt) -> str | None:
+        """Return the lite topic from which a message was received, or None if it was not from one."""
+        return None
 
     def _real_topic(self, message: MessageExt, handle: ReceiptHandle) -> str:
         """Return the topic in which a message was found, with the namespace: itself or a retry topic."""

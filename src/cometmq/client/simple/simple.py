@@ -21,6 +21,7 @@ from cometmq.client.group.group import Group
 from cometmq.client.group.options import LEASE_RANGE_S, ConsumeFromWhere, MemberOptions
 from cometmq.client.group.subscription import (
     Expression,
+    Subscription,
     Subscriptions,
     as_subscription,
     as_subscriptions,
@@ -38,50 +39,34 @@ from cometmq.client.simple.session import SimpleSession
 from cometmq.message import MessageExt
 
 
-class SimpleConsumer(QueryClient):
-    """A consumer that leases messages: each message is acknowledged, or it becomes visible again.
-
-    The members of a group share all queues of a topic, and each message is leased to one of them. A message
-    that is not acknowledged before its lease ends is delivered again, with `reconsume_times` increased. The
-    broker must support POP consumption, as CometMQ and RocketMQ 5 do.
-
-    Use it with `async with`, or call start() and stop(). Methods may be called concurrently. A consumer
-    belongs to the event loop in which it was started.
-
-    Args:
-        group: The name of the consumer group.
-        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
-            `sql92(...)`. subscribe() adds more.
-        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
-            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
-        options: The settings of the consumer. Default: SimpleOptions().
-        client: A client instance that several producers and consumers share. Default: the consumer creates
-            its own from `namesrv` and `client_options`.
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises:
-        MessageIllegal: The name of the group or of a topic is illegal.
-        ConfigError: An expression or a setting is invalid.
-    """
+class LeasingConsumer(QueryClient):
+    """The common part of consumers that lease messages: each is acknowledged, or it becomes visible again."""
 
     def __init__(
         self,
+        kind: str,
         group: str,
-        subscriptions: Subscriptions = (),
-        *,
-        namesrv: str | Sequence[str] | None = None,
-        options: SimpleOptions | None = None,
-        client: ClientInstance | None = None,
-        client_options: ClientOptions | None = None,
+        subscriptions: dict[str, Subscription],
+        namesrv: str | Sequence[str] | None,
+        options: SimpleOptions | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
     ) -> None:
         self.options = options if options is not None else SimpleOptions()
-        super().__init__("simple consumer", group, namesrv, client, client_options)
-        self._subscriptions = as_subscriptions(subscriptions)
-        for subscription in self._subscriptions.values():
-            refuse_filter_class(subscription)
+        super().__init__(kind, group, namesrv, client, client_options)
+        self._subscriptions = subscriptions
         self._session: SimpleSession | None = None
         self._leasing: Leases | None = None
         self._receiver: Receiver | None = None
+
+    def _leases_of(self, group: Group) -> Leases:
+        """Return the requests of this consumer."""
+        at_end = self.options.consume_from_where is ConsumeFromWhere.LAST_OFFSET
+        return Leases(group, orderly=self.options.orderly, init_mode=int(at_end))
+
+    def _session_of(self, group: Group) -> SimpleSession:
+        """Return the group membership of this consumer."""
+        return SimpleSession(group)
 
     # -- life
 
@@ -101,10 +86,9 @@ class SimpleConsumer(QueryClient):
         client = await self._start_client()
         options = MemberOptions(consume_from_where=self.options.consume_from_where)
         group = Group(self.group, client, options, self._subscriptions)
-        session = SimpleSession(group)
+        self._leasing = self._leases_of(group)
+        session = self._session_of(group)
         client.register_consumer(self.group, session)
-        at_end = self.options.consume_from_where is ConsumeFromWhere.LAST_OFFSET
-        self._leasing = Leases(group, orderly=self.options.orderly, init_mode=int(at_end))
         self._receiver = Receiver(group, self._leasing, group.subscriptions)
         self._session = session
         failures = await client.refresh_routes(group.subscriptions)
@@ -133,38 +117,6 @@ class SimpleConsumer(QueryClient):
                 self._session.group.close()
         finally:
             await self._close_client()
-
-    # -- subscriptions
-
-    async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
-        """Add or change a subscription. A topic without a route is not an error.
-
-        Args:
-            topic: The topic.
-            expression: Tags (`"TagA || TagB"`) or `sql92(...)`. `"*"` and None: all messages.
-
-        Raises:
-            MessageIllegal: The name of the topic is illegal.
-            ConfigError: The expression is invalid.
-            BrokerError: A broker refused an SQL92 expression. The subscription is unchanged.
-        """
-        subscription = as_subscription(topic, expression)
-        refuse_filter_class(subscription)
-        session = self._running_session()
-        await session.group.instance.refresh_routes([topic])
-        await session.group.check_expression(subscription)
-        self._subscriptions[topic] = subscription.after(self._subscriptions.get(topic))
-        await session.join()
-
-    async def unsubscribe(self, topic: str) -> None:
-        """Remove a subscription. Messages that were received before can still be acknowledged.
-
-        Args:
-            topic: The topic.
-        """
-        session = self._running_session()
-        self._subscriptions.pop(topic, None)
-        await session.join()
 
     # -- messages
 
@@ -271,3 +223,82 @@ class SimpleConsumer(QueryClient):
         self._running()
         assert self._leasing is not None
         return self._leasing
+
+
+class SimpleConsumer(LeasingConsumer):
+    """A consumer that leases messages: each message is acknowledged, or it becomes visible again.
+
+    The members of a group share all queues of a topic, and each message is leased to one of them. A message
+    that is not acknowledged before its lease ends is delivered again, with `reconsume_times` increased. The
+    broker must support POP consumption, as CometMQ and RocketMQ 5 do.
+
+    Use it with `async with`, or call start() and stop(). Methods may be called concurrently. A consumer
+    belongs to the event loop in which it was started.
+
+    Args:
+        group: The name of the consumer group.
+        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
+            `sql92(...)`. subscribe() adds more.
+        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
+            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        options: The settings of the consumer. Default: SimpleOptions().
+        client: A client instance that several producers and consumers share. Default: the consumer creates
+            its own from `namesrv` and `client_options`.
+        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
+
+    Raises:
+        MessageIllegal: The name of the group or of a topic is illegal.
+        ConfigError: An expression or a setting is invalid.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        subscriptions: Subscriptions = (),
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        options: SimpleOptions | None = None,
+        client: ClientInstance | None = None,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        super().__init__(
+            "simple consumer",
+            group,
+            as_subscriptions(subscriptions),
+            namesrv,
+            options,
+            client,
+            client_options,
+        )
+        for subscription in self._subscriptions.values():
+            refuse_filter_class(subscription)
+
+    async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
+        """Add or change a subscription. A topic without a route is not an error.
+
+        Args:
+            topic: The topic.
+            expression: Tags (`"TagA || TagB"`) or `sql92(...)`. `"*"` and None: all messages.
+
+        Raises:
+            MessageIllegal: The name of the topic is illegal.
+            ConfigError: The expression is invalid.
+            BrokerError: A broker refused an SQL92 expression. The subscription is unchanged.
+        """
+        subscription = as_subscription(topic, expression)
+        refuse_filter_class(subscription)
+        session = self._running_session()
+        await session.group.instance.refresh_routes([topic])
+        await session.group.check_expression(subscription)
+        self._subscriptions[topic] = subscription.after(self._subscriptions.get(topic))
+        await session.join()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Remove a subscription. Messages that were received before can still be acknowledged.
+
+        Args:
+            topic: The topic.
+        """
+        session = self._running_session()
+        self._subscriptions.pop(topic, None)
+        await session.join()
