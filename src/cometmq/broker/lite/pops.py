@@ -24,7 +24,7 @@ from cometmq.broker.lite.lite_queues import LiteQueues
 from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
 from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
 from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
-from cometmq.broker.pop.pops import FOUND, POLLING_FULL, POLLING_TIMEOUT, WOKEN_PER_TICK, Owner
+from cometmq.broker.pop.pops import FOUND, POLLING_FULL, POLLING_TIMEOUT, WOKEN_PER_TICK, CheckedPop
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.periodic import Tasks
@@ -52,31 +52,20 @@ class PoppedMessage(NamedTuple):
     deliveries: int
 
 
-@dataclass(slots=True, eq=False)
-class LitePop:
-    """A checked pop, with everything that is needed to serve it now or later.
+@dataclass(slots=True, eq=False, kw_only=True)
+class LitePop(CheckedPop):
+    """A checked pop from lite topics.
 
     Attributes:
-        owner: The connection.
-        opaque: The number of the request on its connection.
         per_topic: The maximum number of messages from one lite topic.
         answer: Is called once, with the request and a response code.
         found: The messages found so far, in the order of the response.
     """
 
-    owner: Owner
-    opaque: int
     client_id: str
-    group: str
     parent: str
-    count: int
     per_topic: int
-    invisible_ms: int
-    poll_ms: int
-    attempt_id: str
     answer: Callable[[LitePop, int], None]
-    until_ms: int = -1  # The deadline of the wait; -1 before the pop is parked
-    pop_ms: int = 0
     found: list[PoppedMessage] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
 
@@ -375,9 +364,7 @@ class LitePops:
 
     def _park(self, request: LitePop) -> None:
         now_ms = int(self._loop.time() * 1000)
-        if request.until_ms < 0:
-            request.until_ms = now_ms + request.poll_ms
-        hold_ms = request.until_ms - now_ms
+        hold_ms = request.left_ms(now_ms)
         key = PollKey(request.group, request.client_id, -1)
         if hold_ms <= 0 or self._stopping:
             request.answer(request, POLLING_TIMEOUT)

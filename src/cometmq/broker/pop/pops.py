@@ -96,13 +96,39 @@ class PoppedQueue(NamedTuple):
     deliveries: list[int]
 
 
-@dataclass(slots=True, eq=False)
-class PopRequest:
-    """A checked pop, with everything that is needed to serve it now or later.
+@dataclass(slots=True, eq=False, kw_only=True)
+class CheckedPop:
+    """The part of a checked pop that all kinds of pops have.
 
     Attributes:
         owner: The connection.
         opaque: The number of the request on its connection.
+        until_ms: The deadline of the wait, by the clock of the event loop; -1 before the pop is parked.
+        pop_ms: The wall-clock time at which the pop was served last.
+    """
+
+    owner: Owner
+    opaque: int
+    group: str
+    count: int = 1
+    invisible_ms: int = 0
+    poll_ms: int = 0
+    attempt_id: str = ""
+    until_ms: int = -1
+    pop_ms: int = 0
+
+    def left_ms(self, now_ms: int) -> int:
+        """Return how long the pop may still wait. The wait begins with the first call."""
+        if self.until_ms < 0:
+            self.until_ms = now_ms + self.poll_ms
+        return self.until_ms - now_ms
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PopRequest(CheckedPop):
+    """A checked pop, with everything that is needed to serve it now or later.
+
+    Attributes:
         queue_id: The queue, or -1 for all queues of the topic.
         from_end: Whether a new group starts at the end of the queues.
         answer: Is called once, with the request, a response code and the messages.
@@ -110,23 +136,14 @@ class PopRequest:
         wanted: The filter. It is set before the request is served.
     """
 
-    owner: Owner
-    opaque: int
-    group: str
     topic: str
     queue_id: int
     answer: Callable[[PopRequest, int], None]
-    count: int = 1
-    invisible_ms: int = 0
-    poll_ms: int = 0
     ordered: bool = False
-    attempt_id: str = ""
     from_end: bool = True
     leases: bool = True
     wanted: Wanted = None
-    until_ms: int = -1  # The deadline of the wait; -1 before the pop is parked
     # What has been read so far:
-    pop_ms: int = 0
     rest: int = 0
     taken: int = 0
     unfinished: bool = False  # Whether messages are left that no filter has examined yet
@@ -396,10 +413,8 @@ class Pops:
 
     def _park(self, request: PopRequest) -> None:
         now_ms = self._timer.now_ms()
-        first = request.until_ms < 0
-        if first:
-            request.until_ms = now_ms + request.poll_ms
-        if request.poll_ms <= 0 or request.until_ms <= now_ms or self._stopping:
+        left_ms = request.left_ms(now_ms)
+        if left_ms <= 0 or self._stopping:
             request.answer(request, POLLING_TIMEOUT)
             return
         key = PollKey(request.group, request.topic, request.queue_id)
@@ -413,7 +428,7 @@ class Pops:
                 TopicKind.RETRY_V2.topic(request.topic, request.group),
             )
         parked = ParkedPop(request.owner, request.opaque, key, topics, request.wanted, request)
-        self._timer.arm(self.polls.park(parked, now_ms, request.until_ms - now_ms))
+        self._timer.arm(self.polls.park(parked, now_ms, left_ms))
 
     def _watch(self, topic: str, origin: str) -> None:
         """Let the arrivals in all queues of a topic be reported.
