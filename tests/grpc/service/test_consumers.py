@@ -362,7 +362,8 @@ class TestSessions:
         settings = answer.settings
         assert settings.subscription.fifo
         assert settings.backoff_policy.max_attempts == 4
-        assert settings.backoff_policy.customized_backoff.next[0].ToSeconds() == 1
+        delays = [each.ToSeconds() for each in settings.backoff_policy.customized_backoff.next]
+        assert (len(delays), delays[:4], delays[-1]) == (18, [1, 5, 10, 30], 7200)
         assert not settings.HasField("metric")
         stream.cancel()
 
@@ -374,6 +375,17 @@ class TestSessions:
         policy = (await stream.read()).settings.backoff_policy
         assert policy.max_attempts == 4
         assert policy.exponential_backoff.initial.ToSeconds() == 1
+        stream.cancel()
+
+    async def test_delays_that_grow_replace_those_that_a_client_has_announced(self, orders, caller):
+        await orders.peer().set_group(
+            b'{"groupName":"G","groupRetryPolicy":{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":9}}}'
+        )
+        stream, settings = caller.telemetry(), consumer_settings()
+        settings.settings.backoff_policy.customized_backoff.next.add().FromSeconds(9)
+        await stream.write(settings)
+        backoff = (await stream.read()).settings.backoff_policy.exponential_backoff
+        assert (backoff.initial.ToMilliseconds(), backoff.max.ToSeconds(), backoff.multiplier) == (9, 7200, 2)
         stream.cancel()
 
     async def test_a_heartbeat_without_settings_registers_the_group(self, orders, caller):

@@ -23,9 +23,8 @@ from cometmq.client.consumer.orderly_queue import suspension_s
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.options import ConsumeFromWhere
 from cometmq.client.group.process_queue import Batch, LeasedQueue, ProcessQueue
-from cometmq.client.group.retry_policy import DELAY_LEVELS_S, RetryPolicy
 from cometmq.client.group.subscription import Subscription
-from cometmq.client.simple.group_settings import is_popped, read_policy
+from cometmq.client.simple.group_settings import Retries, is_popped, read_retries
 from cometmq.client.simple.leases import Leases
 from cometmq.client.simple.options import MAX_MESSAGES
 from cometmq.client.simple.receiving import Receiver
@@ -34,6 +33,7 @@ from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic, Tasks
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.layout import COMPRESSED
+from cometmq.protocol.retry_policy import DELAY_LEVELS_S
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -74,7 +74,7 @@ class Sharing(Concurrent):
         self._next: dict[str, Subscription] = {}
         """The value of `_shared` after the present rebalance."""
         self._receiver = Receiver(group, self._leases, self._shared, parks=False)
-        self._policy = RetryPolicy()
+        self._retries = Retries()
         self._held: dict[Batch, _Lease] = {}
         self._held_count = 0
         """The number of messages in the batches of `_held`."""
@@ -99,7 +99,7 @@ class Sharing(Concurrent):
         subscriptions.pop(group.retry_topic, None)
         shares = await for_each(list(subscriptions.values()), self._shares_messages, _AT_ONCE)
         for topic in list(subscriptions)[:1]:
-            self._policy = await read_policy(group, topic, self._policy)
+            self._retries = await read_retries(group, topic, self._retries)
         self._next = {
             each.topic: each for each, shared in zip(subscriptions.values(), shares, strict=True) if shared
         }
@@ -298,12 +298,12 @@ class Sharing(Concurrent):
         """Have a message delivered again after a delay, or move it to the dead-letter queue."""
         most = self._group.options.max_reconsume_times
         times = message.reconsume_times
-        if level < 0 or times >= (self._policy.max_times if most is None else most):
+        if level < 0 or times >= (self._retries.max_times if most is None else most):
             await self._leases.dead_letter(message)
             return
         if delay_s is None:
-            last = len(DELAY_LEVELS_S)
-            delay_s = DELAY_LEVELS_S[min(level, last) - 1] if level else self._policy.delay_s(times)
+            last, policy = len(DELAY_LEVELS_S), self._retries.policy
+            delay_s = DELAY_LEVELS_S[min(level, last) - 1] if level else policy.delay_ms(times) / 1000
         await self._leases.change(message, delay_s)
 
     def _let_go(self, batch: Batch) -> _Lease:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cometmq import logs
 from cometmq.client.group.group import Group
-from cometmq.client.group.retry_policy import RetryPolicy, policy_of
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import (
+    RETRY_MAX_TIMES,
     QueryAssignmentRequestBody,
     QueryAssignmentResponseBody,
     SubscriptionGroupConfig,
 )
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import GetSubscriptionGroupConfigRequestHeader
+from cometmq.protocol.retry_policy import DEFAULT, RetryPolicy, policy_of
 
 log = logs.logger("cometmq.client.consumer")
 
 
-async def read_policy(group: Group, topic: str, known: RetryPolicy) -> RetryPolicy:
-    """Return the retry policy of a group, from a broker of the topic.
+class Retries(NamedTuple):
+    """When and how often a failed message is delivered again.
+
+    Attributes:
+        max_times: The maximum number of retries. After that many, a message that fails is a dead letter.
+        policy: The delays before the retries.
+    """
+
+    max_times: int = RETRY_MAX_TIMES
+    policy: RetryPolicy = DEFAULT
+
+
+async def read_retries(group: Group, topic: str, known: Retries) -> Retries:
+    """Return the settings of a group about retries, from a broker of the topic.
 
     Return `known` if the broker does not report it: the member may have no right to read it.
     """
@@ -31,7 +46,7 @@ async def read_policy(group: Group, topic: str, known: RetryPolicy) -> RetryPoli
         except CometError as error:
             log.debug("the retry policy of group %s cannot be read: %s", group.name, error)
         else:
-            return policy_of(config)
+            return Retries(config.retry_max_times, policy_of(config))
     return known
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 from cometmq.broker.base.turns import Turns
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.grpc.service.policies import policy_of
 from cometmq.periodic import Tasks
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.lite import lmq_name
 from cometmq.protocol.pop import ReceiptHandle
+from cometmq.protocol.retry_policy import policy_of
 
 RENEWED_MS = 60_000
 """How long a renewed lease lasts."""

@@ -22,7 +22,6 @@ from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import unleased_message
 from cometmq.grpc.service.lite import end_subscriptions, notify_unsubscribe
 from cometmq.grpc.service.outcomes import status
-from cometmq.grpc.service.policies import RetryPolicy, policy_of
 from cometmq.grpc.service.relays import Relays
 from cometmq.grpc.service.renewals import Groups, Renewals
 from cometmq.grpc.service.sends import transaction_id
@@ -32,6 +31,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH, client_quota
 from cometmq.protocol.record.one import decode_record
+from cometmq.protocol.retry_policy import RetryPolicy, policy_of
 from cometmq.remoting import Connection, Handler
 
 log = logs.logger(__name__)
@@ -148,7 +148,7 @@ class Sessions:
             # Apache's Node client ignores a list of delays: it then never retries ordered messages, and
             # retries others without a delay. It takes the seconds of this policy for milliseconds.
             policy = RetryPolicy((), policy.delays[0], policy.delays[-1], 2)
-        policy.announce(settings.backoff_policy)
+        _announce(policy, settings.backoff_policy)
 
     # -- heartbeats
 
@@ -221,6 +221,19 @@ def _end_telemetry(client: Client, call: Call) -> None:
     client.streams.discard(call)
     if client.telemetry is call:
         client.telemetry = None
+
+
+def _announce(policy: RetryPolicy, message: Any) -> None:
+    """Set the delays in a `RetryPolicy` message."""
+    if policy.delays:
+        message.customized_backoff.ClearField("next")
+        for delay in policy.delays:
+            message.customized_backoff.next.add().FromMilliseconds(delay)
+        return
+    backoff = message.exponential_backoff
+    backoff.initial.FromMilliseconds(policy.initial)
+    backoff.max.FromMilliseconds(policy.maximum)
+    backoff.multiplier = policy.multiplier
 
 
 def _kept(given: Any) -> bytes:
