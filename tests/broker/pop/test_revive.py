@@ -74,6 +74,23 @@ async def test_acks_and_renewals_outlive_a_second_stop(cluster, peer, consumer):
     assert (await consumer.pop()).code == 210
 
 
+async def test_the_handles_of_renewed_leases_outlive_a_clean_stop(cluster, peer, consumer):
+    """After a change, a remoting client's handle starts at the message. The checkpoint starts at the pop."""
+    await peer.send_numbers(3)
+    handles = [each._replace(start_offset=each.offset) for each in (await consumer.pop()).handles]
+    for handle in handles:
+        assert (await consumer.renew(handle, 60_000)).code == 0
+    consumer = await restarted(cluster)
+    await until(lambda: len(cluster.broker.parts.pops.revive))
+    assert await consumer.ack(handles[1]) == 0
+    assert await consumer.ack(handles[1]) == 208
+    assert (await consumer.renew(handles[2], 60_000)).code == 0
+    assert await consumer.ack(handles[2]) == 0
+    assert (await consumer.renew(handles[0], 0)).code == 0
+    assert (await consumer.pop_until(5)).bodies == ["0"]
+    await log_is_done(cluster)
+
+
 async def test_a_message_of_the_retry_topic_is_handed_over_too(cluster, peer, consumer):
     await peer.send(body=b"1")
     (handle,) = (await consumer.pop()).handles
@@ -110,14 +127,13 @@ async def test_what_apache_has_left_in_the_log_is_paired(cluster, peer, consumer
     record(cluster, "bAck", BatchAckMsg(**ack, ack_offset=-1, ack_offset_list=[2, 4]).encode())
     record(cluster, "ck", b"{no json")
     log = cluster.broker.parts.pops.revive
-    key = revive.CheckpointKey("G", "Orders", 0, 0, 1)
+    pop = revive.PopKey("G", "Orders", 0, 1)
 
     def open_messages():
-        checkpoint = log._pending.get(key)  # noqa: SLF001
-        return [] if checkpoint is None else list(checkpoint.open)
+        return [each for found in log._pending.get(pop, {}).values() for each in found.open]  # noqa: SLF001
 
     await until(lambda: open_messages() == [0])
-    assert log.renew(key, 0, 0, True)
+    assert log.renew(pop, 0, 0, True)
     cluster.broker.parts.tables.offsets.commit("G", "Orders", 0, 5)
     assert (await consumer.pop_until(5)).bodies == ["0"]
     await log_is_done(cluster)
@@ -134,12 +150,13 @@ async def test_records_that_apache_has_left_in_the_timer_topic_come_into_the_log
 async def test_an_ack_may_come_before_its_checkpoint(cluster, peer, consumer):
     await peer.send_numbers(2)
     before = cluster.broker.parts.pops.leases.born_ms - 1
-    handle = (await consumer.pop(1)).handles[0]._replace(pop_time_ms=before)
+    popped = (await consumer.pop()).handles
+    handle = popped[1]._replace(pop_time_ms=before, start_offset=1)
     cluster.broker.parts.tables.offsets.commit("G", "Orders", 0, 2)
     assert await consumer.ack(handle) == 0
     assert await consumer.ack(handle._replace(pop_time_ms=1 << 60)) == 208
     fields = {"start_offset": 0, "pop_time": before, "queue_id": 0, "topic": "Orders", "group": "G"}
-    record(cluster, "ck", PopCheckPoint(**fields, num=1, invisible_time=1).encode())
+    record(cluster, "ck", PopCheckPoint(**fields, num=1, queue_offset_diff=[1], invisible_time=1).encode())
     await log_is_done(cluster)
     assert (await consumer.pop()).code == 210
 
@@ -149,7 +166,7 @@ async def test_early_acks_are_limited_and_expire(cluster, peer, consumer, monkey
     log, born_ms = cluster.broker.parts.pops.revive, cluster.broker.parts.pops.leases.born_ms
     for group in "GH":
         cluster.broker.parts.tables.offsets.commit(group, "Orders", 0, 3)
-    keys = {group: revive.CheckpointKey(group, "Orders", 0, 0, born_ms - 1) for group in "GH"}
+    keys = {group: revive.PopKey(group, "Orders", 0, born_ms - 1) for group in "GH"}
     monkeypatch.setattr(revive, "MAX_EARLY_ACKS", 4)
     assert [log.ack(keys["G"], offset) for offset in range(3)] == [True, True, False]
     assert [log.ack(keys["H"], offset) for offset in range(2)] == [True, False]

@@ -169,7 +169,7 @@ class LiteProcessor:
             raise CommandError(
                 ResponseCode.NO_MESSAGE, f"offset is illegal, commit:{header.offset}, store:0~{end}"
             )
-        if not self.service.ack(key, header.offset, 0, handle.pop_time_ms):
+        if not self.service.ack(key, header.offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         return frame.response()
 
@@ -182,7 +182,7 @@ class LiteProcessor:
         self.checks.check_numbers(1, header.invisible_time)
         key, handle = self._lease(header.consumer_group, header.topic, header.lite_topic, header.extra_info)
         pop_ms, invisible_ms = handle.pop_time_ms, header.invisible_time
-        if not self.service.renew(key, header.offset, 0, pop_ms, invisible_ms, counts=not header.suspend):
+        if not self.service.renew(key, header.offset, pop_ms, invisible_ms, counts=not header.suspend):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         until_ms = self.service.clock.time_ms() + header.invisible_time
         return frame.response(

@@ -211,7 +211,7 @@ class LiteService:
         self.pops.freed(key)
 
     def renew(
-        self, key: QueueKey, offset: int, _start: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
+        self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
     ) -> bool:
         """Let the lease of a message expire `invisible_ms` from now. Return False if it has ended.
 
@@ -224,7 +224,7 @@ class LiteService:
             self.expiry.arm()
         return renewed
 
-    def ack(self, key: QueueKey, offset: int, _start: int, pop_ms: int) -> bool:
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
         """Mark a message as consumed. Return False if it is not leased under this handle."""
         return self.is_open and self.pops.ack(key, offset, pop_ms)
 

@@ -150,7 +150,7 @@ class PopProcessor:
         self._checks.check_message(header.topic, header.queue_id, header.offset)
         handle = self.decoded_handle(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
-        if not self.service.ack(key, header.offset, handle.start_offset, handle.pop_time_ms):
+        if not self.service.ack(key, header.offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         return frame.response()
 
@@ -182,7 +182,7 @@ class PopProcessor:
             for offset in offsets:
                 if offset < end:
                     key = ack.consumer_group, topic, ack.queue_id
-                    self.service.ack(key, offset, ack.start_offset, ack.pop_time)
+                    self.service.ack(key, offset, ack.pop_time)
         return frame.response()
 
     @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
@@ -196,7 +196,6 @@ class PopProcessor:
         if not self.service.renew(
             key,
             header.offset,
-            handle.start_offset,
             handle.pop_time_ms,
             header.invisible_time,
             counts=not header.suspend,

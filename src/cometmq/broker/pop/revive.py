@@ -66,14 +66,31 @@ EARLIER_MS = 1_000
 RETRY_MS = 2_000
 
 
+class PopKey(NamedTuple):
+    """What identifies a pop from one queue."""
+
+    group: str
+    topic: str
+    queue_id: int
+    pop_ms: int
+
+
 class CheckpointKey(NamedTuple):
-    """What identifies a checkpoint in acks."""
+    """What identifies a checkpoint in the records of acks. A pop may have several checkpoints.
+
+    Receipt handles contain it, too. However, once a client has changed a lease, the start in its handle is
+    the message's own offset.
+    """
 
     group: str
     topic: str
     queue_id: int
     start: int
     pop_ms: int
+
+    @property
+    def pop(self) -> PopKey:
+        return PopKey(self.group, self.topic, self.queue_id, self.pop_ms)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,14 +139,15 @@ class ReviveLog:
 
     def restart(self) -> None:
         """Forget everything, before `start` reads the log once more."""
-        self._pending: dict[CheckpointKey, Checkpoint] = {}
+        self._pending: dict[PopKey, dict[int, Checkpoint]] = {}  # By pop and start
+        self._pending_count = 0
         # The checkpoints of each queue of the log, by offset; those that are done remain until all earlier
         # ones are done.
         self._by_queue: dict[int, dict[int, Checkpoint]] = {}
         self._next: dict[int, int] = {}  # The next offset to read from each queue of the log
         self._heap: list[tuple[int, int, Checkpoint]] = []
         # Acks of messages whose checkpoints are not in the log yet
-        self._early: dict[CheckpointKey, set[int]] = {}
+        self._early: dict[PopKey, set[int]] = {}
         self._early_count = 0
         self._early_by_group: dict[str, int] = {}
         self._tasks = Tasks()
@@ -137,7 +155,7 @@ class ReviveLog:
         self._stopped = False
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return self._pending_count
 
     # -- reading
 
@@ -156,7 +174,7 @@ class ReviveLog:
             self._tasks.start(self._read())
 
     def _has_more(self) -> bool:
-        return len(self._pending) < MAX_PENDING and any(
+        return self._pending_count < MAX_PENDING and any(
             offset < self.store.max_offset(self.topic, queue_id) for queue_id, offset in self._next.items()
         )
 
@@ -201,9 +219,8 @@ class ReviveLog:
             offsets = batch.ack_offset_list
         else:
             return
-        checkpoint = self._pending.get(
-            CheckpointKey(ack.group, ack.topic, ack.queue_id, ack.start_offset, ack.pop_time)
-        )
+        pop = PopKey(ack.group, ack.topic, ack.queue_id, ack.pop_time)
+        checkpoint = self._pending.get(pop, {}).get(ack.start_offset)
         if checkpoint is not None:
             for offset in offsets:
                 self._done(checkpoint, offset)
@@ -215,69 +232,82 @@ class ReviveLog:
         key = CheckpointKey(read.group, read.topic, read.queue_id, read.start_offset, read.pop_time)
         acked = read.bit_map
         offsets = read.offsets()
-        early = self._take_early(key)
+        early = self._take_early(key.pop, offsets)
         left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1 and each not in early}
         # If the clock was set back since the checkpoint was written, the leases do not last longer.
         now_ms = max(self.clock.time_ms(), message.born_timestamp_ms)
         remaining_ms = read.pop_time + read.invisible_time - now_ms
         due_ms = mono_ms(self.clock) + max(remaining_ms, 0) + ACK_GRACE_MS
-        former = self._pending.pop(key, None)
+        former = self._pending.get(key.pop, {}).get(key.start)
         if former is not None:  # A later checkpoint with the same key replaces the former one
             former.open.clear()
+            self._forget(former)
         checkpoint = Checkpoint(key, place, offsets, left, due_ms, not read.suspend, bool(early))
         self._by_queue.setdefault(place[0], {})[place[1]] = checkpoint
         if left:
-            self._pending[key] = checkpoint
+            self._pending.setdefault(key.pop, {})[key.start] = checkpoint
+            self._pending_count += 1
             self._schedule(checkpoint)
+
+    def _forget(self, checkpoint: Checkpoint) -> None:
+        of_pop = self._pending[checkpoint.key.pop]
+        del of_pop[checkpoint.key.start]
+        if not of_pop:
+            del self._pending[checkpoint.key.pop]
+        self._pending_count -= 1
 
     # -- acks and renewals by consumers
 
-    def _find(self, key: CheckpointKey, offset: int) -> Checkpoint | None:
-        checkpoint = self._pending.get(key)
-        if checkpoint is None or checkpoint.open.get(offset, True):
-            return None
-        return checkpoint
+    def _find(self, pop: PopKey, offset: int) -> Checkpoint | None:
+        """Return the checkpoint of a message that is neither acked nor being copied, or None."""
+        for checkpoint in self._pending.get(pop, {}).values():
+            if not checkpoint.open.get(offset, True):
+                return checkpoint
+        return None
 
-    def ack(self, key: CheckpointKey, offset: int) -> bool:
+    def ack(self, pop: PopKey, offset: int) -> bool:
         """Mark a message of a checkpoint as consumed.
 
         Return False if the message is not open. A message that an earlier run has popped counts as open if
         its checkpoint is not known: Apache's broker delivers checkpoints by a timer, shortly before the
         leases end.
         """
-        if key not in self._pending:
-            return self._ack_early(key, offset)
-        checkpoint = self._find(key, offset)
+        if not any(offset in each.all for each in self._pending.get(pop, {}).values()):
+            return self._ack_early(pop, offset)
+        checkpoint = self._find(pop, offset)
         if checkpoint is None:
             return False
         checkpoint.changed = True
         self._done(checkpoint, offset)
         return True
 
-    def _ack_early(self, key: CheckpointKey, offset: int) -> bool:
+    def _ack_early(self, pop: PopKey, offset: int) -> bool:
         """Keep an ack until its checkpoint is read. Return False if no earlier run has popped the message."""
-        if not self.clock.time_ms() - MAX_INVISIBLE_MS < key.pop_ms < self.leases.born_ms:
+        if not self.clock.time_ms() - MAX_INVISIBLE_MS < pop.pop_ms < self.leases.born_ms:
             return False
-        count = self._early_by_group.get(key.group, 0)
+        count = self._early_by_group.get(pop.group, 0)
         if count >= MAX_EARLY_ACKS - self._early_count:
             return False
-        if offset >= self.tables.offsets.query(key.group, key.topic, key.queue_id):
+        if offset >= self.tables.offsets.query(pop.group, pop.topic, pop.queue_id):
             return False
-        early = self._early.setdefault(key, set())
+        early = self._early.setdefault(pop, set())
         if offset not in early:
             early.add(offset)
             self._early_count += 1
-            self._early_by_group[key.group] = count + 1
+            self._early_by_group[pop.group] = count + 1
         return True
 
-    def _take_early(self, key: CheckpointKey) -> set[int]:
-        """Remove and return the acks of a checkpoint that came before it."""
-        early = self._early.pop(key, set[int]())
-        self._early_count -= len(early)
-        left = self._early_by_group.pop(key.group, 0) - len(early)
+    def _take_early(self, pop: PopKey, offsets: Iterable[int] | None = None) -> set[int]:
+        """Remove and return acks that came before their checkpoint, of these offsets or of the whole pop."""
+        early = self._early.pop(pop, set[int]())
+        taken = early if offsets is None else early.intersection(offsets)
+        if len(taken) < len(early):
+            self._early[pop] = early - taken
+        self._early_count -= len(taken)
+        left = self._early_by_group.pop(pop.group, 0) - len(taken)
         if left:
-            self._early_by_group[key.group] = left
-        return early
+            self._early_by_group[pop.group] = left
+        return taken
 
     def expire_early(self) -> None:
         """Forget acks of messages whose leases have ended: their checkpoints would have been delivered."""
@@ -285,13 +315,13 @@ class ReviveLog:
         for key in [each for each in self._early if each.pop_ms <= oldest_ms]:
             self._take_early(key)
 
-    def renew(self, key: CheckpointKey, offset: int, invisible_ms: int, counts: bool) -> bool:
+    def renew(self, pop: PopKey, offset: int, invisible_ms: int, counts: bool) -> bool:
         """Let the lease of a message, and of the other messages of its pop, last at least `invisible_ms`.
 
         If the message is the only open one, its lease then ends; otherwise it may last longer. Return False
         if the message is not open.
         """
-        checkpoint = self._find(key, offset)
+        checkpoint = self._find(pop, offset)
         if checkpoint is None:
             return False
         due_ms = mono_ms(self.clock) + invisible_ms
@@ -304,8 +334,9 @@ class ReviveLog:
     def _done(self, checkpoint: Checkpoint, offset: int) -> None:
         """Record that a message is acked or copied."""
         checkpoint.open.pop(offset, None)
-        if not checkpoint.open and self._pending.get(checkpoint.key) is checkpoint:
-            del self._pending[checkpoint.key]
+        key = checkpoint.key
+        if not checkpoint.open and self._pending.get(key.pop, {}).get(key.start) is checkpoint:
+            self._forget(checkpoint)
             self._commit(checkpoint.place[0])
 
     def _commit(self, queue_id: int) -> None:

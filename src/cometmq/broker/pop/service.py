@@ -19,7 +19,7 @@ from cometmq.broker.pop.expiry import LeaseExpiry
 from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
-from cometmq.broker.pop.revive import CheckpointKey, ReviveLog
+from cometmq.broker.pop.revive import PopKey, ReviveLog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.table_file import TableFile
@@ -115,13 +115,12 @@ class PopService:
     def _freed(self, key: QueueKey) -> None:
         self.pops.freed(key)
 
-    def ack(self, key: QueueKey, offset: int, start: int, pop_ms: int) -> bool:
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
         """Mark a message as consumed.
 
         Args:
             key: The group, the topic in which the message was found, and the queue id.
             offset: The message's queue offset.
-            start: The start offset in its receipt handle.
             pop_ms: The pop time in its receipt handle.
 
         Returns:
@@ -132,10 +131,10 @@ class PopService:
         done = self.leases.ack(key, offset, pop_ms)
         if done and ordered and queue is not None and not queue.leases:
             self.pops.freed(key)
-        return done or self.revive.ack(CheckpointKey(*key, start, pop_ms), offset)
+        return done or self.revive.ack(PopKey(*key, pop_ms), offset)
 
     def renew(
-        self, key: QueueKey, offset: int, start: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
+        self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
     ) -> bool:
         """Let a lease expire `invisible_ms` from now. The arguments and the result are those of `ack`.
 
@@ -145,8 +144,7 @@ class PopService:
         if renewed:
             self.expiry.arm()
             return True
-        checkpoint = CheckpointKey(*key, start, pop_ms)
-        return len(self.revive) > 0 and self.revive.renew(checkpoint, offset, invisible_ms, counts)
+        return self.revive.renew(PopKey(*key, pop_ms), offset, invisible_ms, counts)
 
     def load(self) -> None:
         """Restore leases from their files. Must run in a thread, before requests are served."""

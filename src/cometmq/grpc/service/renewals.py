@@ -76,7 +76,6 @@ class LeaseTable(Protocol):
         self,
         key: tuple[str, str, int],
         offset: int,
-        start: int,
         pop_ms: int,
         invisible_ms: int,
         *,
@@ -84,7 +83,7 @@ class LeaseTable(Protocol):
     ) -> bool:
         """Let a lease expire `invisible_ms` from now. Return False if it has ended."""
 
-    def ack(self, key: tuple[str, str, int], offset: int, start: int, pop_ms: int) -> bool:
+    def ack(self, key: tuple[str, str, int], offset: int, pop_ms: int) -> bool:
         """Mark a message as consumed. Return False if its lease has ended."""
 
 
@@ -158,7 +157,6 @@ class Renewals:
         return self._table(lease).renew(
             lease.place,
             handle.offset or 0,
-            handle.start_offset,
             handle.pop_time_ms,
             invisible_ms,
             counts=counts,
@@ -167,7 +165,7 @@ class Renewals:
     def ack(self, lease: Renewed) -> None:
         """Mark a leased message as consumed that is not delivered to its client."""
         handle = lease.handle
-        self._table(lease).ack(lease.place, handle.offset or 0, handle.start_offset, handle.pop_time_ms)
+        self._table(lease).ack(lease.place, handle.offset or 0, handle.pop_time_ms)
 
     def _table(self, lease: Renewed) -> LeaseTable:
         return self._lite_leases if lease.lite_topic else self._leases
