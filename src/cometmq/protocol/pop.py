@@ -12,8 +12,11 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from cometmq.errors import ProtocolError
+from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.ext import parse_value
+from cometmq.protocol.headers import PopMessageResponseHeader
+from cometmq.protocol.properties.values import POP_CK
 
 MAX_HANDLE_LENGTH = 1024
 """The maximum length of a receipt handle. Real ones have at most about 400 characters."""
@@ -132,30 +135,6 @@ class ReceiptHandle(NamedTuple):
         )
 
 
-def rewritten_handle(
-    text: str, pop_time_ms: int, broker_name: str, queue_id: int, offset: int
-) -> ReceiptHandle | None:
-    """Return the handle that the broker has put into the property POP_CK of a message from a retry topic.
-
-    Return None for any other value of the property, because a producer can set it, too: a forged handle
-    would let the consumer acknowledge another message.
-
-    Args:
-        text: The value of the property.
-        pop_time_ms: The pop time of the response.
-        broker_name: The broker that sent the response.
-        queue_id: The queue id of the message.
-        offset: The queue offset of the message.
-    """
-    try:
-        handle = ReceiptHandle.decode(text)
-    except PopFormatError:
-        return None
-    found = handle.pop_time_ms, handle.broker_name, handle.queue_id, handle.offset
-    expected = pop_time_ms, broker_name, queue_id, offset
-    return handle if handle.kind is not TopicKind.NORMAL and found == expected else None
-
-
 # -- fields of a response
 
 QueueKey: TypeAlias = tuple[TopicKind, int]
@@ -206,6 +185,70 @@ def decode_order_counts(text: str | None) -> dict[CountKey, int]:
         offset = _number(format_, queue, "offset", offset_text) if separator else None
         _put(format_, found, (kind, queue_id, offset), _number(format_, value, "count", value, "i32"))
     return found
+
+
+# -- the receipt handles of a response
+
+
+class Receipts:
+    """Finds the receipt handles of the messages in a pop's response.
+
+    The receiver builds the handle of a message from the response. Only for a message from a retry topic,
+    whose record the broker rewrites, the broker puts the handle into the record.
+
+    Args:
+        header: The header of the response.
+        topic: The topic of the request.
+        broker_name: The broker that sent the response.
+
+    Raises:
+        PopFormatError: A field of the header is invalid.
+    """
+
+    def __init__(self, header: PopMessageResponseHeader, topic: str, broker_name: str) -> None:
+        self._header = header
+        self._topic = topic
+        self._broker_name = broker_name
+        self._starts = decode_start_offsets(header.start_offset_info)
+        self._counts = decode_order_counts(header.order_count_info)
+
+    def of(self, message: MessageExt) -> tuple[ReceiptHandle, int]:
+        """Return the handle of a message, and how often the message was delivered before."""
+        handle = self._rewritten(message) or self._built(message)
+        of_queue = self._counts.get((handle.kind, handle.queue_id, None), 0)
+        deliveries = self._counts.get((handle.kind, handle.queue_id, handle.offset), of_queue)
+        return handle, deliveries or message.reconsume_times
+
+    def _rewritten(self, message: MessageExt) -> ReceiptHandle | None:
+        """Return the handle that the broker has put into a message from a retry topic.
+
+        Return None for any other value of the property, because a producer can set it, too: by sending on a
+        message that it has popped, or to let the consumer acknowledge another message.
+        """
+        text = message.properties.get(POP_CK)
+        if text is None:
+            return None
+        try:
+            handle = ReceiptHandle.decode(text)
+        except PopFormatError:
+            return None
+        found = handle.pop_time_ms, handle.broker_name, handle.queue_id, handle.offset
+        expected = self._header.pop_time, self._broker_name, message.queue_id, message.queue_offset
+        return handle if handle.kind is not TopicKind.NORMAL and found == expected else None
+
+    def _built(self, message: MessageExt) -> ReceiptHandle:
+        header = self._header
+        kind = TopicKind.NORMAL if message.topic == self._topic else TopicKind.of(message.topic)
+        return ReceiptHandle(
+            self._starts.get((kind, message.queue_id), message.queue_offset),
+            header.pop_time,
+            header.invisible_time,
+            header.revive_qid,
+            kind,
+            self._broker_name,
+            message.queue_id,
+            message.queue_offset,
+        )
 
 
 # -- parts of a text

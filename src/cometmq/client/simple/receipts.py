@@ -1,26 +1,13 @@
-"""Receipt handles of leased messages, kept in the message's property POP_CK.
-
-The client builds the handle of a message from the response that delivered it. Only for a message from a retry
-topic, whose record the broker rewrites, the broker puts the handle into the record.
-"""
+"""Receipt handles of leased messages, kept in the message's property POP_CK."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cometmq.errors import MessageIllegal
 from cometmq.message import MessageExt
 from cometmq.protocol.headers import PopMessageResponseHeader
-from cometmq.protocol.pop import (
-    CountKey,
-    PopFormatError,
-    QueueKey,
-    ReceiptHandle,
-    TopicKind,
-    decode_order_counts,
-    decode_start_offsets,
-    rewritten_handle,
-)
+from cometmq.protocol.pop import PopFormatError, ReceiptHandle, Receipts
 from cometmq.protocol.properties.values import FIRST_POP_TIME, POP_CK
 
 
@@ -38,41 +25,13 @@ def attach_receipts(
     Raises:
         PopFormatError: A field of the header is invalid.
     """
-    starts = decode_start_offsets(header.start_offset_info)
-    counts = decode_order_counts(header.order_count_info)
+    receipts = Receipts(header, topic, broker_name)
     for message in messages:
-        text, place = message.properties.get(POP_CK, ""), (message.queue_id, message.queue_offset)
-        handle = rewritten_handle(text, header.pop_time, broker_name, *place)
-        handle = handle or _built(message, header, starts, broker_name)
+        handle, deliveries = receipts.of(message)
         message.properties[POP_CK] = handle.encode()
         message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
         message.topic = topic
-        message.reconsume_times = _deliveries(counts, handle) or message.reconsume_times
-
-
-def _built(
-    message: MessageExt,
-    header: PopMessageResponseHeader,
-    starts: Mapping[QueueKey, int],
-    broker_name: str,
-) -> ReceiptHandle:
-    kind = TopicKind.of(message.topic)
-    return ReceiptHandle(
-        starts.get((kind, message.queue_id), message.queue_offset),
-        header.pop_time,
-        header.invisible_time,
-        header.revive_qid,
-        kind,
-        broker_name,
-        message.queue_id,
-        message.queue_offset,
-    )
-
-
-def _deliveries(counts: Mapping[CountKey, int], handle: ReceiptHandle) -> int:
-    """Return how often a message of ordered consumption was delivered before, 0 if that is unknown."""
-    of_queue = counts.get((handle.kind, handle.queue_id, None), 0)
-    return counts.get((handle.kind, handle.queue_id, handle.offset), of_queue)
+        message.reconsume_times = deliveries
 
 
 def receipt_of(message: MessageExt) -> ReceiptHandle:

@@ -13,13 +13,7 @@ from cometmq.message import MessageExt
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PopMessageResponseHeader
-from cometmq.protocol.pop import (
-    ReceiptHandle,
-    TopicKind,
-    decode_order_counts,
-    decode_start_offsets,
-    rewritten_handle,
-)
+from cometmq.protocol.pop import ReceiptHandle, Receipts, TopicKind
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import is_reserved
 from cometmq.protocol.record.one import iter_records
@@ -43,7 +37,7 @@ class Popped(NamedTuple):
 
 
 def popped_messages(response: Frame, topic: str, broker_name: str) -> Iterator[Popped]:
-    """Yield the messages of the response to a pop from `topic`.
+    """Yield the messages of a pop's response. `topic` is the topic of the request.
 
     Raises RecordError or PopFormatError if the response is damaged.
     """
@@ -51,27 +45,10 @@ def popped_messages(response: Frame, topic: str, broker_name: str) -> Iterator[P
     if header.start_offset_info is None:
         yield from _popped_from_lite_topics(response, header, broker_name)
         return
-    starts = decode_start_offsets(header.start_offset_info)
-    counts = decode_order_counts(header.order_count_info)
+    receipts = Receipts(header, topic, broker_name)
     for message in iter_records(response.body):
-        queue_id, offset = message.queue_id, message.queue_offset
-        text = message.properties.pop(names.POP_CK, "")
-        handle = rewritten_handle(text, header.pop_time, broker_name, queue_id, offset)
-        if handle is None:
-            kind = TopicKind.NORMAL if message.topic == topic else TopicKind.of(message.topic)
-            handle = ReceiptHandle(
-                starts.get((kind, queue_id), offset),
-                header.pop_time,
-                header.invisible_time,
-                header.revive_qid,
-                kind,
-                broker_name,
-                queue_id,
-                offset,
-            )
-        handle = handle._replace(commit_log_offset=message.physical_offset)
-        deliveries = counts.get((handle.kind, queue_id, offset), message.reconsume_times)
-        yield Popped(message, handle, deliveries)
+        handle, deliveries = receipts.of(message)
+        yield Popped(message, handle._replace(commit_log_offset=message.physical_offset), deliveries)
 
 
 def _popped_from_lite_topics(
