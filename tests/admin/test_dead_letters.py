@@ -96,6 +96,12 @@ async def dying(broker: LocalBroker) -> AsyncIterator[Dying]:
         yield Dying(admin, broker.broker_addr)
 
 
+def test_a_retry_topic_of_pop_is_no_original_topic() -> None:
+    named = {"%RETRY%g_T": "T", "%RETRY%g+T": "T", "%RETRY%h_T": "%RETRY%h_T", "T": "T"}
+    letters = [MessageExt("%DLQ%g", b"", properties={"RETRY_TOPIC": each}) for each in named]
+    assert [original_topic(each) for each in letters] == list(named.values())
+
+
 class TestReading:
     async def test_what_is_known_of_one(self, dying: Dying) -> None:
         (letter,) = await dying.die(b"poison", tags="T", keys=["k1", "k2"])

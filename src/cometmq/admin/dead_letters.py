@@ -29,6 +29,7 @@ from cometmq.errors import CometError, ConfigError, NoRouteError, shown
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, UNSENDABLE_TOPICS, SysFlag, is_system_topic
 from cometmq.protocol.compression import TYPE_MASK
+from cometmq.protocol.pop import subscribed_topic
 from cometmq.protocol.properties import values as names
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
@@ -115,9 +116,13 @@ class Resending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def original_topic(message: MessageExt) -> str | None:
-    """Return the original topic of a dead letter, None if its properties do not contain one."""
+    """Return the original topic of a dead letter, None if its properties do not contain one.
+
+    At Apache's brokers, a dead letter that was retried by POP names its retry topic.
+    """
     properties = message.properties
-    return properties.get(names.RETRY_TOPIC) or properties.get(names.DLQ_ORIGIN_TOPIC)
+    topic = properties.get(names.RETRY_TOPIC) or properties.get(names.DLQ_ORIGIN_TOPIC)
+    return topic and subscribed_topic(topic, message.topic.removeprefix(DLQ_PREFIX))
 
 
 def belongs_to_system(topic: str) -> bool:

@@ -70,6 +70,13 @@ class TopicKind(IntEnum):
         return f"{RETRY_PREFIX}{group}{'_' if self is TopicKind.RETRY_V1 else '+'}{topic}"
 
 
+def subscribed_topic(topic: str, group: str) -> str:
+    """Return the topic to which a group has subscribed, for the topic in which a message was found."""
+    for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2):
+        topic = topic.removeprefix(kind.topic("", group))
+    return topic
+
+
 # -- the receipt handle
 
 

@@ -296,7 +296,7 @@ class TestLeases:
             (handle,) = (await consumer.pop_until(5)).handles
             await consumer.renew(handle, 0)
         (dead,) = await take(peer, "%DLQ%G", 1)
-        assert (dead.body, dead.properties["RETRY_TOPIC"], dead.reconsume_times) == (b"1", RETRY_TOPIC, 2)
+        assert (dead.body, dead.properties["RETRY_TOPIC"], dead.reconsume_times) == (b"1", "Orders", 2)
         assert offset_in(cluster, topic=RETRY_TOPIC) == 1
 
     async def test_properties_that_leave_no_room_for_those_of_a_retry(self, cluster, peer, consumer):

@@ -94,6 +94,17 @@ class Caller:
         request.invisible_duration.FromMilliseconds(int(seconds * 1000))
         return await self.call("ChangeInvisibleDuration", request)
 
+    async def dead_letter(self, received: Any, group: str = "G") -> Any:
+        system = received.system_properties
+        request = M.ForwardMessageToDeadLetterQueueRequest(
+            group=M.Resource(name=group),
+            topic=received.topic,
+            receipt_handle=system.receipt_handle,
+            message_id=system.message_id,
+            lite_topic=system.lite_topic,
+        )
+        return await self.call("ForwardMessageToDeadLetterQueue", request)
+
     async def heartbeat(self, group: str = "", kind: int = ClientType.PUSH_CONSUMER) -> Any:
         request = M.HeartbeatRequest(client_type=kind)
         if group:

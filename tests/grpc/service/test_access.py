@@ -5,12 +5,17 @@ from __future__ import annotations
 import hmac
 
 import pytest
+from msgspec.structs import replace
 from tests.broker.access.test_files import write
+from tests.broker.lite.conftest import GROUP, PARENT
 from tests.grpc.service.caller import SETTINGS, consumer_settings, message
+from tests.grpc.service.test_lite import LiteCaller
 from tests.grpc.serving import M, connected
 
+from cometmq.broker.tables.topics import topic_of
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.framing import frame_message
+from cometmq.protocol.bodies import SubscriptionGroupConfig
 
 ACL = """
 accounts:
@@ -18,8 +23,8 @@ accounts:
   secretKey: secret-of-reader
 - accessKey: program
   secretKey: secret-of-program
-  topicPerms: [Orders=PUB|SUB, In=SUB]
-  groupPerms: [G=SUB]
+  topicPerms: [Orders=PUB|SUB, In=SUB, Sessions=PUB|SUB]
+  groupPerms: [G=SUB, agents=SUB]
 """
 MOMENT = "20261129T080000Z"
 
@@ -107,6 +112,31 @@ async def test_a_refused_signature_is_counted_and_logged(guarded, connect, caplo
     await caller.send(message())
     assert guarded.broker.parts.security.guard.refused == 1
     assert "SendMessage from 127.0.0.1" in caplog.text
+
+
+class TestDeadLetters:
+    """Neither the retry topic nor the lite topic in which a message was found needs rights of its own."""
+
+    async def test_of_a_retried_message(self, guarded, connect):
+        caller = await connect(guarded, x_mq_date_time=MOMENT, authorization=signed())
+        await caller.send(message())
+        (got,) = await caller.receive()
+        await caller.change(got, 0)
+        (again,) = await caller.receive(poll_s=20)
+        assert (await caller.dead_letter(again)).status.code == Code.OK
+        assert guarded.broker.parts.store.max_offset("%DLQ%G", 0) == 1
+
+    async def test_of_a_message_of_a_lite_topic(self, guarded, connect):
+        tables = guarded.broker.parts.tables
+        parent = topic_of(PARENT, 1, perm=6)
+        tables.topics.put(replace(parent, attributes={"message.type": "LITE"}))
+        guarded.broker.parts.lite.use_topics()
+        tables.groups.put(SubscriptionGroupConfig(GROUP, attributes={"lite.bind.topic": PARENT}))
+        lite = LiteCaller(await connect(guarded, x_mq_date_time=MOMENT, authorization=signed()))
+        await lite.subscribe("s1")
+        await lite.send("s1", b"1")
+        (got,) = await lite.receive()
+        assert (await lite.caller.dead_letter(got, GROUP)).status.code == Code.OK
 
 
 async def test_clients_of_one_connection_keep_their_own_accounts(guarded, connect):

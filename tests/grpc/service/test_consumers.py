@@ -289,14 +289,7 @@ class TestLeases:
     async def test_a_dead_letter(self, orders, caller):
         await caller.send(message())
         (got,) = await caller.receive()
-        request = M.ForwardMessageToDeadLetterQueueRequest(
-            group=M.Resource(name="G"),
-            topic=got.topic,
-            receipt_handle=got.system_properties.receipt_handle,
-            message_id="id-1",
-        )
-        forwarded = await caller.call("ForwardMessageToDeadLetterQueue", request)
-        assert code_of(forwarded) == Code.OK
+        assert code_of(await caller.dead_letter(got)) == Code.OK
         assert orders.broker.parts.store.max_offset("%DLQ%G", 0) == 1
         assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
 

@@ -113,16 +113,7 @@ async def test_messages_go_to_the_dead_letters(lite: LiteCaller, cluster: Cluste
     await lite.subscribe("s1")
     await lite.send("s1", b"1")
     (got,) = await lite.receive()
-    system = got.system_properties
-    request = M.ForwardMessageToDeadLetterQueueRequest(
-        group=M.Resource(name=GROUP),
-        topic=M.Resource(name=PARENT),
-        receipt_handle=system.receipt_handle,
-        message_id=system.message_id,
-        lite_topic="s1",
-    )
-    answer = await lite.caller.call("ForwardMessageToDeadLetterQueue", request)
-    assert answer.status.code == Code.OK
+    assert (await lite.caller.dead_letter(got, GROUP)).status.code == Code.OK
     (dead,) = records(await cluster.peer().pull(f"%DLQ%{GROUP}"))
     assert dead.body == b"1"
     assert await lite.receive(poll_s=0) == []

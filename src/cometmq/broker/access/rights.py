@@ -31,7 +31,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
-from cometmq.protocol.pop import TopicKind
+from cometmq.protocol.pop import subscribed_topic
 
 EITHER = Perm.PUB | Perm.SUB
 MAX_RESOURCES = 10_000
@@ -120,10 +120,8 @@ def _pop(frame: Frame) -> Rights:
     In an ack, the topic may be the group's retry topic for the topic.
     """
     ext = frame.ext or {}
-    group, topic = ext.get("consumerGroup", ""), ext.get("topic", "")
-    for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2):
-        topic = topic.removeprefix(kind.topic("", group))
-    return [topic_right(Perm.SUB, topic), group_right(group)]
+    group = ext.get("consumerGroup", "")
+    return [topic_right(Perm.SUB, subscribed_topic(ext.get("topic", ""), group)), group_right(group)]
 
 
 def _batch_ack(frame: Frame) -> Rights:

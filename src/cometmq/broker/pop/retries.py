@@ -195,7 +195,7 @@ class Retries:
         """Return the place and the properties of a message that will not be delivered again."""
         target = DLQ_PREFIX + group
         self.tables.topics.ensure(target, DLQ_QUEUES)
-        return Place(target, 0, put(properties_of_retry(message, record), b"DELAY", b"0"))
+        return Place(target, 0, put(properties_of_retry(message, record, group), b"DELAY", b"0"))
 
     async def stop(self) -> None:
         """Wait until the reads in progress have ended."""

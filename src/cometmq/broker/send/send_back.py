@@ -33,6 +33,7 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from cometmq.protocol.pop import subscribed_topic
 from cometmq.protocol.properties.values import put
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.remoting import Connection
@@ -77,8 +78,11 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)
         if self.check_read is not None:
-            self.check_read(connection, frame, message.topic)
-        properties = properties_of_retry(message, record)
+            topic = message.topic
+            if message.properties.get("ORIGIN_GROUP", group) == group:  # Two groups may share a retry topic
+                topic = subscribed_topic(topic, group)
+            self.check_read(connection, frame, topic)
+        properties = properties_of_retry(message, record, group)
         maximum = self.rules.maximum(settings, header.max_reconsume_times, frame.version, connection)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
@@ -112,14 +116,15 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
         return known
 
 
-def properties_of_retry(message: MessageExt, record: bytes) -> bytes:
+def properties_of_retry(message: MessageExt, record: bytes, group: str) -> bytes:
     """Return the properties of a sent-back message, together with the properties that a retry adds.
 
     The stored bytes are edited directly, because not all stored properties can be decoded and encoded again.
     """
     properties = properties_of(record)
     if not message.properties.get("RETRY_TOPIC"):
-        properties = put(properties, b"RETRY_TOPIC", message.topic.encode())
+        topic = subscribed_topic(message.topic, group)  # A retry topic of POP is no original topic
+        properties = put(properties, b"RETRY_TOPIC", topic.encode())
     if not message.properties.get("ORIGIN_MESSAGE_ID", "").strip():
         properties = put(properties, b"ORIGIN_MESSAGE_ID", message.offset_msg_id.encode())
     return put(properties, b"WAIT", b"false")

@@ -338,7 +338,6 @@ def _tags(expression: str) -> frozenset[str] | None:
 
 async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
     """Store a copy of a message in the dead letters of its group. Raises ServiceError."""
-    _, topic, _ = lease.place
     if lease.handle.commit_log_offset is None:
         raise ServiceError(Code.INVALID_RECEIPT_HANDLE, "receipt_handle: it names no log position")
     header = ConsumerSendMsgBackRequestHeader(
@@ -346,7 +345,7 @@ async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
         group=lease.group,
         delay_level=-1,
         origin_msg_id=message_id,
-        origin_topic=topic,
+        origin_topic=lease.topic,
         max_reconsume_times=0,
     )
     await client.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
