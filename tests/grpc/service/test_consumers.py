@@ -235,6 +235,13 @@ class TestLeases:
         assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
         assert code_of(await caller.change(got, 60)) == Code.INVALID_RECEIPT_HANDLE
 
+    async def test_a_lease_ends_with_its_topic(self, orders, caller):
+        await caller.send(message())
+        (got,) = await caller.receive()
+        await orders.peer().delete_topic("Orders")
+        assert code_of(await caller.ack(got)) == Code.INVALID_RECEIPT_HANDLE
+        assert code_of(await caller.change(got, 60)) == Code.INVALID_RECEIPT_HANDLE
+
     async def test_a_handle_of_another_broker_is_refused(self, orders, caller):
         await caller.send(message())
         (got,) = await caller.receive()

@@ -37,6 +37,7 @@ from cometmq.protocol.headers import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ConsumerSendMsgBackRequestHeader,
+    Header,
     PopLiteMessageRequestHeader,
     PopMessageRequestHeader,
 )
@@ -237,7 +238,7 @@ class Receives:
                 offset=handle.offset or 0,
                 lite_topic=lease.lite_topic or None,
             )
-            await client.call(RequestCode.ACK_MESSAGE, header)
+            await _change_lease(client, RequestCode.ACK_MESSAGE, header)
         except ServiceError as error:
             return status(error.code, error.problem)
         return status(Code.OK)
@@ -262,7 +263,7 @@ class Receives:
             suspend=request.suspend or None,
             lite_topic=lease.lite_topic or None,
         )
-        await client.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        await _change_lease(client, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         return messages().ChangeInvisibleDurationResponse(
             status=status(Code.OK), receipt_handle=request.receipt_handle
         )
@@ -334,6 +335,20 @@ def _pop_frame(
 def _tags(expression: str) -> frozenset[str] | None:
     """Return the tags of an expression, or None if it selects all messages."""
     return None if expression in ("", "*") else frozenset(map(str.strip, expression.split("||")))
+
+
+async def _change_lease(client: Client, code: int, header: Header) -> None:
+    """Send a request about a lease to the broker. Raises ServiceError if it fails.
+
+    If the message's topic or queue no longer exists, neither does the lease. Clients repeat a request every
+    second until it succeeds or is refused for its receipt handle.
+    """
+    try:
+        await client.call(code, header)
+    except ServiceError as error:
+        if error.code in (Code.TOPIC_NOT_FOUND, Code.BAD_REQUEST):
+            raise ServiceError(Code.INVALID_RECEIPT_HANDLE, error.problem) from None
+        raise
 
 
 async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
