@@ -179,6 +179,15 @@ class TestSend:
         assert stored.born_timestamp_ms == sent.system_properties.born_timestamp.ToMilliseconds()
         assert stored.born_host.startswith("127.0.0.1:")
 
+    async def test_empty_tags_and_keys_do_not_count_and_blanks_divide_keys(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, "Orders", 1, 1)
+        assert code_of(await caller.send(message(tag="", keys=["order 17", "", "k2"]))) == Code.OK
+        assert code_of(await caller.send(message(keys=[""]))) == Code.OK
+        first, second = records(await peer.pull())
+        assert (first.tags, first.keys) == (None, ("order", "17", "k2"))
+        assert "KEYS" not in second.properties
+
     async def test_messages_of_a_group_are_in_one_queue(self, cluster, caller):
         peer = cluster.peer()
         await create(peer, "Orders", 8, 8)

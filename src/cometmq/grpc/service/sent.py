@@ -151,12 +151,11 @@ def _check_count(field: str, count: int, most: int) -> None:
 def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
     system = message.system_properties
     properties = {names.UNIQ_KEY: system.message_id, names.WAIT: "true"}
-    if system.HasField("tag"):
+    if system.tag:
         properties[names.TAGS] = _checked("tag", system.tag, Code.ILLEGAL_MESSAGE_TAG, forbidden="|")
-    if system.keys:
-        _check_count("keys", len(system.keys), MAX_KEYS)
-        keys = [_checked("keys", key, Code.ILLEGAL_MESSAGE_KEY, forbidden=" ") for key in system.keys]
-        properties[names.KEYS] = " ".join(keys)
+    _check_count("keys", len(system.keys), MAX_KEYS)
+    if keys := [_checked("keys", key, Code.ILLEGAL_MESSAGE_KEY) for key in system.keys if key]:
+        properties[names.KEYS] = " ".join(keys)  # A blank inside a key divides it, as at Apache's proxy
     if system.message_group:
         group = _checked("message_group", system.message_group, Code.ILLEGAL_MESSAGE_GROUP)
         if len(group.encode()) >= MAX_GROUP_BYTES:
