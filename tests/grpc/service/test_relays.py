@@ -48,7 +48,8 @@ class Consumer:
 
 
 @pytest.fixture
-async def consumer(cluster, caller):
+async def consumer(cluster, connect):
+    caller = await connect(cluster, x_mq_client_version="5.1.2")
     await create(cluster.peer(), "Orders", 1, 1)
     await caller.send(message())
     stream = caller.telemetry()
@@ -63,6 +64,7 @@ async def test_running_info_without_a_stack_trace_asks_no_client(consumer):
     info = ConsumerRunningInfo.decode((await consumer.running_info(stack=False)).body)
     assert [each.topic for each in info.subscription_set] == ["Orders"]
     assert info.properties["consumerGroup"] == "G"
+    assert info.properties["PROP_CLIENT_VERSION"] == "V5_1_2"
     assert info.jstack is None
 
 

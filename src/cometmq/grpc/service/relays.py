@@ -15,7 +15,7 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.service.clients import Client
 from cometmq.grpc.service.delivered import unleased_message
 from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
-from cometmq.protocol.codes import VERSION_5_0_0, ResponseCode, version_name
+from cometmq.protocol.codes import ResponseCode, version_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import GetConsumerRunningInfoRequestHeader
 from cometmq.protocol.record.one import decode_record
@@ -44,7 +44,7 @@ class Relays:
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         properties = {
             "PROP_CONSUME_TYPE": "CONSUME_ACTIVELY",  # Tools of 4.x know no type for pops
-            "PROP_CLIENT_VERSION": version_name(VERSION_5_0_0),
+            "PROP_CLIENT_VERSION": version_name(client.version),
             "consumerGroup": header.consumer_group,
         }
         info = ConsumerRunningInfo(properties=properties, subscription_set=client.subscriptions())
