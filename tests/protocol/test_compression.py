@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -27,8 +28,9 @@ def test_bodies_survive(body: bytes, how: Compression, other_bits: int) -> None:
     assert decompress(other_bits & ~1, body) == body
 
 
-def test_type_zero_is_zlib() -> None:
+def test_type_zero_is_zlib_or_the_gzip_of_5_x_clients() -> None:
     assert decompress(1, zlib.compress(b"abc")) == b"abc"
+    assert decompress(1, gzip.compress(b"abc")) == b"abc"
     assert Compression.ZLIB.sys_flag == 769
 
 

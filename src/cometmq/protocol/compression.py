@@ -1,7 +1,8 @@
 """Compressed message bodies and their bits in sysFlag (docs/reference/remoting.md, System flag).
 
-Bit 0x1 marks a compressed body. Bits 0x700 hold the method: 0 and 3 are zlib (RFC 1950), 1 is LZ4 in its
-frame format, 2 is Zstandard. LZ4 and Zstandard need the packages of the extra `zstd`.
+Bit 0x1 marks a compressed body. Bits 0x700 hold the method: 0 and 3 are zlib (RFC 1950), or gzip (RFC 1952)
+in messages of gRPC clients; 1 is LZ4 in its frame format, 2 is Zstandard. LZ4 and Zstandard need the packages
+of the extra `zstd`.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
 
 
 def _inflate(body: bytes) -> Iterator[bytes]:
-    inflater = zlib.decompressobj()
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: zlib or gzip, by the first bytes
     while not inflater.eof:
         try:
             piece = inflater.decompress(body, _STEP)
