@@ -211,11 +211,17 @@ def subscriptions(*topics):
 
 async def test_the_first_receives_of_an_ordered_group_are_ordered_without_settings(orders, caller, connect):
     await orders.peer().set_group(b'{"groupName":"G","consumeMessageOrderly":true}')
-    await caller.send(message(message_group="g"))
-    assert len(await caller.receive()) == 1
-    await caller.send(message(message_id="id-2", message_group="g"))
+    for number in range(3):
+        await caller.send(message(message_id=f"id-{number}", message_group="g"))
+    (got,) = await caller.receive()
     other = await connect(orders, "client-2")
     assert await other.receive() == []
+    await caller.ack(got)
+    stream = other.telemetry()
+    await stream.write(consumer_settings())
+    assert (await stream.read()).settings.subscription.fifo
+    assert len(await other.receive()) == 2
+    stream.cancel()
 
 
 async def test_members_of_4_x_and_5_x_keep_their_subscriptions(orders, caller):

@@ -308,6 +308,9 @@ def _pop_frame(
     """Return the broker's request for a receive: a pop from lite topics, or an ordinary one."""
     group, topic = request.group.name, request.message_queue.topic.name
     count, attempt_id = max(1, min(request.batch_size, MAX_BATCH)), request.attempt_id or None
+    ordered = bool(config.consume_message_orderly)
+    if ordered and not client.settings:
+        count = 1  # The client does not know yet that it must consume them one after the other
     # A group tells what its clients receive even if their settings are unknown after a restart.
     if client.is_lite or bound_topic(config.attributes) == topic:
         lite_header = PopLiteMessageRequestHeader(
@@ -326,7 +329,7 @@ def _pop_frame(
         init_mode=1,
         exp_type="SQL92" if expression.type == FilterType.SQL else "TAG",
         exp=expression.expression or "*",
-        order=bool(config.consume_message_orderly) or None,
+        order=ordered or None,
         attempt_id=attempt_id,
     )
     return client.frame(RequestCode.POP_MESSAGE, header)
