@@ -15,7 +15,7 @@ from tests.broker.conftest import start_cluster  # noqa: F401 - a fixture
 from tests.kit.brokers import StartCluster
 from tests.kit.waiting import until
 
-from cometmq import ConsumeFromWhere, PushConsumer, PushOptions
+from cometmq import ConsumeFromWhere, PushConsumer, PushOptions, SimpleConsumer
 from cometmq.admin import (
     Admin,
     DeadLettersHidden,
@@ -213,6 +213,20 @@ class TestResend:
         assert (copy.topic, copy.body, resend_times(copy)) == (dying.topic, b"poison", 1)
         assert "RETRY_TOPIC" not in copy.properties
         assert await dying.states() == "SKIPPED"
+
+    async def test_a_group_that_pops_gets_it_from_its_topic_only(self, dying: Dying) -> None:
+        await dying.admin.send(Message(dying.topic, b"poison"))
+        async with SimpleConsumer(dying.group, dying.topic, client=dying.admin.client) as member:
+            (message,) = await member.receive(wait_s=60)
+            await member.change_invisibility(message, 0)
+            (message,) = await member.receive(wait_s=60)
+            await member.dead_letter(message)
+            await dying.registered(f"%DLQ%{dying.group}")
+            (result,) = await dying.resend()
+            assert (result.state, result.original_topic) == ("FAILED", dying.topic)
+            assert "the members of the group pop" in result.problem
+        assert await dying.states() == "FAILED"  # It was popped more than once
+        assert await dying.states(Resending(to_topic=True)) == "RESENT"
 
     async def test_what_died_again_is_sent_again(self, dying: Dying) -> None:
         await dying.die(b"poison")

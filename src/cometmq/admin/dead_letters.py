@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cometmq.admin.errors import IndexSilent, ResendStopped
+from cometmq.admin.groups import POP_TYPE
 from cometmq.admin.values import DeadLetterView, Resend, ResendResult
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, offset_id_in
@@ -25,7 +26,7 @@ from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
-from cometmq.errors import CometError, ConfigError, NoRouteError, shown
+from cometmq.errors import BrokerError, CometError, ConfigError, NoRouteError, shown
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, UNSENDABLE_TOPICS, SysFlag, is_system_topic
 from cometmq.protocol.compression import TYPE_MASK
@@ -242,6 +243,7 @@ class Resender:
     group: str
     how: Resending
     _next_s: float = field(default=0.0, init=False)
+    _reads_retries: dict[str, bool | None] = field(default_factory=dict, init=False)
 
     async def resend_all(self, letters: list[MessageExt]) -> list[ResendResult]:
         """Resend dead letters concurrently.
@@ -271,6 +273,11 @@ class Resender:
                 problem = "the dead letter has no original topic"
             elif self.how.to_topic and belongs_to_system(topic):
                 problem = f"it names {shown(topic)} as its original topic, which is reserved"
+            elif not self.how.to_topic and not await self._reaches_group(message):
+                problem = (
+                    "the members of the group pop, so they receive nothing from its retry topic; send it to "
+                    "its original topic instead"
+                )
             elif before := await self._before(message, mark):
                 state, copy = before
             elif self.how.dry_run:
@@ -284,6 +291,26 @@ class Resender:
             msg_id=message.msg_id, offset_msg_id=message.offset_msg_id, original_topic=topic,
             keys=list(message.keys), target=target, state=state, problem=problem, copy_offset_msg_id=copy,
         )  # fmt: skip
+
+    async def _reaches_group(self, message: MessageExt) -> bool:
+        """Return whether the group receives a copy of a dead letter from its retry topic.
+
+        Members that pop have retry topics of other names. If no member is online, the dead letter shows
+        whether it was popped, unless it died at its first delivery.
+        """
+        name = message.broker_name
+        if name not in self._reads_retries:
+            try:
+                addr = self.client.master_addr(name)
+                found = await self.client.brokers.consumer_connection(addr, self.group)
+            except BrokerError:  # no member is online
+                self._reads_retries[name] = None
+            else:
+                topics = [each.topic for each in found.subscription_table.values()]
+                pops = found.consume_type == POP_TYPE
+                self._reads_retries[name] = not pops or RETRY_PREFIX + self.group in topics
+        reads = self._reads_retries[name]
+        return names.FIRST_POP_TIME not in message.properties if reads is None else reads
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
         """Return the outcome of a dead letter that was resent before, None for any other dead letter.

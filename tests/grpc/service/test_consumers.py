@@ -332,7 +332,7 @@ class TestLeases:
     async def test_a_lease_of_a_push_consumer_is_renewed_while_it_is_connected(self, orders, caller, connect):
         await caller.send(message())
         push = await connect(orders, "client-2")
-        assert len(await push.receive(auto_renew=True)) == 1
+        assert len(await push.receive(auto_renew=True, invisible_s=None)) == 1
         clients = orders.broker.endpoint.clients
         (client,) = [each for each in clients.connected if each.client_id == "client-2"]
         assert len(client.leased) == 1
