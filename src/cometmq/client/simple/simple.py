@@ -196,7 +196,7 @@ class LeasingConsumer(QueryClient):
         """Move a message to the group's dead-letter queue.
 
         CometMQ's brokers do so themselves when a message was delivered again as often as the group's
-        `retryMaxTimes` allows. Apache's brokers deliver it without end.
+        `retryMaxTimes` allows, but not in an ordered group. Apache's brokers deliver it without end.
 
         Args:
             message: A message that receive() returned.
