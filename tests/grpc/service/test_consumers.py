@@ -379,12 +379,15 @@ class TestSessions:
 
     async def test_delays_that_grow_replace_those_that_a_client_has_announced(self, orders, caller):
         await orders.peer().set_group(
-            b'{"groupName":"G","groupRetryPolicy":{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":9}}}'
+            b'{"groupName":"G","retryMaxTimes":2147483647,'
+            b'"groupRetryPolicy":{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":9}}}'
         )
         stream, settings = caller.telemetry(), consumer_settings()
         settings.settings.backoff_policy.customized_backoff.next.add().FromSeconds(9)
         await stream.write(settings)
-        backoff = (await stream.read()).settings.backoff_policy.exponential_backoff
+        policy = (await stream.read()).settings.backoff_policy
+        backoff = policy.exponential_backoff
+        assert policy.max_attempts == 2**31 - 1
         assert (backoff.initial.ToMilliseconds(), backoff.max.ToSeconds(), backoff.multiplier) == (9, 7200, 2)
         stream.cancel()
 

@@ -25,7 +25,7 @@ from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.relays import Relays
 from cometmq.grpc.service.renewals import Groups, Renewals
 from cometmq.grpc.service.sends import transaction_id
-from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
+from cometmq.protocol.bodies import RETRY_MAX_TIMES, ConsumerData, HeartbeatData, ProducerData
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
@@ -33,6 +33,7 @@ from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH, client_quota
 from cometmq.protocol.record.one import decode_record
 from cometmq.protocol.retry_policy import RetryPolicy, policy_of
 from cometmq.remoting import Connection, Handler
+from cometmq.settings import INT_MAX
 
 log = logs.logger(__name__)
 
@@ -142,7 +143,8 @@ class Sessions:
             attributes = None if config is None else config.attributes
             subscription.lite_subscription_quota = client_quota(attributes)
             subscription.max_lite_topic_size = MAX_LITE_TOPIC_LENGTH
-        settings.backoff_policy.max_attempts = 1 + (config.retry_max_times if config is not None else 16)
+        retries = RETRY_MAX_TIMES if config is None else config.retry_max_times
+        settings.backoff_policy.max_attempts = min(1 + retries, INT_MAX)
         policy = policy_of(config)
         if policy.delays and settings.user_agent.language == Language.NODE_JS:
             # Apache's Node client ignores a list of delays: it then never retries ordered messages, and
