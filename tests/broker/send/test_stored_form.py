@@ -36,6 +36,7 @@ CLUSTER = b"CLUSTER\x01DefaultCluster"
         (b"CLUSTER\x01Elsewhere\x02KEYS\x01k", b"KEYS\x01k\x02" + CLUSTER, True),
         (b"KEYS\x01k\x02CLUSTER\x01Elsewhere\x02WAIT\x01true", b"KEYS\x01k\x02" + CLUSTER, True),
         (b"CLUSTER\x01Elsewhere", CLUSTER, True),
+        (b"POP_CK\x010 1 2\x02KEYS\x01k\x02MYPOP_CK\x01x", b"KEYS\x01k\x02MYPOP_CK\x01x\x02" + CLUSTER, True),
     ],
 )
 def test_what_is_stored_of_a_clients_properties(sent, stored, wait):
