@@ -48,7 +48,7 @@ class RetryPolicy(NamedTuple):
         """Return the delay before the next delivery of a message that was delivered again `retries` times."""
         if self.delays:
             return self.delays[min(retries + FIRST_RETRY, len(self.delays) - 1)]
-        return min(self.maximum, self.initial * self.multiplier ** min(retries, _MAX_EXPONENT))
+        return min(self.maximum, self.initial * int(self.multiplier ** min(retries, _MAX_EXPONENT)))
 
 
 DEFAULT = RetryPolicy(tuple(1_000 * seconds for seconds in DELAY_LEVELS_S))
