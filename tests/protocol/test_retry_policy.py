@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cometmq.protocol.bodies import SubscriptionGroupConfig
-from cometmq.protocol.retry_policy import policy_of
+from cometmq.protocol.bodies.retry_policy import policy_of
 
 MAX_MS = 43_200_000
 

@@ -301,7 +301,7 @@ class Resender:
         name = message.broker_name
         if name not in self._reads_retries:
             try:
-                addr = self.client.master_addr(name)
+                addr = await self.client.find_master(message.queue)
                 found = await self.client.brokers.consumer_connection(addr, self.group)
             except BrokerError:  # no member is online
                 self._reads_retries[name] = None

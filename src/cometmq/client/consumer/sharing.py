@@ -31,9 +31,9 @@ from cometmq.client.simple.receiving import Receiver
 from cometmq.errors import BodyTooLarge, BrokerError, CometError, ConfigError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic, Tasks
+from cometmq.protocol.bodies.retry_policy import DELAY_LEVELS_S
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.layout import COMPRESSED
-from cometmq.protocol.retry_policy import DELAY_LEVELS_S
 
 log = logs.logger("cometmq.client.consumer")
 

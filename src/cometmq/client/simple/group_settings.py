@@ -13,9 +13,9 @@ from cometmq.protocol.bodies import (
     QueryAssignmentResponseBody,
     SubscriptionGroupConfig,
 )
+from cometmq.protocol.bodies.retry_policy import DEFAULT, RetryPolicy, policy_of
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import GetSubscriptionGroupConfigRequestHeader
-from cometmq.protocol.retry_policy import DEFAULT, RetryPolicy, policy_of
 
 log = logs.logger("cometmq.client.consumer")
 

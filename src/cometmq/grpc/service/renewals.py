@@ -14,9 +14,9 @@ from cometmq.broker.base.turns import Turns
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.periodic import Tasks
 from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.bodies.retry_policy import policy_of
 from cometmq.protocol.lite import lmq_name
 from cometmq.protocol.pop import ReceiptHandle
-from cometmq.protocol.retry_policy import policy_of
 
 RENEWED_MS = 60_000
 """How long a renewed lease lasts."""

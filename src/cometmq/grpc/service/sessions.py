@@ -26,12 +26,12 @@ from cometmq.grpc.service.relays import Relays
 from cometmq.grpc.service.renewals import Groups, Renewals
 from cometmq.grpc.service.sends import transaction_id
 from cometmq.protocol.bodies import RETRY_MAX_TIMES, ConsumerData, HeartbeatData, ProducerData
+from cometmq.protocol.bodies.retry_policy import RetryPolicy, policy_of
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH, client_quota
 from cometmq.protocol.record.one import decode_record
-from cometmq.protocol.retry_policy import RetryPolicy, policy_of
 from cometmq.remoting import Connection, Handler
 from cometmq.settings import INT_MAX
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.bodies.route import SubscriptionGroupConfig
 
 DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """The delays of RocketMQ's delay levels 1 to 18 in seconds, which are the default delays of retries."""
