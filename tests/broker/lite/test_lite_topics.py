@@ -18,6 +18,8 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers.admin import TriggerLiteDispatchHeader
 from cometmq.protocol.lite import lmq_name
 from cometmq.protocol.record.one import iter_records
+from cometmq.store import truncate_log
+from cometmq.store.inspect.rebuild import rebuild
 
 QUOTA = 2018
 LIGHT = lmq_name(PARENT, "s1")
@@ -577,6 +579,27 @@ async def test_a_lost_database_is_read_from_the_log(tmp_path: Path, damage: str)
         await client.subscribe("s3")
         found = await client.take(40)
         assert sorted(map(int, found)) == list(range(3, 200, 5))
+
+
+@pytest.mark.parametrize("tool", ["rebuild", "truncate"])
+async def test_lite_topics_after_a_change_of_the_store(tmp_path: Path, tool: str) -> None:
+    async with running(tmp_path) as (broker, peer):
+        await set_up(peer)
+        client = LiteClient(peer)
+        await client.send("s1", "1", "2", "3", "4")
+        await client.subscribe("s1")
+        assert await client.take(3) == ["1", "2", "3"]
+        position = broker.parts.lite.queues.units(LIGHT, 1, 1, 0)[0][1]
+    if tool == "rebuild":
+        rebuild(str(tmp_path))
+    else:
+        assert truncate_log(str(tmp_path), position).done  # Three messages are removed
+    async with running(tmp_path) as (broker, peer):
+        client = LiteClient(peer)
+        await client.send("s1", "5")
+        expected = ["4", "5"] if tool == "rebuild" else ["5"]
+        assert await client.take(len(expected)) == expected
+        assert broker.parts.lite.queues.end(LIGHT) == (5 if tool == "rebuild" else 2)
 
 
 async def test_a_broker_without_lite_topics_opens_no_database(cluster: Cluster, tmp_path: Path) -> None:
