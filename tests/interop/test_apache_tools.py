@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.broker.lite.conftest import GROUP, PARENT, LiteClient
 from tests.interop.driver import Driver, body_of, message
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.mqadmin import AdminShell
 from tests.interop.space import Cluster, Space
+from tests.kit.brokers import Peer
 from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
@@ -132,3 +135,35 @@ def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space
     wait_until("offsets reset", lambda: "Exception" not in shell.run(*line.split()), every_s=0.5)
     got = space.java.wait_delivered(consumer, 2)
     assert {body_of(each) for each in got} == {b"again"}
+
+
+@pytest.mark.parametrize("shell", ["5.5.0"], indirect=True)
+def test_lite_topics_are_shown(mqadmin: Run, cluster: Cluster) -> None:
+    mqadmin(f"updateTopic -c DefaultCluster -t {PARENT} -a +message.type=LITE")
+    mqadmin(f"updateSubGroup -c DefaultCluster -g {GROUP} --attributes +lite.bind.topic={PARENT}")
+
+    async def consume() -> None:
+        async with Peer(cluster.broker_addr) as peer:
+            client = LiteClient(peer)
+            await client.send("s1", "1", "2", "3")
+            await client.subscribe("s1", "s2")
+            assert await client.take(1) == ["1"]
+
+    asyncio.run(consume())
+
+    def row(line: str, number: int = 2) -> list[str]:
+        return mqadmin(line).splitlines()[number].split()
+
+    on_group = f"-p {PARENT} -g {GROUP}"
+    detail = mqadmin("getBrokerLiteInfo -c DefaultCluster -d").splitlines()
+    assert detail[1].split()[1:5] == ["default", "10000000", "1", "2"]
+    assert detail[2:4] == [f'Topic Meta: {{"{PARENT}":-1}}', f'Group Meta: {{"{PARENT}":["{GROUP}"]}}']
+    assert row(f"getParentTopicInfo -p {PARENT}")[1:] == ["-1", "1", "1", f"[{GROUP}]"]
+    assert row(f"getLiteTopicInfo -p {PARENT} -l s1")[1:3] == ["0", "3"]
+    assert "[c1@agents]" in mqadmin(f"getLiteTopicInfo -p {PARENT} -l s1 -s")
+    assert row(f"getLiteClientInfo {on_group} -c c1")[1] == "2"
+    assert row(f"getLiteGroupInfo {on_group} -l s1")[1:4] == ["3", "1", "2"]
+    shown = mqadmin(f"getLiteGroupInfo {on_group}")
+    assert "Total Lag Count: 2" in shown
+    assert re.search(r"1 +s1 +2 +20", shown)
+    assert "dispatched" in mqadmin(f"triggerLiteDispatch {on_group}")
