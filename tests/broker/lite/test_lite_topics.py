@@ -401,7 +401,7 @@ async def test_acks_are_checked(client: LiteClient) -> None:
         ({"lite_topic": "other"}, 208),
         ({"lite_topic": "a b"}, 29),
         ({"extra_info": "nonsense"}, 13),
-        ({"topic": "Unknown"}, 2),
+        ({"topic": "Unknown"}, 17),
     ):
         assert await client.ack(popped, **more) == code, more
     assert await client.ack(popped) == 0

@@ -109,6 +109,15 @@ async def test_a_receive_that_ends_gives_its_messages_back(lite: LiteCaller, clu
     assert (got.body, got.system_properties.delivery_attempt) == (b"1", 1)
 
 
+async def test_a_lease_ends_with_its_parent_topic(lite: LiteCaller, cluster: Cluster) -> None:
+    await lite.subscribe("s1")
+    await lite.send("s1", b"1")
+    (got,) = await lite.receive()
+    await cluster.peer().delete_topic(PARENT)
+    assert await lite.ack(got) == Code.INVALID_RECEIPT_HANDLE
+    assert await lite.change(got, 60) == Code.INVALID_RECEIPT_HANDLE
+
+
 async def test_messages_go_to_the_dead_letters(lite: LiteCaller, cluster: Cluster) -> None:
     await lite.subscribe("s1")
     await lite.send("s1", b"1")

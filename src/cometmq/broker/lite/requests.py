@@ -196,6 +196,7 @@ class LiteProcessor:
     ) -> tuple[QueueKey, ReceiptHandle]:
         """Return the queue of a leased message, and its receipt handle. Raises CommandError."""
         self.checks.check_master()
+        self.service.tables.topics.existing(topic)
         self.service.check_ready(topic)
         return (group, lite.lmq_name(topic, lite_topic or ""), 0), self.pops.decoded_handle(handle)
 
