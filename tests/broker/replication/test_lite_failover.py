@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
 from tests.broker.lite.conftest import GROUP, PARENT, LiteClient, set_up
 from tests.broker.replication.conftest import Group
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
@@ -133,3 +135,55 @@ async def test_the_next_leader_of_a_raft_group_serves_the_lite_topics(
         await client.subscribe("s1")
         await client.send("s1", "4")
         assert await client.take(1) == ["4"]
+
+
+@pytest.mark.slow("leaders change under load")
+async def test_no_message_of_a_lite_topic_is_lost_or_out_of_order_when_leaders_change(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    """Messages may be delivered again, but the first deliveries are in the order of the sends."""
+    monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)
+    names = [f"s{number}" for number in range(4)]
+    sent: dict[str, list[str]] = {name: [] for name in names}
+    first: dict[str, list[str]] = {name: [] for name in names}
+    async with RaftGroup(tmp_path) as group:
+        leader = await group.leader()
+        await set_up(group.peers[leader])
+        done = asyncio.Event()
+
+        async def send(name: str) -> None:
+            number = 0
+            while not done.is_set():
+                number += 1
+                answer = await LiteClient(group.peers[leader]).send(name, f"{name}-{number}")
+                if answer.code == 0:  # A refused one may be stored or not
+                    sent[name].append(f"{name}-{number}")
+                await asyncio.sleep(0.005)
+
+        async def consume() -> None:
+            while not all(set(sent[name]) <= set(first[name]) for name in names) or not done.is_set():
+                client = LiteClient(group.peers[leader])
+                await client.change("COMPLETE_ADD", *names)
+                popped = await client.pop(hold_ms=200)
+                for number, message in enumerate(popped.messages):
+                    body = message.body.decode()
+                    known = first[message.properties["__LITE_TOPIC"]]
+                    if body not in known:
+                        known.append(body)
+                    await client.ack(popped, number)
+
+        working = [asyncio.create_task(send(name)) for name in names]
+        consuming = asyncio.create_task(consume())
+        for _ in range(3):
+            count = sum(map(len, sent.values()))
+            await until(lambda count=count: sum(map(len, sent.values())) > count + 40)
+            following = next(each for each in group.brokers if each != leader)
+            await group.hand_over(following)
+            leader = following
+        await until(lambda: sum(map(len, sent.values())) > 200)
+        done.set()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*working, consuming)
+    for name in names:
+        assert [body for body in first[name] if body in set(sent[name])] == sent[name]

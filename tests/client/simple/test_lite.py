@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from tests.broker.lite.conftest import GROUP, PARENT, set_group, set_up
-from tests.kit.brokers import Cluster, records
+from tests.kit.brokers import Cluster, records, running
 from tests.kit.waiting import until
 
 from cometmq import ConsumeFromWhere, LiteConsumer, Message, Producer, SimpleOptions, SyncLiteConsumer
 from cometmq.client.simple import lite
 from cometmq.errors import BrokerError, ConfigError, MessageIllegal
-from cometmq.message import MessageExt
+from cometmq.message import MessageExt, MessageQueue
 from cometmq.standalone import Standalone
 
 OPTIONS = SimpleOptions(wait_s=20)
@@ -115,6 +115,24 @@ async def test_a_wildcard_group_needs_no_names(cluster: Cluster, producer: Produ
         await send(producer, "s1", "1")
         await send(producer, "s2", "2")
         assert sorted(await take(consumer, 2)) == ["1", "2"]
+
+
+async def test_it_receives_from_all_brokers_of_the_parent_topic(
+    cluster: Cluster, producer: Producer, tmp_path: Path
+) -> None:
+    settings = {"brokerName": "broker-b", "namesrvAddr": cluster.namesrv_addr}
+    async with running(tmp_path / "b", **settings) as (broker, peer):
+        await set_up(peer)
+        async with consumer_of(cluster, "s1") as consumer:
+            for name in ("broker-a", "broker-b"):
+                message = Message(PARENT, name.encode(), lite_topic="s1")
+                await producer.send(message, queue=MessageQueue(PARENT, name, 0))
+            assert sorted(await take(consumer, 2)) == ["broker-a", "broker-b"]
+            waiting = asyncio.create_task(take(consumer, 1))
+            message = Message(PARENT, b"later", lite_topic="s1")
+            await producer.send(message, queue=MessageQueue(PARENT, "broker-b", 0))
+            assert await waiting == ["later"]
+            assert broker.parts.lite.subscriptions.count == 1
 
 
 async def test_subscriptions_are_repeated(
