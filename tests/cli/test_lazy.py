@@ -120,7 +120,14 @@ def test_the_lists_have_headings_and_columns_as_wide_as_the_longest_name(typed: 
 
     out = typed("mqadmin").out
     headings = re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE)
-    assert headings[1:] == ["Topics", "Groups", "Messages", "Brokers and name servers", "Access"]
+    assert headings[1:] == [
+        "Topics",
+        "Groups",
+        "Lite topics",
+        "Messages",
+        "Brokers and name servers",
+        "Access",
+    ]
     rows = re.findall(r"^   \w+ +(?=\w)", out, re.MULTILINE)
     assert {len(row) for row in rows} == {3 + max(map(len, mqadmin.commands)) + 2}
     last = " ".join(out.splitlines()[-3:])

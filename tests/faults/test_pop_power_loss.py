@@ -46,7 +46,6 @@ class Popped(NamedTuple):
     body: str
     key: tuple[str, str, int]
     offset: int
-    start: int
     pop_ms: int
 
 
@@ -165,11 +164,11 @@ class World:
             messages = iter_records(b"".join(map(bytes, each.buffers)))
             key = ("G", each.kind.topic("Orders", "G"), each.queue_id)
             for message, offset in zip(messages, each.offsets, strict=True):
-                found.append(Popped(message.body.decode(), key, offset, each.start, request.pop_ms))
+                found.append(Popped(message.body.decode(), key, offset, request.pop_ms))
         return found
 
     def ack(self, popped: Popped) -> None:
-        if self.pops.ack(popped.key, popped.offset, popped.start, popped.pop_ms):
+        if self.pops.ack(popped.key, popped.offset, popped.pop_ms):
             self.acked.append((self.now, popped.body))
 
     async def save(self) -> None:
@@ -196,8 +195,8 @@ async def work(seed: int) -> World:
             for _ in range(chance.randrange(1, 4)):
                 world.ack(chance.choice(world.leased))
         elif kind == 10 and world.leased:
-            key, offset, start, pop_ms = chance.choice(world.leased)[1:]
-            world.pops.renew(key, offset, start, pop_ms, chance.choice((0, 1_000)))
+            key, offset, pop_ms = chance.choice(world.leased)[1:]
+            world.pops.renew(key, offset, pop_ms, chance.choice((0, 1_000)))
         elif kind == 11:
             world.store.flusher.flush_now()
         elif kind == 12:
