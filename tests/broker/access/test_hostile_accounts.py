@@ -22,12 +22,14 @@ from cometmq.protocol.acl import Credentials
 from cometmq.protocol.codes import NAMESRV_REQUESTS, RequestCode, handlers_of
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
     QueryMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.protocol.ids import pack_host
+from cometmq.protocol.ids import decode_offset_id, pack_host
 from cometmq.protocol.properties.values import encode_properties
+from cometmq.protocol.record.layout import HEAD_V4
 from cometmq.protocol.record.one import encode_record
 
 ACL = """
@@ -119,6 +121,29 @@ async def test_a_query_finds_messages_of_its_topic_alone(tmp_path: Path) -> None
         assert (await admin.send("KeysBB", b"open", properties={"KEYS": "k"})).code == 0
         assert [each.body for each in records(await mallory.call(12, query("KeysBB")))] == [b"open"]
         refused(await mallory.call(12, query("")), 22, "can not find message")
+
+
+async def test_bytes_in_a_body_that_look_like_a_record_open_no_other_topic(tmp_path: Path) -> None:
+    """The properties of such a record could extend over the next messages of the log."""
+    async with scene(tmp_path) as (_broker, program, mallory, admin):
+        assert (await create(admin, "Mine")).code == 0
+
+        async def position_of(body: bytes) -> int:
+            sent = await mallory.send("Mine", body)
+            return decode_offset_id((sent.ext or {})["msgId"]).physical_offset
+
+        first, second = await position_of(b"probe"), await position_of(b"probe")
+        inside = 2 * second - first + HEAD_V4.size  # The place of the next body
+        fake = encode_record("Mine", b"", bytes(900), physical_offset=inside)[:-900]
+        assert await position_of(fake) + HEAD_V4.size == inside
+        assert (await program.send("Orders", b"secret" * 200)).code == 0
+        view = ViewMessageRequestHeader(offset=inside)
+        refused(await mallory.call(RequestCode.VIEW_MESSAGE_BY_ID, view), 1, "Need admin permission")
+        back = ConsumerSendMsgBackRequestHeader(offset=inside, group="Mallory", delay_level=-1)
+        refused(await mallory.call(RequestCode.CONSUMER_SEND_MSG_BACK, back), 1, "Need admin permission")
+        assert (
+            await mallory.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(second))
+        ).code == 0
 
 
 async def test_a_default_does_not_open_what_the_broker_keeps_for_others(tmp_path: Path) -> None:

@@ -102,20 +102,24 @@ class Guard:
         if self._log_limit.allows():
             log.warning("%s from %s refused: %s", what, peer, verdict.reason)
 
-    def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """Check the right to read a message whose topic the handler has found. Raises CommandError."""
-        self._check_topic(connection, frame, topic_right(Perm.SUB, topic))
+    def check_read(self, connection: Connection, frame: Frame, topic: str | None) -> None:
+        """Check the right to read a message whose topic the handler has found. Raises CommandError.
 
-    def check_write(self, connection: Connection, frame: Frame, topic: str) -> None:
+        If the topic is None, it is not certain, and only an admin may read the message.
+        """
+        self._check_topic(connection, frame, None if topic is None else topic_right(Perm.SUB, topic))
+
+    def check_write(self, connection: Connection, frame: Frame, topic: str | None) -> None:
         """Check the right to commit or roll back a transaction of `topic`. Raises CommandError."""
-        self._check_topic(connection, frame, topic_right(Perm.PUB, topic))
+        self._check_topic(connection, frame, None if topic is None else topic_right(Perm.PUB, topic))
 
-    def _check_topic(self, connection: Connection, frame: Frame, right: Right) -> None:
+    def _check_topic(self, connection: Connection, frame: Frame, right: Right | None) -> None:
         access_key = (frame.ext or {}).get(ACCESS_KEY)
         self._answer(connection, frame, self._decide(access_key, connection, right))
 
-    def _decide(self, access_key: str | None, connection: Connection, right: Right) -> Verdict:
-        return self.policy.decide(access_key, lambda: [right], host_of(connection), lambda _: True)
+    def _decide(self, access_key: str | None, connection: Connection, right: Right | None) -> Verdict:
+        rights = None if right is None else [right]
+        return self.policy.decide(access_key, lambda: rights, host_of(connection), lambda _: True)
 
     # -- connected clients
 

@@ -18,7 +18,7 @@ from cometmq.remoting import Connection, Handler, ServerTls, client_tls, server_
 if TYPE_CHECKING:
     from cometmq.broker.access.guard import Guard
 
-CheckTopic = Callable[[Connection, Frame, str], None]
+CheckTopic = Callable[[Connection, Frame, str | None], None]
 """A check of the right to a topic that only the request's handler can determine. Raises CommandError."""
 # The requests about access control, and the code with which a broker without access control refuses each.
 REFUSALS = {

@@ -64,14 +64,15 @@ class QueryProcessor(msgspec.Struct, eq=False, kw_only=True):
 
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
-        store, raft_log, record = self.store, self.store.raft_log, None
+        store, raft_log, found = self.store, self.store.raft_log, None
         if raft_log is None or offset < raft_log.shown:  # Later log entries are not committed
-            record = await store.executor.query(partial(store.lookups.record_at, offset))
-        if record is None:
+            found = await store.executor.query(partial(store.lookups.named_record, offset))
+        if found is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        record, is_certain = found
         if self.check_read is not None:
-            self.check_read(connection, frame, decode_record(record, 0).topic)
-        return frame.response(body=bytes(record))
+            self.check_read(connection, frame, decode_record(record, 0).topic if is_certain else None)
+        return frame.response(body=record)
 
 
 def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:

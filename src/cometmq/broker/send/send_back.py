@@ -73,15 +73,16 @@ class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
                 f"the topic's name would have {len(RETRY_PREFIX) + len(group)}, more than {MAX_TOPIC_LENGTH}",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await self.store.executor.query(partial(self.store.lookups.record_at, header.offset))
-        if record is None:
+        found = await self.store.executor.query(partial(self.store.lookups.named_record, header.offset))
+        if found is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        record, is_certain = found
         message = decode_record(record, 0)
         if self.check_read is not None:
             topic = message.topic
             if message.properties.get("ORIGIN_GROUP", group) == group:  # Two groups may share a retry topic
                 topic = subscribed_topic(topic, group)
-            self.check_read(connection, frame, topic)
+            self.check_read(connection, frame, topic if is_certain else None)
         properties = properties_of_retry(message, record, group)
         maximum = self.rules.maximum(settings, header.max_reconsume_times, frame.version, connection)
         plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)

@@ -92,6 +92,23 @@ class Lookup(msgspec.Struct, eq=False):
             return None
         return bytes(data)
 
+    def named_record(self, position: int, reads: Reads = WAITING) -> tuple[bytes, bool] | None:
+        """Return the record at a log position that a client names, and whether it is one for certain.
+
+        Bytes inside a message can look like a record that extends over the next messages, which may be those
+        of topics that the client may not read. A record is one for certain if its queue contains it. One of a
+        deleted topic is not.
+        """
+        record = self.record_at(position, reads)
+        facts = None if record is None else record_facts(record, 0, position, check_crc=False)
+        if record is None or facts is None:
+            return None
+        queue = self.queues.find_queue(facts.topic, facts.queue_id)
+        if queue is None or not queue.min_offset <= facts.queue_offset < queue.max_offset:
+            return record, False
+        unit = queue.unit(facts.queue_offset, reads)
+        return record, unit is not None and unit[0] == position
+
     async def by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, max_bytes: int
     ) -> list[bytes]:
