@@ -306,7 +306,7 @@ BROKER_REQUESTS = {
     21002: Request({"topic": "TopicA", "key": "k1", "maxMsgNums": "3", "afterMs": "0", "afterPosition": "0"}),
     21006: Request({}),
     21008: Request({"request": "1"}),
-    21009: Request({"epoch": "", "since": "0"}),
+    21009: Request({"epoch": "", "since": "0", "subscriptions": "0"}),
     21007: Request({"user": "somebody", "action": "pub", "resource": "topic:TopicA"}),
     400: Request({}, json.dumps(ASSIGNMENT).encode()),
     401: Request({}, json.dumps(MODE).encode()),

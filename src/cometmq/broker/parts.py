@@ -33,7 +33,7 @@ from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
-from cometmq.broker.lite.copying import LiteOffsetCopy
+from cometmq.broker.lite.copying import LiteStateCopy
 from cometmq.broker.lite.requests import LiteProcessor
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.modes import ConsumeModes
@@ -168,7 +168,7 @@ class BrokerParts:
     def _with_slaves(self) -> Replication:
         made = Replication(self._replication_context(), self.writer.visible)
         if made.sync is not None:
-            made.sync.lite = LiteOffsetCopy(self.lite)
+            made.sync.lite = LiteStateCopy(self.lite)
         self.registrar.on_master = made.follow
         self.registrar.lacks_master = lambda: made.lacks_master
         if self.config.store.broker_role == SYNC_MASTER:
@@ -197,7 +197,7 @@ class BrokerParts:
         )
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
         leader_services.leader_log = made.leader_log
-        made.sync.lite = LiteOffsetCopy(self.lite)
+        made.sync.lite = LiteStateCopy(self.lite)
         self._relay = Relay(self.client, made)
         made.on_handoff = self._relay.begin
         return made

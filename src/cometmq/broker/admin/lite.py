@@ -13,7 +13,7 @@ from cometmq.broker.base.turns import Turns, encoded
 from cometmq.broker.lite.lite_queues import Lag
 from cometmq.broker.lite.service import LiteService
 from cometmq.errors import CommandError
-from cometmq.protocol.bodies import LiteOffsetTable, OffsetWrapper, TopicOffset
+from cometmq.protocol.bodies import LiteState, OffsetWrapper, TopicOffset
 from cometmq.protocol.bodies.admin import (
     LiteBrokerInfo,
     LiteClientInfo,
@@ -29,7 +29,7 @@ from cometmq.protocol.headers import TopicRequestHeader
 from cometmq.protocol.headers.admin import (
     GetLiteClientInfoHeader,
     GetLiteGroupInfoHeader,
-    GetLiteOffsetsHeader,
+    GetLiteStateHeader,
     GetLiteTopicInfoHeader,
     TriggerLiteDispatchHeader,
 )
@@ -44,6 +44,8 @@ from cometmq.remoting import Connection
 from cometmq.store import Reads
 
 OFFSETS_PER_PAGE = 2_000
+MAX_COPIED_SUBSCRIPTIONS = 10_000
+"""The number of subscriptions above which slaves get none, because any change makes them copy all."""
 MAX_LISTED = 10_000
 """The maximum number of lite topics in one response, as in Apache's broker."""
 DEFAULT_LISTED, DEFAULT_TOP = 1_000, 20
@@ -224,13 +226,18 @@ class LiteAdmin(msgspec.Struct, eq=False, kw_only=True):
 
     # -- slaves
 
-    @handles(RequestCode.GET_LITE_OFFSETS)
-    async def get_lite_offsets(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return consumer offsets that have changed after a change, or the first ones of all offsets."""
-        header, service = frame.header(GetLiteOffsetsHeader), self.service
-        queues, body = service.queues, LiteOffsetTable()
+    @handles(RequestCode.GET_LITE_STATE)
+    async def get_lite_state(self, _connection: Connection, frame: Frame) -> Frame:
+        """Return consumer offsets and subscriptions that have changed after a change."""
+        header, service = frame.header(GetLiteStateHeader), self.service
+        queues, body = service.queues, LiteState()
         if service.is_open:
-            since = header.since if header.epoch == queues.epoch else 0
+            known = header.epoch == queues.epoch
+            since = header.since if known else 0
+            body.subscription_change = queues.subscription_change
+            changed = not known or header.subscriptions != body.subscription_change
+            if changed and service.subscriptions.count <= MAX_COPIED_SUBSCRIPTIONS:
+                body.subscriptions = queues.subscriptions()
             queues.flush()
             body.epoch = queues.epoch
             body.changes = await asyncio.to_thread(queues.changed_offsets, since, OFFSETS_PER_PAGE)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cometmq import logs
@@ -98,6 +98,7 @@ class LiteQueues:
         count: The number of lite topics.
         errors: The exceptions that the methods raise.
         epoch: The id of the time for which the numbers of changes are valid; "" before the first `open`.
+        subscription_change: The number of the last change of a subscription.
     """
 
     def __init__(self, path: str, on_change: Callable[[], None]) -> None:
@@ -112,6 +113,7 @@ class LiteQueues:
         self.errors: tuple[type[Exception], ...] = (OSError, ImportError)
         self.epoch = ""
         self._change = 0  # The number of the last change of a consumer offset
+        self.subscription_change = 0
         self._on_change = on_change
         self._log_limit = logs.LogLimiter()
         self._db: sqlite3.Connection
@@ -507,12 +509,22 @@ class LiteQueues:
         return self._rows("SELECT client, consumers, parent, lmq FROM subscriptions")
 
     def save_subscriptions(
-        self, client: str, group: str, parent: str, added: Iterable[str], removed: Iterable[str]
+        self, client: str, group: str, parent: str, added: Sequence[str], removed: Sequence[str]
     ) -> None:
         """Store a change of a client's subscriptions."""
+        if added or removed:
+            self.subscription_change += 1
         for lmq in removed:
             self._write(
                 "DELETE FROM subscriptions WHERE client = ? AND consumers = ? AND lmq = ?", client, group, lmq
             )
         for lmq in added:
             self._write("INSERT OR REPLACE INTO subscriptions VALUES(?, ?, ?, ?)", client, group, parent, lmq)
+
+    def replace_subscriptions(self, given: Iterable[tuple[str, str, str, str]]) -> None:
+        """Store exactly these subscriptions: client, group, parent topic and queue name of each."""
+        old, new = set(self.subscriptions()), set(given)
+        for client, group, parent, lmq in old - new:
+            self.save_subscriptions(client, group, parent, (), [lmq])
+        for client, group, parent, lmq in new - old:
+            self.save_subscriptions(client, group, parent, [lmq], ())

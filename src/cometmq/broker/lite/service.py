@@ -2,8 +2,7 @@
 
 A broker without lite topics opens no database and does no work for them. Lite topics are served by masters
 and by leaders of raft groups. Slaves and followers keep the queues of lite topics up to date from their
-copies of the log, and copy the consumer offsets, so that they can take over. Subscriptions are not
-replicated, as clients repeat them every 30 s.
+copies of the log, and copy the consumer offsets and subscriptions, so that they can take over.
 """
 
 from __future__ import annotations
@@ -110,6 +109,13 @@ class LiteService:
         """Answer waiting pops, and handle no further leases, because another broker has become the leader."""
         self.expiry.stop()
         await self.pops.stop()
+        self._forget_subscribers()
+
+    def _forget_subscribers(self) -> None:
+        """Forget all subscribers. Their subscriptions stay in the database."""
+        for subscriber in self.subscriptions:
+            self.subscriptions.remove(subscriber, list(subscriber.lmqs))
+        self._channels.clear()
 
     def use_topics(self) -> None:
         """Follow the parent topics of the topic table. Must be called after each change of the table."""
@@ -145,10 +151,8 @@ class LiteService:
         self.leases.clear()
         self.leases.born_ms = self.clock.time_ms()
         self.pops.restart()
+        self._forget_subscribers()
         now_ms = mono_ms(self.clock)
-        for subscriber in self.subscriptions:
-            self.subscriptions.remove(subscriber, list(subscriber.lmqs))
-        self._channels.clear()
         for client_id, group, parent, lmq in self.queues.subscriptions():
             subscriber = self.subscriptions.enter(client_id, group, parent, now_ms)
             self.subscriptions.add(subscriber, [lmq])

@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from cometmq import logs
-from cometmq.broker.lite.copying import LiteOffsetCopy
+from cometmq.broker.lite.copying import LiteStateCopy
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables
@@ -46,7 +46,7 @@ from cometmq.protocol.bodies import (
     DataVersion,
     DelayOffsetTable,
     KVTable,
-    LiteOffsetTable,
+    LiteState,
     MessageRequestModeTable,
     SubscriptionGroupTable,
     TopicConfigTable,
@@ -176,7 +176,7 @@ class MetadataSync:
         # Topics that this broker has kept, although another member has deleted them. A warning was logged.
         # The value is the log position of the deletion.
         self._refuted: dict[str, int] = {}
-        self.lite: LiteOffsetCopy | None = None
+        self.lite: LiteStateCopy | None = None
         """The copy of the consumer offsets in lite topics."""
         self._checked_queues = False  # Whether this broker's queues were compared with the master's topics
         self.master_addr = ""
@@ -209,7 +209,7 @@ class MetadataSync:
         try:
             await self.settings()
             await self._offsets()
-            await self._lite_offsets()
+            await self._lite_state()
         except CometError as error:
             if str(error) != self.failure:
                 log.warning("tables of master %s could not be copied: %s", self.master_addr, error)
@@ -378,12 +378,12 @@ class MetadataSync:
             master, self._master_offsets = self._master_offsets, None
             await self._apply(master)
 
-    async def _lite_offsets(self) -> None:
+    async def _lite_state(self) -> None:
         """Copy the consumer offsets in lite topics that have changed since the last copy."""
         while self.lite is not None and (header := self.lite.request()) is not None:
             asked = self.master_addr
             try:
-                table = await self._request_table(RequestCode.GET_LITE_OFFSETS, LiteOffsetTable, header)
+                table = await self._request_table(RequestCode.GET_LITE_STATE, LiteState, header)
             except BrokerError as error:
                 if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     raise

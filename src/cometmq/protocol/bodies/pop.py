@@ -283,17 +283,22 @@ class LiteSubscriptionCtlRequestBody(Body):
     subscription_set: list[LiteSubscription] = empty(list)
 
 
-class LiteOffsetTable(Body):
-    """The body of the response to request 21009 (CometMQ's own): consumer offsets in lite topics.
+class LiteState(Body):
+    """The body of the response to request 21009 (CometMQ's own): offsets and subscriptions of lite topics.
 
     Attributes:
         epoch: The id of the time for which the numbers of changes are valid.
         log_end: The end of the visible log. Offsets must not be used by a slave whose log ends before it.
         changes: The number of the change, the queue name of the lite topic, the group and the offset.
         more: Whether there are further changes.
+        subscriptions: Client, group, parent topic and queue name of each subscription; None if they have not
+            changed.
+        subscription_change: The number of the last change of a subscription.
     """
 
     epoch: str = always("")
     log_end: int = always(0)
     changes: list[tuple[int, str, str, int]] = empty(list)
     more: bool = always(False)
+    subscriptions: list[tuple[str, str, str, str]] | None = None
+    subscription_change: int = always(0)

@@ -281,15 +281,19 @@ class TriggerLiteDispatchHeader(Header, gc=False):
     client_id: str | None = None
 
 
-class GetLiteOffsetsHeader(Header, gc=False):
-    """The header of request 21009 (CometMQ's own): a slave copies changed consumer offsets in lite topics.
+class GetLiteStateHeader(Header, gc=False):
+    """The header of request 21009 (CometMQ's own), with which a slave copies offsets and subscriptions.
 
-    The response has the changes after the change `since`, or all offsets if `epoch` is not that of the last
-    response: then the master was started again, and its numbers of changes have another meaning.
+    They are those of lite topics, whose queues the slave derives from its log.
+
+    The response has the consumer offsets changed after the change `since`, and the subscriptions if they have
+    changed after the change `subscriptions`. It has everything if `epoch` is not that of the last response:
+    then the master was started again, and its numbers of changes have another meaning.
     """
 
     epoch: str
     since: I64
+    subscriptions: I64
 
 
 class CopySettingsHeader(Header, gc=False):
