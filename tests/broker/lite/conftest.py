@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.kit.brokers import Peer, create, records
+from tests.kit.brokers import Cluster, Peer, create, records
 
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import LiteSubscription, LiteSubscriptionCtlRequestBody
@@ -21,6 +21,10 @@ from cometmq.protocol.pop import ReceiptHandle, TopicKind
 
 V5 = 513
 PARENT, GROUP = "Sessions", "agents"
+
+
+def lite_of(cluster: Cluster) -> Any:
+    return cluster.broker.parts.lite
 
 
 class LitePopped:
