@@ -32,7 +32,6 @@ from cometmq import (
     TransactionProducer,
     TransactionState,
 )
-from cometmq.client.cluster.traces import TraceLine
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import decode_properties
@@ -45,6 +44,7 @@ from cometmq.protocol.traces import (
     Recall,
     SubAfter,
     SubBefore,
+    TraceLine,
     decode_trace,
 )
 from cometmq.testing import LocalBroker

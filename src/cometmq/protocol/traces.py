@@ -7,6 +7,7 @@ followed by 0x02 (docs/reference/client.md, Traces). Times and durations are in 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, ClassVar, TypeAlias
@@ -15,6 +16,7 @@ import msgspec
 from msgspec.structs import astuple, fields
 
 from cometmq.errors import BodyError, shown
+from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
 __all__ = [
     "AnyTrace",
@@ -25,11 +27,23 @@ __all__ = [
     "Recall",
     "SubAfter",
     "SubBefore",
+    "TraceLine",
     "decode_trace",
     "encode_trace",
+    "is_trace_topic",
     "traces_about",
 ]
 
+_CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
+_BODY_BYTES = 118_000
+"""A trace message whose body has this many bytes gets no further record, as in Java's 4.9 client."""
+_KEYS_BYTES = 24_000
+"""Maximum size of a trace message's keys in bytes.
+
+The keys are one property of the message, and all its properties together may have 32,767 bytes.
+"""
+_LINE_BYTES = 4 << 20
+"""Maximum total size of the waiting trace records, in bytes: room for about 15,000 records."""
 _BETWEEN, _END = "\x01", "\x02"
 _LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
@@ -142,6 +156,7 @@ class Recall(_Trace, frozen=True, kw_only=True, gc=False):
     topic: str | None
     msg_id: str
     success: bool
+    keys: ClassVar[None] = None
 
 
 AnyTrace: TypeAlias = Pub | SubBefore | SubAfter | EndTransaction | Recall
@@ -236,3 +251,74 @@ def traces_about(body: bytes, msg_id: str, unreadable: list[str]) -> Iterator[An
             if msg_id == trace.msg_id or msg_id in trace.msg_id.split(","):
                 yield trace
         at = body.find(wanted, end)
+
+
+def is_trace_topic(topic: str, configured: str) -> bool:
+    """Return whether a topic contains traces, so that its own messages are not traced.
+
+    Args:
+        topic: The name of the topic.
+        configured: The trace topic of the client or broker.
+    """
+    return topic in (configured, TRACE_TOPIC) or topic.startswith(_CLOUD_TRACE_TOPIC)
+
+
+class TraceLine:
+    """The queue of trace records that wait to be sent, each with the keys by which it can be queried."""
+
+    def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._records: deque[bytes] = deque()
+        self._keys: deque[bytes] = deque()
+        """The keys of each record in `_records`.
+
+        The keys have a deque of their own, because pairs of record and keys in one deque would burden the
+        garbage collector.
+        """
+        self._bytes = 0
+        self._keys_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def fills_a_message(self) -> bool:
+        return self._bytes >= _BODY_BYTES or self._keys_bytes >= _KEYS_BYTES
+
+    def add(self, trace: AnyTrace) -> bool:
+        """Add a record unless the queue is full, and return whether it was added.
+
+        The record's keys are the id and the keys of the traced message, or only the id if the message's keys
+        are very long.
+        """
+        if self._bytes + self._keys_bytes >= self._most_bytes:
+            return False
+        record = encode_trace(trace).encode("utf-8", "replace")
+        words = (f"{trace.msg_id} {trace.keys}" if trace.keys else trace.msg_id).encode("utf-8", "replace")
+        if len(words) > _KEYS_BYTES:
+            words = trace.msg_id.encode("utf-8", "replace")[:_KEYS_BYTES]
+        self._records.append(record)
+        self._keys.append(words)
+        self._bytes += len(record)
+        self._keys_bytes += len(words)
+        return True
+
+    def take(self) -> tuple[bytes, str, int]:
+        """Remove the records of the next trace message. Return its body, its keys and the number of records.
+
+        At least one record must be waiting.
+        """
+        records: list[bytes] = []
+        words: list[bytes] = []
+        body_bytes = keys_bytes = 0
+        while self._records and body_bytes < _BODY_BYTES:
+            if records and keys_bytes + len(self._keys[0]) > _KEYS_BYTES:
+                break
+            record, keys = self._records.popleft(), self._keys.popleft()
+            records.append(record)
+            words += keys.split()
+            body_bytes += len(record)
+            keys_bytes += len(keys)
+        self._bytes -= body_bytes
+        self._keys_bytes -= keys_bytes
+        return b"".join(records), b" ".join(dict.fromkeys(words)).decode("utf-8", "replace"), len(records)

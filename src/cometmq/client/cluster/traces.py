@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,96 +21,24 @@ from cometmq.client.cluster.options import TraceOptions
 from cometmq.errors import CometError
 from cometmq.message import Message, MessageExt, SendResult, SendStatus
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.traces import (
+    AnyTrace,
     ConsumeCode,
     EndTransaction,
     MessageType,
     Pub,
     SubAfter,
     SubBefore,
-    encode_trace,
+    TraceLine,
+    is_trace_topic,
 )
 
 log = logs.logger("cometmq.client.traces")
 
-ClientTrace: TypeAlias = Pub | SubBefore | SubAfter | EndTransaction
-
 _DEFAULT_REGION = "DefaultRegion"
-_CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _EVERY_S = 0.5
 _STOP_WITHIN_S = 3.0
-_BODY_BYTES = 118_000
-"""A trace message whose body has this many bytes gets no further record, as in Java's 4.9 client."""
-_KEYS_BYTES = 24_000
-"""Maximum size of a trace message's keys in bytes.
-
-The keys are one property of the message, and all its properties together may have 32,767 bytes.
-"""
-_LINE_BYTES = 4 << 20
-"""Maximum total size of the waiting trace records, in bytes: room for about 15,000 records."""
-
-
-class TraceLine:
-    """The queue of trace records that wait to be sent, each with the keys by which it can be queried."""
-
-    def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._records: deque[bytes] = deque()
-        self._keys: deque[bytes] = deque()
-        """The keys of each record in `_records`.
-
-        The keys have a deque of their own, because pairs of record and keys in one deque would burden the
-        garbage collector.
-        """
-        self._bytes = 0
-        self._keys_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def fills_a_message(self) -> bool:
-        return self._bytes >= _BODY_BYTES or self._keys_bytes >= _KEYS_BYTES
-
-    def add(self, trace: ClientTrace) -> bool:
-        """Add a record unless the queue is full, and return whether it was added.
-
-        The record's keys are the id and the keys of the traced message, or only the id if the message's keys
-        are very long.
-        """
-        if self._bytes + self._keys_bytes >= self._most_bytes:
-            return False
-        record = encode_trace(trace).encode("utf-8", "replace")
-        words = (f"{trace.msg_id} {trace.keys}" if trace.keys else trace.msg_id).encode("utf-8", "replace")
-        if len(words) > _KEYS_BYTES:
-            words = trace.msg_id.encode("utf-8", "replace")[:_KEYS_BYTES]
-        self._records.append(record)
-        self._keys.append(words)
-        self._bytes += len(record)
-        self._keys_bytes += len(words)
-        return True
-
-    def take(self) -> tuple[bytes, str, int]:
-        """Remove the records of the next trace message. Return its body, its keys and the number of records.
-
-        At least one record must be waiting.
-        """
-        records: list[bytes] = []
-        words: list[bytes] = []
-        body_bytes = keys_bytes = 0
-        while self._records and body_bytes < _BODY_BYTES:
-            if records and keys_bytes + len(self._keys[0]) > _KEYS_BYTES:
-                break
-            record, keys = self._records.popleft(), self._keys.popleft()
-            records.append(record)
-            words += keys.split()
-            body_bytes += len(record)
-            keys_bytes += len(keys)
-        self._bytes -= body_bytes
-        self._keys_bytes -= keys_bytes
-        return b"".join(records), b" ".join(dict.fromkeys(words)).decode("utf-8", "replace"), len(records)
 
 
 class Consumption(msgspec.Struct, frozen=True):
@@ -138,7 +65,7 @@ class Traces:
     def __init__(
         self, options: TraceOptions, keys: KeyMaker, send: Callable[[bytes, str], Awaitable[None]]
     ) -> None:
-        self._topics = {options.topic, TRACE_TOPIC}
+        self._topic = options.topic
         self._most = round(options.sampling * 2**32)
         self._keys = keys
         self._send = send
@@ -304,11 +231,11 @@ class Traces:
         return self._most >= 2**32 or zlib.crc32(msg_id.encode("utf-8", "replace")) < self._most
 
     def _is_trace_topic(self, topic: str) -> bool:
-        return topic in self._topics or topic.startswith(_CLOUD_TRACE_TOPIC)
+        return is_trace_topic(topic, self._topic)
 
     # -- the queue of records
 
-    def _add(self, trace: ClientTrace) -> None:
+    def _add(self, trace: AnyTrace) -> None:
         line = self._line
         if not line.add(trace):
             self._drop(1, "records arrive faster than they are sent")
