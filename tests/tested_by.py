@@ -18,9 +18,9 @@ PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
 admin/test_access.py: admin/acl
-admin/test_lite.py: broker/admin/lite
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
     admin/servers admin/stats admin/topic_admin admin/values
+admin/test_lite.py: broker/admin/lite
 broker/test_checks.py: broker/transactions/service
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
@@ -92,6 +92,7 @@ filtersrv/test_filters.py: filtersrv/worker
 grpc/service/test_consumers.py: grpc/service/delivered grpc/service/outcomes grpc/service/receives
     grpc/service/renewals grpc/service/sessions
 grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
+grpc/service/test_traces.py: broker/send/trace_topic
 grpc/test_connection.py: grpc/http2/errors grpc/http2/events grpc/http2/frames grpc/http2/limits
     grpc/http2/requests grpc/http2/sending
 grpc/test_hpack.py: grpc/http2/huffman

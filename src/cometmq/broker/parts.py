@@ -52,6 +52,7 @@ from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
 from cometmq.broker.send.timed import TimedSends
+from cometmq.broker.send.trace_topic import TraceTopic
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.broker.timers.requests import TimerProcessor
@@ -265,6 +266,7 @@ class BrokerParts:
             security=self.security,
         )
         self.clients = self._client_processor(filters)
+        self.traces = self._trace_topic()
 
     def _client_processor(self, filters: SqlFilters) -> ClientProcessor:
         return ClientProcessor(
@@ -276,6 +278,16 @@ class BrokerParts:
             locks=self.locks,
             notices=GroupNotices(self.config, self.tables.groups, self.consumers),
             filters=filters,
+        )
+
+    def _trace_topic(self) -> TraceTopic:
+        return TraceTopic(
+            config=self.config,
+            clock=self._clock,
+            store=self.store,
+            topics=self.tables.topics,
+            writer=self.writer,
+            address=self._address,
         )
 
     def _lite_service(self) -> LiteService:

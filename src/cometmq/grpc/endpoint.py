@@ -19,6 +19,7 @@ from cometmq.grpc.service.renewals import RENEW_S, Renewals
 from cometmq.grpc.service.routes import Routes
 from cometmq.grpc.service.sends import Sends
 from cometmq.grpc.service.sessions import Sessions
+from cometmq.grpc.service.traces import Traces
 from cometmq.periodic import Periodic
 from cometmq.remoting import Limits, port_error
 
@@ -56,8 +57,9 @@ class GrpcEndpoint:
         sessions.clients = clients
         renewals = Renewals(clients, tables.groups, parts.pops, parts.lite)
         self.renewals = sessions.renewals = renewals
-        sends = Sends(clients, tables.topics, config)
-        receives = Receives(clients, tables.groups, renewals, config.broker_name)
+        traces = self.traces = Traces(parts.traces)
+        sends = Sends(clients, tables.topics, config, traces)
+        receives = Receives(clients, tables.groups, renewals, config.broker_name, traces)
         routes = self.routes = Routes(
             clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1
         )
@@ -96,7 +98,8 @@ class GrpcEndpoint:
 
         self._checks = Periodic(loop, RENEW_S, check, name="renewal of leases")
         self._checks.start()
-        parts.more_metrics.append(lambda families: numbers.collect(families, config, server, clients))
+        traces.start()
+        parts.more_metrics.append(lambda families: numbers.collect(families, config, server, clients, traces))
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
 
@@ -107,3 +110,4 @@ class GrpcEndpoint:
         if self._server is not None:
             await self._server.stop(drain_s)
             await self.renewals.stop()
+            await self.traces.stop()

@@ -282,6 +282,11 @@ class TraceLine:
         return len(self._records)
 
     @property
+    def size(self) -> int:
+        """The total size of the waiting records and their keys, in bytes."""
+        return self._bytes + self._keys_bytes
+
+    @property
     def fills_a_message(self) -> bool:
         return self._bytes >= _BODY_BYTES or self._keys_bytes >= _KEYS_BYTES
 
@@ -291,7 +296,7 @@ class TraceLine:
         The record's keys are the id and the keys of the traced message, or only the id if the message's keys
         are very long.
         """
-        if self._bytes + self._keys_bytes >= self._most_bytes:
+        if self.size >= self._most_bytes:
             return False
         record = encode_trace(trace).encode("utf-8", "replace")
         words = (f"{trace.msg_id} {trace.keys}" if trace.keys else trace.msg_id).encode("utf-8", "replace")

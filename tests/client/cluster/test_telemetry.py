@@ -26,6 +26,7 @@ from cometmq import (
     PullOptions,
     PushConsumer,
     PushOptions,
+    SimpleConsumer,
     SyncProducer,
     Telemetry,
     TransactionProducer,
@@ -255,6 +256,38 @@ async def test_a_stream_gives_a_span_and_the_context_of_each_message(
     assert {span.kind for span in received.values()} == {SpanKind.CLIENT}
     for msg_id, span in received.items():
         assert [link.context.span_id for link in span.links] == [parents[msg_id]] * bool(parents[msg_id])
+
+
+async def test_members_that_share_messages_continue_the_senders_trace(
+    local: LocalBroker, spans: Recording
+) -> None:
+    """A listener of leased messages (POP) has a process span, a simple consumer a receive span."""
+    at: Any = {"namesrv": local.namesrv, "client_options": spans.options}
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def listener(_: list[MessageExt]) -> None:
+        loop.call_soon_threadsafe(done.set)
+
+    options = PushOptions(consume_from_where=FIRST, share="messages")
+    async with (
+        asyncio.timeout(60),
+        Producer("p", **at) as producer,
+        PushConsumer("g-leased", listener, "Leased", options=options, **at),
+        SimpleConsumer("g-simple", "Leased", **at) as simple,
+    ):
+        await producer.send(Message("Leased", b"x"))
+        await done.wait()
+        (message,) = await simple.receive()
+        await simple.ack(message)
+    (sent,), (handled,), (received,) = map(spans.named, ("send Leased", "process Leased", "receive Leased"))
+    assert handled.parent is not None
+    assert (handled.parent.trace_id, handled.parent.span_id) == ids(sent)
+    for span, kind in ((handled, SpanKind.CONSUMER), (received, SpanKind.CLIENT)):
+        assert span.kind is kind
+        assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [ids(sent)]
+    assert attributes(received)["messaging.consumer.group.name"] == "g-simple"
+    assert attributes(received)["messaging.message.id"] == message.msg_id
 
 
 async def test_failures_are_marked(local: LocalBroker, spans: Recording) -> None:

@@ -106,6 +106,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     grpc_port: Annotated[int, _GRPC_PORT, FIXED] = -1  # CometMQ only: port for 5.x clients
     grpc_proxy_protocol_enable: Annotated[bool, FIXED] = False  # CometMQ only: PROXY headers on `grpcPort`
     grpc_cluster_route_enable: Annotated[bool, START] = False  # CometMQ only: other masters in gRPC routes
+    grpc_trace_enable: Annotated[bool, START] = False  # CometMQ only: message traces for 5.x clients
     vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ only: whether to open port `listenPort` - 2
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(
         default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")

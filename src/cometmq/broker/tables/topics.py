@@ -88,7 +88,7 @@ class TopicTable:
         ]
         if config.auto_create_topic_enable:
             built_in.append((TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
-        if config.trace_topic_enable:
+        if config.trace_topic_enable or config.grpc_trace_enable:
             built_in.append((config.msg_trace_topic_name, 1, READ_WRITE))
         for name, queues, perm in built_in:
             self.system.add(name)

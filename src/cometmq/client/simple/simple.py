@@ -11,6 +11,7 @@ RocketMQ 5 and CometMQ support this kind of consumption (POP).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from cometmq.client.cluster.instance import ClientInstance
@@ -156,7 +157,11 @@ class LeasingConsumer(QueryClient):
         check_range("wait_s", wait_s, *WAIT_RANGE_S)
         self._running_session()
         assert self._receiver is not None
-        return await self._receiver.receive(max_messages, invisible_s, wait_s)
+        begun_ns, telemetry = time.time_ns(), self.client.options.telemetry
+        found = await self._receiver.receive(max_messages, invisible_s, wait_s)
+        if found and telemetry is not None:
+            telemetry.received(self.group, found, begun_ns)
+        return found
 
     async def ack(self, *messages: MessageExt) -> None:
         """Acknowledge messages as consumed. Several messages of a broker share a request.

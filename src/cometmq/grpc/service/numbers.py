@@ -9,10 +9,13 @@ from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.status import GrpcStatus
 from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.traces import Traces
 from cometmq.metrics import Families
 
 
-def collect(families: Families, config: BrokerConfig, server: GrpcServer, clients: Clients) -> None:
+def collect(
+    families: Families, config: BrokerConfig, server: GrpcServer, clients: Clients, traces: Traces
+) -> None:
     """Add the metrics of an endpoint to `families`."""
     node = {"cluster": config.broker_cluster_name, "node_type": "proxy", "node_id": config.broker_name}
     words = "Whether the endpoint for 5.x clients is open."
@@ -24,6 +27,9 @@ def collect(families: Families, config: BrokerConfig, server: GrpcServer, client
         ("renewed_leases", "Leases of push consumers that the endpoint renews.", renewed),
     ):
         families.gauge(f"cometmq_grpc_{name}", words, value, **node)
+    if config.grpc_trace_enable:
+        words = "Trace records of gRPC clients that were not stored."
+        families.counter("cometmq_grpc_traces_dropped", words, traces.dropped, **node)
     calls: Counter[tuple[str, str]] = Counter()
     for (method, outcome), count in server.ended.items():
         calls[method, _outcome_name(outcome)] += count

@@ -23,6 +23,7 @@ from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import delivered_message, popped_messages
 from cometmq.grpc.service.outcomes import failure, status
 from cometmq.grpc.service.renewals import Groups, Renewals, Renewed
+from cometmq.grpc.service.traces import Traces
 from cometmq.periodic import Tasks
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import (
@@ -43,6 +44,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.lite import bound_topic, is_lite_topic
 from cometmq.protocol.pop import PopFormatError, ReceiptHandle
+from cometmq.protocol.traces import ConsumeCode
 
 log = logs.logger(__name__)
 
@@ -86,13 +88,17 @@ class Receives:
         groups: The groups of the broker.
         renewals: Changes the leases of clients.
         broker_name: The name of the broker, which receipt handles contain.
+        traces: Records what consumers do.
     """
 
-    def __init__(self, clients: Clients, groups: Groups, renewals: Renewals, broker_name: str) -> None:
+    def __init__(
+        self, clients: Clients, groups: Groups, renewals: Renewals, broker_name: str, traces: Traces
+    ) -> None:
         self._clients = clients
         self._groups = groups
         self._renewals = renewals
         self._broker_name = broker_name
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._log_limit = logs.LogLimiter()
         self._tasks = Tasks()
@@ -184,6 +190,7 @@ class Receives:
             message = delivered_message(popped, receive.topic, receive.invisible_ms)
             call.send(m.ReceiveMessageResponse(message=message).SerializeToString())
             leases.append(lease)
+            self._traces.delivered(client, receive.group, receive.topic, popped)
             if receive.renewed:
                 renewals.keep(client, lease)
         if not leases:
@@ -225,7 +232,10 @@ class Receives:
         overall = outcomes[0] if same else status(Code.MULTIPLE_RESULTS)
         return m.AckMessageResponse(status=overall, entries=results)
 
-    async def _ack(self, client: Client, request: Any, entry: Any) -> Any:
+    async def _ack(
+        self, client: Client, request: Any, entry: Any, code: ConsumeCode = ConsumeCode.SUCCESS
+    ) -> Any:
+        lease: Renewed | None = None
         try:
             lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
             renewals.forget(client, entry.receipt_handle)
@@ -240,7 +250,10 @@ class Receives:
             )
             await _change_lease(client, RequestCode.ACK_MESSAGE, header)
         except ServiceError as error:
+            if lease is not None and error.code == Code.INVALID_RECEIPT_HANDLE:
+                self._traces.refused(client, lease.group, lease.topic, lease.handle, entry.message_id)
             return status(error.code, error.problem)
+        self._traces.consumed(client, lease.group, lease.topic, handle, entry.message_id, code)
         return status(Code.OK)
 
     async def change_invisible_duration(self, call: Call, request: Any) -> Any:
@@ -251,7 +264,7 @@ class Receives:
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
             problem = f"invisible_duration: {invisible_ms} ms, from 0 to {MAX_INVISIBLE_MS} are allowed"
             raise ServiceError(Code.ILLEGAL_INVISIBLE_TIME, problem)
-        renewals.forget(client, request.receipt_handle)
+        renewed = renewals.forget(client, request.receipt_handle)
         handle = lease.handle
         header = ChangeInvisibleTimeRequestHeader(
             consumer_group=lease.group,
@@ -264,6 +277,10 @@ class Receives:
             lite_topic=lease.lite_topic or None,
         )
         await _change_lease(client, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        if renewed:  # Only push consumers have such leases. They change them to give a message back.
+            self._traces.consumed(
+                client, lease.group, lease.topic, handle, request.message_id, ConsumeCode.FAILED
+            )
         return messages().ChangeInvisibleDurationResponse(
             status=status(Code.OK), receipt_handle=request.receipt_handle
         )
@@ -273,7 +290,7 @@ class Receives:
         client = self._clients.find(call)
         lease = self._lease(request, request.receipt_handle, request.lite_topic)
         await _send_back(client, lease, request.message_id)
-        await self._ack(client, request, request)
+        await self._ack(client, request, request, ConsumeCode.FAILED)
         return messages().ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
 
     async def _bury(self, client: Client, lease: Renewed, message_id: str) -> None:

@@ -93,9 +93,12 @@ def keep(client: Client, lease: Renewed) -> None:
         client.leased[lease.handle.encode()] = lease
 
 
-def forget(client: Client, handle: str) -> None:
-    """Renew a lease no longer, because its message was acknowledged or given back."""
-    client.leased.pop(handle, None)
+def forget(client: Client, handle: str) -> bool:
+    """Renew a lease no longer, because its message was acknowledged or given back.
+
+    Return whether the lease was renewed before.
+    """
+    return client.leased.pop(handle, None) is not None
 
 
 class Renewals:

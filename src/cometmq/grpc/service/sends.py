@@ -17,6 +17,7 @@ from cometmq.grpc.rpc.status import GrpcStatus, ServiceError
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.outcomes import CODES, status
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
+from cometmq.grpc.service.traces import Traces
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
 from cometmq.protocol.codes import (
     MAX_TOPIC_LENGTH,
@@ -76,12 +77,14 @@ class Sends:
         clients: The clients of the endpoint.
         topics: The topics of the broker.
         config: The settings of the broker.
+        traces: Records what producers do.
     """
 
-    def __init__(self, clients: Clients, topics: Topics, config: BrokerConfig) -> None:
+    def __init__(self, clients: Clients, topics: Topics, config: BrokerConfig, traces: Traces) -> None:
         self._clients = clients
         self._topics = topics
         self._config = config
+        self._traces = traces
 
     def send_message(self, call: Call, request: Any) -> Awaitable[Any] | None:
         """Store the messages of a request. Each has an outcome of its own."""
@@ -96,6 +99,7 @@ class Sends:
         sent = [self._prepared(message) for message in request.messages]
         if sent[0].type is MessageType.TRANSACTION:
             _register(client, request.messages[0].topic.name)
+        begun_ms = self._traces.now_ms()
         outcomes = [
             client.request(
                 client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body),
@@ -104,25 +108,59 @@ class Sends:
             for each in sent
         ]
         if len(sent) > 1:
-            return self._respond_all(sent, outcomes)
+            return self._respond_all(client, begun_ms, sent, outcomes)
         # Most requests have one message. A callback costs less than a task.
-        outcomes[0].add_done_callback(partial(self._respond, call, sent[0]))
+        outcomes[0].add_done_callback(partial(self._respond, call, client, begun_ms, sent[0]))
         return None
 
-    def _respond(self, call: Call, sent: SendRequest, outcome: asyncio.Future[Frame]) -> None:
+    def _respond(
+        self, call: Call, client: Client, begun_ms: int, sent: SendRequest, outcome: asyncio.Future[Frame]
+    ) -> None:
         try:
-            entry = _entry(sent, outcome.exception() or outcome.result())
+            entry = self._entry(client, begun_ms, sent, outcome.exception() or outcome.result())
         except (CometError, asyncio.CancelledError) as error:
             call.finish(GrpcStatus.INTERNAL, f"the response of the broker: {error}")
             return
         call.respond(messages().SendMessageResponse(status=entry.status, entries=[entry]))
 
-    async def _respond_all(self, sent: list[SendRequest], outcomes: list[asyncio.Future[Frame]]) -> Any:
+    async def _respond_all(
+        self, client: Client, begun_ms: int, sent: list[SendRequest], outcomes: list[asyncio.Future[Frame]]
+    ) -> Any:
         responses = await asyncio.gather(*outcomes, return_exceptions=True)
-        entries = [_entry(each, response) for each, response in zip(sent, responses, strict=True)]
+        entries = [
+            self._entry(client, begun_ms, each, response)
+            for each, response in zip(sent, responses, strict=True)
+        ]
         codes = {entry.status.code for entry in entries}
         overall = entries[0].status if len(codes) == 1 else status(Code.MULTIPLE_RESULTS)
         return messages().SendMessageResponse(status=overall, entries=entries)
+
+    def _entry(
+        self, client: Client, begun_ms: int, sent: SendRequest, response: Frame | BaseException
+    ) -> Any:
+        """Return the outcome of one message."""
+        m = messages()
+        if isinstance(response, RequestTimeout):
+            return m.SendResultEntry(status=status(Code.PROXY_TIMEOUT, str(response)))
+        if isinstance(response, SendFailed):
+            return m.SendResultEntry(status=status(Code.INTERNAL_SERVER_ERROR, str(response)))
+        if isinstance(response, BaseException):
+            raise response
+        code = CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
+        if response.code not in STORED:
+            return m.SendResultEntry(status=status(code, response.remark or ""))
+        stored = response.header(SendMessageResponseHeader)
+        success = response.code == ResponseCode.SUCCESS
+        self._traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
+        entry = m.SendResultEntry(
+            status=status(code, response.remark or ""), message_id=sent.message_id, offset=stored.queue_offset
+        )
+        if sent.type is MessageType.TRANSACTION:
+            position = decode_offset_id(stored.msg_id).physical_offset
+            entry.transaction_id = transaction_id(stored.queue_offset, position)
+        if stored.recall_handle:
+            entry.recall_handle = stored.recall_handle
+        return entry
 
     def _prepared(self, message: Any) -> SendRequest:
         topic = find_topic(self._topics, message.topic.name)
@@ -165,6 +203,14 @@ class Sends:
             transaction_id=request.message_id,
         )
         await client.call(RequestCode.END_TRANSACTION, header)
+        self._traces.transaction_ended(
+            client,
+            request.topic.name,
+            request.message_id,
+            request.transaction_id,
+            request.resolution,
+            from_check=request.source == TransactionSource.SOURCE_SERVER_CHECK,
+        )
         return messages().EndTransactionResponse(status=status(Code.OK))
 
     async def recall_message(self, call: Call, request: Any) -> Any:
@@ -175,6 +221,7 @@ class Sends:
         )
         response = await client.call(RequestCode.RECALL_MESSAGE, header)
         recalled = response.header(RecallMessageResponseHeader)
+        self._traces.recalled(client, request.topic.name, recalled.msg_id)
         return messages().RecallMessageResponse(status=status(Code.OK), message_id=recalled.msg_id)
 
 
@@ -186,30 +233,6 @@ def _register(client: Client, topic: str) -> None:
     topics.add(topic)
     data = HeartbeatData(client_id=client.client_id, producer_data_set=[ProducerData(group_name=topic)])
     client.oneway(client.frame(RequestCode.HEART_BEAT, body=data.encode()))
-
-
-def _entry(sent: SendRequest, response: Frame | BaseException) -> Any:
-    """Return the outcome of one message."""
-    m = messages()
-    if isinstance(response, RequestTimeout):
-        return m.SendResultEntry(status=status(Code.PROXY_TIMEOUT, str(response)))
-    if isinstance(response, SendFailed):
-        return m.SendResultEntry(status=status(Code.INTERNAL_SERVER_ERROR, str(response)))
-    if isinstance(response, BaseException):
-        raise response
-    code = CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
-    if response.code not in STORED:
-        return m.SendResultEntry(status=status(code, response.remark or ""))
-    stored = response.header(SendMessageResponseHeader)
-    entry = m.SendResultEntry(
-        status=status(code, response.remark or ""), message_id=sent.message_id, offset=stored.queue_offset
-    )
-    if sent.type is MessageType.TRANSACTION:
-        position = decode_offset_id(stored.msg_id).physical_offset
-        entry.transaction_id = transaction_id(stored.queue_offset, position)
-    if stored.recall_handle:
-        entry.recall_handle = stored.recall_handle
-    return entry
 
 
 def transaction_id(offset: int, position: int) -> str:
