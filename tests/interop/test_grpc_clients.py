@@ -24,7 +24,7 @@ from tests.interop.grpc_clients import (
     selected_cases,
     start_client,
 )
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import PATIENCE_S, wait_until
 
 from cometmq.admin import Admin
 from cometmq.protocol.bodies.route import SubscriptionGroupConfig
@@ -108,6 +108,32 @@ def a_push_consumer_gets_a_failed_message_again(program: Program) -> None:
         (b"first", 1, False),
         (b"works", 1, False),
     ]
+
+
+def wait_for_traces(program: Program, msg_id: str, wanted: list[tuple[str, bool]]) -> None:
+    """Wait until the server has stored exactly these trace records of a message: kind and success."""
+
+    def stored() -> bool:
+        views = managed(program, lambda admin: admin.traces(msg_id))
+        found = [(type(view.trace).__name__, getattr(view.trace, "success", True)) for view in views]
+        return sorted(found) == sorted(wanted)
+
+    wait_until(f"the traces {wanted} of {msg_id}", stored, PATIENCE_S)
+
+
+def the_server_writes_the_traces_of_a_simple_consumer(program: Program) -> None:
+    producer, consumer = program.producer(), program.simple()
+    receipt = program.send(producer, b"traced", key="k1")
+    program.receive_until(consumer, has(b"traced"))
+    wait_for_traces(program, receipt["id"], [("Pub", True), ("SubBefore", True), ("SubAfter", True)])
+
+
+def the_server_writes_the_traces_of_a_push_consumer(program: Program) -> None:
+    receipt = program.send(program.producer(), b"fails")
+    consumer = program.push(failing=[b"fails"])
+    program.remote.wait_delivered(consumer, 2)
+    wanted = [("Pub", True), ("SubAfter", False), ("SubAfter", True), *2 * [("SubBefore", True)]]
+    wait_for_traces(program, receipt["id"], wanted)
 
 
 def messages_of_a_group_keep_their_order(program: Program) -> None:
@@ -291,6 +317,8 @@ CASES = (
     Case(a_lease_expires),
     Case(a_lease_can_be_changed, "change"),
     Case(a_push_consumer_gets_a_failed_message_again, "push"),
+    Case(the_server_writes_the_traces_of_a_simple_consumer),
+    Case(the_server_writes_the_traces_of_a_push_consumer, "push"),
     Case(messages_of_a_group_keep_their_order, "push"),
     Case(a_message_is_delivered_at_its_time),
     Case(a_recalled_message_is_not_delivered, "recall"),
@@ -318,7 +346,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServers]:
-    running = GrpcServers(tmp_path_factory.mktemp("grpc"))
+    running = GrpcServers(tmp_path_factory.mktemp("grpc"), grpcTraceEnable="true")
     yield running
     running.stop()
 
