@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import gzip
 import logging
+import random
 import time
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
+from tests.grpc.http2.peers import REQUEST as HEADERS
+from tests.grpc.http2.peers import hostile_frame
 from tests.grpc.serving import M, Peer, client, connected, sending, serving, stored
 from tests.kit.waiting import until
+from tests.long_form import LONG
 
+from cometmq.grpc.http2 import frames, hpack
 from cometmq.grpc.listener.server import GrpcServer
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.framing import frame_message
@@ -390,3 +398,59 @@ async def test_the_output_of_one_iteration_of_the_loop_is_one_write() -> None:
             assert (await peer.response(stream))[1] == RESPONSE
 
     assert len(flushes) <= 3
+
+
+@pytest.mark.timeout(3600)
+async def test_hostile_frames_leave_memory_flat_and_others_served() -> None:
+    """Each connection sends until it is closed. Between them, a witness calls, and is answered at once."""
+    chance, resident, calls = random.Random(6210), [], []
+
+    def counting(call: Call, request: Any) -> Any:
+        calls.append(call)
+        return echo(call, request)
+
+    async with serving({**HANDLERS, "SendMessage": counting}) as (server, port), connected(port) as witness:
+        for half in [(2_000_000 if LONG else 20_000) // 2] * 2:
+            sent = 0
+            while sent < half:
+                sent += await hostile_connection(port, chance)
+                headers, data = await answer_of(witness, REQUEST)
+                assert (headers["grpc-status"], data) == ("0", RESPONSE)
+                witness.events.clear()
+            assert len(calls) > sent // 10, "few hostile connections had a call answered"
+            calls.clear()
+            await until(lambda: len(server.connections) == 1)
+            gc.collect()
+            resident.append(psutil.Process().memory_info().rss)
+
+    assert resident[1] - resident[0] < 16 * MIB
+
+
+def _call_or_hostile_frame(chance: random.Random, number: int) -> bytes:
+    if chance.random() < 0.1:
+        return hostile_frame(chance, number)
+    stream = 2 * number + 1
+    headers = frames.frame(frames.HEADERS, 4, stream, hpack.encode(HEADERS))
+    return headers + frames.frame(frames.DATA, 1, stream, REQUEST)
+
+
+async def hostile_connection(port: int, chance: random.Random) -> int:
+    """Send frames, in lots, until the server closes the connection. Return their number."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def read() -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+
+    reading, number = asyncio.ensure_future(read()), 0
+    with contextlib.suppress(ConnectionError):
+        writer.write(frames.PREFACE + frames.settings({}))
+        while not reading.done():
+            lot = range(number, number := number + chance.randint(1, 10))
+            writer.write(b"".join(_call_or_hostile_frame(chance, each) for each in lot))
+            await writer.drain()
+            await asyncio.sleep(0)
+    writer.transport.abort()
+    await reading
+    return number

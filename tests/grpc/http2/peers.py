@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,17 @@ import h2.connection
 import hpack
 
 from cometmq.grpc.http2 import frames
+from cometmq.grpc.http2 import hpack as our_hpack
 from cometmq.grpc.http2.connection import Http2Connection
 from cometmq.grpc.http2.events import Event
 from cometmq.grpc.http2.limits import Http2Limits
 
 REQUEST = [
-    *((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/apache.rocketmq.v2.MessagingService/Send")),
+    *(
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/apache.rocketmq.v2.MessagingService/SendMessage"),
+    ),
     *((b":authority", b"127.0.0.1:8081"), (b"te", b"trailers"), (b"content-type", b"application/grpc")),
 ]
 RESPONSE = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -84,3 +90,42 @@ def kinds(events: Sequence[object]) -> list[str]:
 
 def word(number: int) -> bytes:
     return number.to_bytes(4, "big")
+
+
+_BLOCKS = [
+    b"",
+    b"\x82\x86\x84\x41\x01a",
+    b"\x82\x86\x84",
+    b"\x40\x01a\x01b",
+    b"\xbe\xff",
+    b"\x3f\xe1\x1f\x82",
+    b"\x20",
+]
+_WORDS = [b"", b"\0\0\0\0", b"\0\0\0\1", b"\0\0\x40\0", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff"]
+
+
+def hostile_frame(chance: random.Random, number: int) -> bytes:
+    """Return any frame. Three of four are legal after about `number` frames of a connection."""
+    stream_id = 2 * chance.randint(max(0, number - 20), number + 1) + 1
+    if chance.random() < 0.75:
+        return chance.choice(
+            (
+                frames.frame(
+                    frames.HEADERS, chance.choice((4, 5)), 2 * number + 1, our_hpack.encode(REQUEST)
+                ),
+                frames.frame(frames.DATA, chance.choice((0, 0, 1)), stream_id, bytes(chance.randrange(300))),
+                frames.window_update(chance.choice((0, stream_id)), chance.randint(1, 100_000)),
+                frames.settings({chance.choice((1, 3, 4, 6, 77)): chance.randrange(100_000)}),
+                frames.reset(stream_id, 8),
+            )
+        )
+    kind = chance.choice((*range(10), chance.randrange(256)))
+    flags = chance.choice((0, 1, 4, 5, chance.randrange(256)))
+    payload = chance.choice(
+        (
+            *(chance.choice(_BLOCKS) + chance.choice(_BLOCKS), chance.choice(_WORDS) + chance.choice(_WORDS)),
+            *(chance.randbytes(chance.randrange(40)), bytes(chance.choice((8, 1_000, 16_384, 16_385)))),
+            chance.choice((2, 3, 4, 5, 6, 77)).to_bytes(2, "big") + chance.choice(_WORDS[1:]),
+        )
+    )
+    return frames.frame(kind, flags, chance.choice((0, stream_id, chance.getrandbits(31))), payload)
