@@ -23,6 +23,7 @@ SECTIONS = {
             "cometmq.cli.timers:timers",
             "List delayed and scheduled messages, and cancel them.",
         ),
+        "bench": ("cometmq.cli.bench:bench", "Measure sends, consumption and latency."),
         "acl": ("cometmq.cli.acl:acl", "Explain an account's permissions."),
         "store": ("cometmq.cli.store:store", "Verify, show, rebuild and measure a store directory."),
     },
