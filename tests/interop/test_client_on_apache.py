@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 from tests.client.every_scenario import EVERY_SCENARIO, SINCE_5
 from tests.client.scenarios import FROM_FIRST, Ledger, Scenario, bodies, fill, read_all
 from tests.interop.apache import ApacheCluster
@@ -18,6 +20,7 @@ from tests.kit.waiting import until
 from tests.long_form import LONG
 
 from cometmq import Message, Producer, ProducerOptions, PushConsumer
+from cometmq.cli.app import cometmq
 
 
 @pytest.fixture(params=SERVER_VERSIONS)
@@ -159,3 +162,19 @@ async def test_what_java_sends_is_read_whole_and_the_other_way_round(
         assert {name: seen["properties"][name] for name in text} == text
     finally:
         await asyncio.to_thread(space.close)
+
+
+def test_bench_measures_apaches_brokers(apache: ApacheCluster) -> None:
+    topic = f"Benched{apache.version.replace('.', '')}"
+
+    def figures(*arguments: str) -> dict[str, float]:
+        words = ["bench", *arguments, "-n", apache.namesrv, "--json"]
+        result = CliRunner().invoke(cometmq, words, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        found: dict[str, float] = json.loads(result.stdout)
+        return found
+
+    sent = figures("send", topic, "--seconds", "0.3", "--in-flight", "4")
+    assert (sent["failed"], sent["lost"]) == (0, 0)
+    assert figures("consume", topic, "--seconds", "120")["messages"] == sent["messages"] + 1
+    assert figures("latency", topic, "--seconds", "0.3", "--rate", "50")["messages"] == 15
