@@ -23,7 +23,9 @@ from tests.store.kit import (
     put,
     quick,
     restarted,
+    run_retention,
     send,
+    send_all,
 )
 from tests.store.planted import alter, messages_of, places, snapshot
 
@@ -313,6 +315,30 @@ def test_an_empty_store_can_be_opened_again_and_again(tmp_path: Path) -> None:
     store = quick(tmp_path)
     send(store, b"at last")
     assert everything(store) == [b"at last"]
+
+
+@pytest.mark.parametrize("deleted_again", [False, True])
+def test_the_end_of_a_topic_that_was_created_again_is_its_own(tmp_path: Path, deleted_again: bool) -> None:
+    """The clean stop recorded the end of the new topic; a later deletion makes that end invalid."""
+    store = open_store(tmp_path)
+    send(store, topic="A")
+    delete_topic(store, "A")
+    send(store, topic="A")
+    store = restarted(store)
+    if deleted_again:
+        delete_topic(store, "A")
+    send_all(store, [bytes(20_000)] * 4, "B")
+    assert store.writer.make_durable(slots=False)
+    for path in (tmp_path / "commitlog").iterdir():
+        os.utime(path, (1, 1))
+    store.retention.delete_now()
+    while run_retention(store):
+        pass
+    store.crash()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path)
+    assert store.max_offset("A", 0) == (0 if deleted_again else 1)
+    store.close()
 
 
 def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) -> None:

@@ -71,11 +71,16 @@ class CleanEnds:
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
-        """Return (topic, queue id, former end) of the queues that were longer at the last clean stop."""
+        """Return (topic, queue id, former end) of the queues that were longer at the last clean stop.
+
+        The ends of topics that were deleted after that stop have no meaning.
+        """
         found = []
         for topic, ends in self.ends.items():
+            if deleted.ends.get(topic, -1) >= self.log_end:
+                continue
             for queue_id, end in ends.items():
                 queue = queues.find_queue(topic, queue_id)
-                if topic not in deleted.ends and (queue is None or queue.max_offset < end):
+                if queue is None or queue.max_offset < end:
                     found.append((topic, queue_id, end))
         return found
