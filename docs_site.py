@@ -47,7 +47,9 @@ API: dict[str, dict[str, list[str] | None]] = {
             "PullConsumer", "SyncPullConsumer", "PullOptions", "PullResult", "PullStatus", "PullTurn",
             "OffsetStorage", "FileOffsets",
         ],
-        "Simple consumers": ["SimpleConsumer", "SyncSimpleConsumer", "SimpleOptions"],
+        "Simple consumers": [
+            "SimpleConsumer", "SyncSimpleConsumer", "SimpleOptions", "LiteConsumer", "SyncLiteConsumer",
+        ],
         "Idempotent listeners": [
             "idempotent", "MemoryMarks", "SqliteMarks", "DatabaseMarks", "RedisMarks", "BeingHandled",
         ],
