@@ -90,7 +90,7 @@ def _run(client: str, *, java: Driver, native: Path, given: dict[str, Any]) -> F
     given = {**given, "group": f"clients-{next(_groups)}"}
     if client != JAVA:
         words = [sys.executable, "-m", "benchmarks.client_program", PROGRAMS[client], given["work"]]
-        path = os.pathsep.join([*sys.path, str(native)])
+        path = os.pathsep.join([str(native), *sys.path])  # the tests install another package of this name
         done = subprocess.run(
             [*words, json.dumps(given)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
         )
