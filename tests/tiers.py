@@ -51,9 +51,9 @@ TIERS = {
 }
 INTEROP = "tests/interop/"
 NOT_FAST = (
+    "tests/admin/test_dead_letters.py", "tests/admin/test_simple_consumers.py",
     "tests/admin/test_two_brokers.py", "tests/broker/replication/", "tests/broker/tables/test_durable.py",
-    "tests/broker/test_standalone.py", "tests/broker/timers/test_pending.py::test_a_look_among",
-    "tests/broker/timers/test_timers.py",
+    "tests/broker/test_standalone.py", "tests/broker/timers/",
     "tests/broker/transactions/test_checks.py::test_every_transaction_ends_once", "tests/cli/",
     "tests/client/consumer/test_queue_locks.py",
     "tests/client/test_blocking.py", "tests/client/test_examples.py", "tests/client/test_scenarios.py",
