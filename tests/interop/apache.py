@@ -147,7 +147,7 @@ class ApacheBroker(ApacheServer, Broker):
 
 
 class ApacheCluster(Cluster):
-    """The servers of one version, for tests that share them. The broker takes about ten seconds to stop."""
+    """A name server and a broker of one version, which tests share. The broker takes about 10 s to stop."""
 
     def __init__(self, version: str, directory: Path) -> None:
         self.version = version

@@ -153,6 +153,15 @@ async def _new_group(admin: Admin) -> AsyncIterator[str]:
                 click.echo(f"the group {group} could not be deleted: {text}", err=True)
 
 
+async def _due_times(count: int, per_second: int) -> AsyncIterator[int]:
+    """Yield `count` times at a rate, each when it has come, as ns of `time.perf_counter_ns`."""
+    begin_ns = time.perf_counter_ns()
+    for number in range(count):
+        due_ns = begin_ns + number * 1_000_000_000 // per_second
+        await asyncio.sleep((due_ns - time.perf_counter_ns()) / 1e9)
+        yield due_ns
+
+
 @click.group(cls=CometGroup, context_settings=HELP)
 def bench() -> None:
     """Measure a cluster, CometMQ's or Apache's, with CometMQ's client on this machine."""
@@ -308,10 +317,7 @@ def bench_latency(
                 figures.fail(error)
 
         async def send_all(producer: Producer) -> None:
-            begin_ns = time.perf_counter_ns()
-            for number in range(round(seconds * per_second)):
-                due_ns = begin_ns + number * 1_000_000_000 // per_second
-                await asyncio.sleep((due_ns - time.perf_counter_ns()) / 1e9)
+            async for due_ns in _due_times(round(seconds * per_second), per_second):
                 if ended.is_set():
                     return
                 if len(waiting) >= MAX_UNDER_WAY:

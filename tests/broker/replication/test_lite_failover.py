@@ -31,12 +31,17 @@ async def copied(group: Group) -> None:
     await group.brokers["slave"].parts.replication.sync.sync()
 
 
-async def test_a_slave_that_becomes_the_master_serves_the_lite_topics(group: Group) -> None:
-    await group.master()
-    slave = await group.slave()
+async def pair(group: Group) -> tuple[Broker, Broker]:
+    """Start a master with a parent topic, and a slave that has copied it."""
+    master, slave = await group.master(), await group.slave()
     await group.known()
     await set_up(group.peers["master"])
     await copied(group)
+    return master, slave
+
+
+async def test_a_slave_that_becomes_the_master_serves_the_lite_topics(group: Group) -> None:
+    _, slave = await pair(group)
     client = LiteClient(group.peers["master"])
     await client.send("s1", "1", "2", "3", queue_id=1)
     await client.send("s2", "other")
@@ -57,11 +62,7 @@ async def test_a_slave_that_becomes_the_master_serves_the_lite_topics(group: Gro
 
 async def test_a_slave_copies_changed_offsets_alone(group: Group, monkeypatch: Any) -> None:
     monkeypatch.setattr(lite_admin, "OFFSETS_PER_PAGE", 2)
-    master = await group.master()
-    slave = await group.slave()
-    await group.known()
-    await set_up(group.peers["master"])
-    await copied(group)
+    master, slave = await pair(group)
     client = LiteClient(group.peers["master"])
     names = [f"s{number}" for number in range(5)]
     for name in names:
@@ -86,11 +87,7 @@ async def test_a_slave_copies_changed_offsets_alone(group: Group, monkeypatch: A
 
 
 async def test_a_slave_notices_that_a_parent_topic_was_created_again(group: Group) -> None:
-    await group.master()
-    slave = await group.slave()
-    await group.known()
-    await set_up(group.peers["master"])
-    await copied(group)
+    _, slave = await pair(group)
     client = LiteClient(group.peers["master"])
     await client.send("s1", "old", "old")
     await client.send("s2", "old")
@@ -122,6 +119,8 @@ async def test_the_next_leader_of_a_raft_group_serves_the_lite_topics(
         await client.subscribe("s1")
         assert await client.take(1) == ["1"]
         followers = group.followers()
+        # A follower opens its database once it has the parent topic.
+        await until(lambda: all(group.brokers[each].parts.lite.is_open for each in followers))
         await until(lambda: {queues_of(group.brokers[each]).query(GROUP, S1, 0) for each in followers} == {1})
         refused((await LiteClient(group.peers[followers[0]]).pop()).answer, 1, "slave")
         second = followers[0]

@@ -170,7 +170,7 @@ class ParentQueues:
         return following < got.max_offset
 
     def _is_plausible(self, parent: str, offset: int) -> bool:
-        """Return whether a lite topic can have so many messages."""
+        """Return whether a lite topic of this parent can have a message at an offset."""
         queues = range(self._parents.get(parent, 0))
         return offset <= MAX_LOST + sum(self._store.max_offset(parent, queue_id) for queue_id in queues)
 

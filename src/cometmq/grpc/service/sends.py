@@ -138,7 +138,7 @@ class Sends:
     def _entry(
         self, client: Client, begun_ms: int, sent: SendRequest, response: Frame | BaseException
     ) -> Any:
-        """Return the outcome of one message."""
+        """Return the entry that tells a client whether its message was stored."""
         m = messages()
         if isinstance(response, RequestTimeout):
             return m.SendResultEntry(status=status(Code.PROXY_TIMEOUT, str(response)))
