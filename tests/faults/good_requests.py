@@ -307,6 +307,7 @@ BROKER_REQUESTS = {
     21006: Request({}),
     21008: Request({"request": "1"}),
     21009: Request({"epoch": "", "since": "0", "subscriptions": "0"}),
+    21010: Request({"parentTopic": "TopicA", "prefix": "s", "maxCount": "3"}),
     21007: Request({"user": "somebody", "action": "pub", "resource": "topic:TopicA"}),
     400: Request({}, json.dumps(ASSIGNMENT).encode()),
     401: Request({}, json.dumps(MODE).encode()),

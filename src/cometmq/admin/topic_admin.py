@@ -28,6 +28,7 @@ from cometmq.protocol.bodies.admin import (
     LiteClientInfo,
     LiteGroupInfo,
     LiteTopicInfo,
+    LiteTopicList,
     ParentTopicInfo,
     PurgedQueue,
 )
@@ -37,6 +38,7 @@ from cometmq.protocol.headers.admin import (
     GetLiteClientInfoHeader,
     GetLiteGroupInfoHeader,
     GetLiteTopicInfoHeader,
+    ListLiteTopicsHeader,
     TriggerLiteDispatchHeader,
 )
 
@@ -411,6 +413,18 @@ class LiteTopicAdmin(ServerAdmin):
             parent, missing, lambda addr: self.client.brokers.fetch(addr, code, ParentTopicInfo, header)
         )
 
+    async def lite_topics(
+        self, parent: str, prefix: str, at_most: int, missing: dict[str, CometError]
+    ) -> dict[str, LiteTopicList]:
+        """Return the first lite topics of a parent topic whose names begin with `prefix`.
+
+        Only CometMQ's brokers list them.
+        """
+        code, header = RequestCode.LIST_LITE_TOPICS, ListLiteTopicsHeader(parent, prefix, at_most)
+        return await self._of_parent(
+            parent, missing, lambda addr: self.client.brokers.fetch(addr, code, LiteTopicList, header)
+        )
+
     async def lite_topic(
         self, parent: str, lite_topic: str, missing: dict[str, CometError]
     ) -> dict[str, LiteTopicInfo]:
@@ -421,10 +435,16 @@ class LiteTopicAdmin(ServerAdmin):
         )
 
     async def lite_client(
-        self, parent: str, group: str, client_id: str, missing: dict[str, CometError]
+        self,
+        parent: str,
+        group: str,
+        client_id: str,
+        missing: dict[str, CometError],
+        at_most: int | None = None,
     ) -> dict[str, LiteClientInfo]:
-        """Return the lite topics to which a client is subscribed."""
-        code, header = RequestCode.GET_LITE_CLIENT_INFO, GetLiteClientInfoHeader(parent, group, client_id)
+        """Return the lite topics to which a client is subscribed: at most 1,000, or `at_most`."""
+        code = RequestCode.GET_LITE_CLIENT_INFO
+        header = GetLiteClientInfoHeader(parent, group, client_id, at_most)
         return await self._of_parent(
             parent, missing, lambda addr: self.client.brokers.fetch(addr, code, LiteClientInfo, header)
         )

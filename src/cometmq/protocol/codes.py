@@ -139,7 +139,7 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
-    # Requests 21001 to 21009 exist only in CometMQ. Apache's brokers refuse them.
+    # Requests 21001 to 21010 exist only in CometMQ. Apache's brokers refuse them.
     PURGE_TOPIC = 21001
     LIST_TIMERS = 21002
     GET_RAFT_STATUS = 21003
@@ -149,6 +149,7 @@ class RequestCode(IntEnum):
     EXPLAIN_ACCESS = 21007
     WITHDRAW_POP = 21008
     GET_LITE_STATE = 21009
+    LIST_LITE_TOPICS = 21010
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -21,6 +21,8 @@ from cometmq.protocol.bodies.admin import (
     LiteLag,
     LiteSubscriber,
     LiteTopicInfo,
+    LiteTopicList,
+    LiteTopicState,
     ParentTopicInfo,
 )
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
@@ -31,6 +33,7 @@ from cometmq.protocol.headers.admin import (
     GetLiteGroupInfoHeader,
     GetLiteStateHeader,
     GetLiteTopicInfoHeader,
+    ListLiteTopicsHeader,
     TriggerLiteDispatchHeader,
 )
 from cometmq.protocol.lite import (
@@ -146,6 +149,30 @@ class LiteAdmin(msgspec.Struct, eq=False, kw_only=True):
             topic_offset=TopicOffset(units[0][0] if units else end, end, queues.stored_ms(lmq)),
         )
         return frame.response(body=await encoded(body, len(body.subscriber)))
+
+    @handles(RequestCode.LIST_LITE_TOPICS)
+    async def list_lite_topics(self, _connection: Connection, frame: Frame) -> Frame:
+        """Return the first lite topics of a parent whose names begin with a prefix."""
+        header, service = frame.header(ListLiteTopicsHeader), self.service
+        parent = header.parent_topic
+        self._check_parent(parent)
+        at_most = min(max(DEFAULT_LISTED if header.max_count is None else header.max_count, 1), MAX_LISTED)
+        groups, queues = set(self._groups_of(parent)), service.queues
+        queues.flush()
+        rows = await asyncio.to_thread(queues.listed, parent, header.prefix or "", at_most + 1)
+        found: dict[str, LiteTopicState] = {}
+        async for lmq, begin, end, stored_ms, group, offset in Turns().each(rows):
+            state = found.get(lmq)
+            if state is None:
+                subscribers = service.subscriptions.of(lmq)
+                lags = {each.group: end for each in subscribers}
+                state = found[lmq] = LiteTopicState(
+                    lite_topic_of(lmq), begin, end, stored_ms, len(subscribers), lags
+                )
+            if group in groups:
+                state.lags[group] = max(end - offset, 0)
+        body = LiteTopicList(list(found.values())[:at_most], len(found) > at_most)
+        return frame.response(body=await encoded(body, len(body.topics)))
 
     @handles(RequestCode.GET_LITE_CLIENT_INFO)
     async def get_lite_client_info(self, _connection: Connection, frame: Frame) -> Frame:

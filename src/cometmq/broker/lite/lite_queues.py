@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cometmq import logs
-from cometmq.protocol.lite import lmq_range
+from cometmq.protocol.lite import all_of, lmq_range
 
 if TYPE_CHECKING:
     import sqlite3
@@ -350,6 +350,21 @@ class LiteQueues:
             "SELECT count(*) FROM topics WHERE lmq >= ? AND lmq < ?", *lmq_range(parent)
         )
         return int(count)
+
+    def listed(self, parent: str, prefix: str, at_most: int) -> list[tuple[str, int, int, int, str, int]]:
+        """Return the first lite topics of a parent whose names begin with `prefix`. Must run in a thread.
+
+        There is a row for each group with an offset, at least one for each lite topic: queue name, first
+        offset, offset after the last message, store time of the last message (epoch ms), group or None, and
+        its offset.
+        """
+        begin = all_of(parent)
+        return self._elsewhere(
+            "SELECT lmq, coalesce((SELECT offset FROM units WHERE topic = id ORDER BY offset LIMIT 1), end), "
+            "end, stored_ms, consumers, offset FROM (SELECT * FROM topics WHERE lmq >= ? AND lmq < ? "
+            "ORDER BY lmq LIMIT ?) LEFT JOIN offsets ON topic = id ORDER BY lmq",
+            begin + prefix, f"{begin}{prefix}\U0010ffff", at_most,
+        )  # fmt: skip
 
     def lags(self, group: str, at_most: int) -> tuple[int, list[Lag], list[Lag]]:
         """Return the lag of a group in all lite topics that it has consumed or to which it subscribes.

@@ -21,6 +21,7 @@ from cometmq.admin.groups import POP_TYPE, PULL_TYPE, PUSH_TYPE, sum_progress
 from cometmq.admin.operations import Operation
 from cometmq.console.base.fanout import Fanout
 from cometmq.console.pages.groups import MAX_RETRIES, client_kind
+from cometmq.console.pages.lite import lite_group
 from cometmq.console.pages.reset import reset_offsets
 from cometmq.console.pages.targets import broker_choice, chosen_brokers
 from cometmq.console.widgets.actions import run_operation
@@ -99,6 +100,7 @@ async def group_page(view: View, name: str) -> None:
             classes=lambda row: {"problem": "bad"} if row.problem else {},
         )  # fmt: skip
         await members.follow(members_feed, lambda found: found.members)
+    lite_group(view, name, members_feed)
     with view.section("group.progress"):
         queues = Listing(
             view, _queue_columns(view, lambda: members_feed.latest.value),

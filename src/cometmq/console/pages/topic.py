@@ -16,6 +16,7 @@ from cometmq.console.base.cluster_feeds import ClusterLags, Lag, kind_of
 from cometmq.console.base.fanout import Fanout
 from cometmq.console.messages.message import sent_text
 from cometmq.console.messages.search import messages_of
+from cometmq.console.pages.lite import lite_topics
 from cometmq.console.pages.reset import reset_offsets
 from cometmq.console.pages.targets import broker_choice, chosen_brokers
 from cometmq.console.pages.topics import MAX_QUEUES, PERMS
@@ -85,6 +86,7 @@ async def topic_page(view: View, name: str) -> None:
             lambda found: _groups_of(found, name),
             notes=lambda found: view.missing_brokers(found.missing),
         )
+    lite_topics(view, name)
     with view.section("topic.queues"):
         queues = Listing(view, _queue_columns(), lambda row: f"{row.broker_name} {row.queue_id}", name="q")
         await queues.follow(feed, lambda state: state.queues)

@@ -449,6 +449,33 @@ class LiteClientInfo(Body):
     lite_topic_set: list[str] = empty(list)
 
 
+class LiteTopicState(Body):
+    """A lite topic in a list.
+
+    Attributes:
+        stored_ms: The store time of the last message, in epoch ms.
+        subscribers: The number of clients that subscribe to it.
+        lags: The lag of each bound group that has consumed it or has a subscriber.
+    """
+
+    lite_topic: str = always("")
+    min_offset: int = always(0)
+    max_offset: int = always(0)
+    stored_ms: int = always(0)
+    subscribers: int = always(0)
+    lags: dict[str, int] = empty(dict)
+
+
+class LiteTopicList(Body):
+    """The first lite topics of a parent in the order of names (response to CometMQ's request 21010).
+
+    `more` is whether there are others.
+    """
+
+    topics: list[LiteTopicState] = empty(list)
+    more: bool = always(False)
+
+
 class LiteLag(Body):
     """The lag of a group in a lite topic, and the store time (epoch ms) of the first unconsumed message."""
 

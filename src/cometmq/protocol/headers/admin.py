@@ -281,6 +281,14 @@ class TriggerLiteDispatchHeader(Header, gc=False):
     client_id: str | None = None
 
 
+class ListLiteTopicsHeader(Header, gc=False):
+    """The header of request 21010 (CometMQ's own): the first lite topics whose names begin with `prefix`."""
+
+    parent_topic: str
+    prefix: str | None = None
+    max_count: I32 | None = None
+
+
 class GetLiteStateHeader(Header, gc=False):
     """The header of request 21009 (CometMQ's own), with which a slave copies offsets and subscriptions.
 
