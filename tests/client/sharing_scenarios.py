@@ -167,7 +167,7 @@ async def an_operator_switches_a_group_to_shared_messages(namesrv: str) -> None:
     ):
 
         def has_queues(member: PushConsumer) -> bool:
-            return any(queue.topic == name.topic for queue in member.assignment)
+            return any(each.queue.topic == name.topic for each in member.health().queues)
 
         await ledger.has_all([b"pulled"])
         await until(lambda: has_queues(one) and has_queues(other), "the queues divided")

@@ -6,11 +6,13 @@ import asyncio
 import threading
 import zlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.client.fakes import Box
 from tests.client.simple.pop_broker import PopBroker
+from tests.kit.brokers import Cluster, create
 from tests.kit.fakes import FakeNamesrv
 from tests.kit.waiting import until
 
@@ -18,12 +20,14 @@ from cometmq import (
     ConsumeContext,
     ConsumeFromWhere,
     ConsumeStatus,
+    Message,
     MessageExt,
     MessageModel,
     MessageQueue,
     MessageStream,
     OrderlyContext,
     OrderlyStatus,
+    Producer,
     PushConsumer,
     PushOptions,
     SyncPushConsumer,
@@ -40,6 +44,7 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode, ResponseCode, SysFlag
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.record.one import encode_record
+from cometmq.standalone import Standalone
 
 POP, CHANGE = RequestCode.POP_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 
@@ -78,7 +83,7 @@ class TestResults:
             await until(lambda: len(acked(broker)) == 5)
             assert consumer.health().consumed == 5
             assert consumer.health().ok
-            assert consumer.assignment == ()
+            assert consumer.assignment == (MessageQueue("T", "broker-a", 0),)
         assert acked(broker) == [0, 1, 2, 3, 4]
         assert (broker.leases[0].topic, broker.leases[0].order) == ("T", False)
         assert (broker.leases[0].invisible_time, broker.leases[0].poll_time) == (30_000, 0)
@@ -355,21 +360,21 @@ class TestChoiceOfTheOperator:
 
         broker.on(RequestCode.QUERY_ASSIGNMENT, answer)
         async with sharing(namesrv, box, share="broker") as consumer:
-            assert consumer.assignment == (MessageQueue("T", "broker-a", 0),)
+            assert len(consumer.health().queues) == 1
             assert POP not in broker.requests
             mode = "POP"
             await consumer.rebalance()
-            assert len(consumer.assignment) == 0
+            assert len(consumer.health().queues) == 0
             offer(broker, 1)
             await until(lambda: acked(broker) == [0])
             broker.refuse(RequestCode.QUERY_ASSIGNMENT, ResponseCode.SYSTEM_BUSY)
             await consumer.rebalance()
-            assert len(consumer.assignment) == 0
+            assert len(consumer.health().queues) == 0
             broker.on(RequestCode.QUERY_ASSIGNMENT, answer)
             broker.store("T", 0, b"pulled")
             mode = "PULL"
             await consumer.rebalance()
-            assert len(consumer.assignment) == 1
+            assert len(consumer.health().queues) == 1
             await box.has(2)
         assert box.bodies == [b"0", b"pulled"]
         assert {(each.topic, each.consumer_group) for each in asked} == {("T", "g")}
@@ -379,7 +384,33 @@ class TestChoiceOfTheOperator:
     ) -> None:
         broker.refuse(RequestCode.QUERY_ASSIGNMENT, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         async with sharing(namesrv, box, share="broker") as consumer:
-            assert len(consumer.assignment) == 1
+            assert len(consumer.health().queues) == 1
+
+
+class TestLag:
+    async def test_the_lag_of_shared_queues_is_that_of_the_group(self, tmp_path: Path, box: Box) -> None:
+        async with Standalone(tmp_path, 0, 0) as standalone:
+            cluster = Cluster(standalone)
+            await create(cluster.peer(), "T", 2)
+            box.open.clear()
+            options = PushOptions(share="messages", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+            async with (
+                Producer("P", namesrv=cluster.namesrv_addr) as producer,
+                PushConsumer("g", box, "T", namesrv=cluster.namesrv_addr, options=options) as one,
+                PushConsumer("g", box, "T", namesrv=cluster.namesrv_addr, options=options) as other,
+            ):
+                queues = [MessageQueue("T", "broker-a", number) for number in range(2)]
+                assert [each for each in one.assignment if each.topic == "T"] == queues
+                for _ in range(5):
+                    await producer.send(Message("T", b"x"))
+                await box.has(5)  # leased
+                for member in (one, other):
+                    lags = await member.lag()
+                    assert sum(lags[queue] for queue in queues) == 5
+                box.open.set()
+                while any((await one.lag()).values()):
+                    await asyncio.sleep(0)
+            await cluster.close_peers()
 
 
 class TestOtherFaces:

@@ -104,7 +104,7 @@ async def test_the_lag_is_what_is_not_done(state: QueueHealth, end: int, lag: in
     async def done_offset(queue: MessageQueue) -> int:
         return 7
 
-    assert await lag_of([state], max_offset, done_offset) == {QUEUE: lag}
+    assert await lag_of({QUEUE: state.done_offset}, max_offset, done_offset) == {QUEUE: lag}
 
 
 async def test_a_lag_that_cannot_be_asked_for_is_an_error() -> None:
@@ -112,7 +112,7 @@ async def test_a_lag_that_cannot_be_asked_for_is_an_error() -> None:
         raise BrokerError(1, remark="no")
 
     with pytest.raises(BrokerError):
-        await lag_of([health()], max_offset, max_offset)
+        await lag_of({QUEUE: 0}, max_offset, max_offset)
 
 
 async def sent(local: LocalBroker, topic: str, count: int) -> MessageQueue:

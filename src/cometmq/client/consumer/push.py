@@ -233,8 +233,14 @@ class PushConsumer(QueryClient):
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues that are assigned to this consumer now, sorted."""
-        return tuple(sorted(self._session.members.held)) if self._session is not None else ()
+        """The queues that are assigned to this consumer now, sorted.
+
+        In a group that shares messages, they include the queues that all members share.
+        """
+        session = self._session
+        if session is None:
+            return ()
+        return tuple(sorted({*session.members.held, *(session.sharing.queues if session.sharing else ())}))
 
     async def rebalance(self) -> None:
         """Rebalance the queues now instead of at the next interval.
@@ -289,7 +295,9 @@ class PushConsumer(QueryClient):
     async def lag(self) -> dict[MessageQueue, int]:
         """Return the lag of each assigned queue: the number of messages that are not consumed yet.
 
-        The max offset of each queue is requested from its broker.
+        The max offset of each queue is requested from its broker. In queues that all members share, the lag
+        is that of the group: messages that are leased and not acknowledged are included, and those that wait
+        in a retry topic are not.
 
         Returns:
             The number of messages, by queue.
@@ -297,8 +305,13 @@ class PushConsumer(QueryClient):
         Raises:
             CometError: A broker cannot be reached or refused the request.
         """
-        self._running_session()
-        return await lag_of(self.health().queues, self.max_offset, self.min_offset)
+        session = self._running_session()
+        done = {each.queue: each.done_offset for each in self.health().queues}
+        lags = await lag_of(done, self.max_offset, self.min_offset)
+        if session.sharing is not None:
+            shared = dict.fromkeys(session.sharing.queues)
+            lags |= await lag_of(shared, self.max_offset, session.sharing.done_offset)
+        return lags
 
     @property
     def message_model(self) -> MessageModel:

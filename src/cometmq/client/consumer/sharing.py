@@ -21,6 +21,7 @@ from cometmq.client.consumer.consume_mode import ModeUser
 from cometmq.client.consumer.listener import ConsumeContext, OrderlyContext, OrderlyStatus
 from cometmq.client.consumer.orderly_queue import suspension_s
 from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.offsets import start_offset
 from cometmq.client.group.options import ConsumeFromWhere
 from cometmq.client.group.process_queue import Batch, LeasedQueue, ProcessQueue
 from cometmq.client.group.subscription import Subscription
@@ -221,6 +222,20 @@ class Sharing(Concurrent):
         """A sentence about each broker from which no messages can be leased."""
         found = sorted(self._receiver.problems.items())
         return [f"{topic}@{broker}: {text}" for (topic, broker), text in found if topic in self._shared]
+
+    # -- queues
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues of the topics from which messages are leased. All members share them."""
+        routes = map(self._group.instance.routes.get, self._shared)
+        return [queue for route in routes if route is not None for queue in route.read_queues]
+
+    async def done_offset(self, queue: MessageQueue) -> int:
+        """Return the offset below which the group has consumed all messages of a shared queue."""
+        group = self._group
+        stored = await group.offsets.stored(queue)
+        return await start_offset(group.instance, queue, stored, group.options.consume_from_where, 0)
 
     # -- leased batches
 

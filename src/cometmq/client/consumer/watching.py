@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cometmq import logs
@@ -23,26 +23,24 @@ _CHECKS_PER_STALL = 4
 
 
 async def lag_of(
-    queues: Iterable[QueueHealth],
+    done: Mapping[MessageQueue, int | None],
     max_offset: Callable[[MessageQueue], Awaitable[int]],
     done_offset: Callable[[MessageQueue], Awaitable[int]],
 ) -> dict[MessageQueue, int]:
     """Return the number of messages that are not consumed yet, by queue.
 
     Args:
-        queues: The progress of each queue.
+        done: For each queue, the offset below which all messages are consumed, or None if it is unknown.
         max_offset: Requests the max offset of a queue from its broker.
-        done_offset: Returns the offset below which all messages of a queue are consumed. It is called for a
-            queue whose QueueHealth has no `done_offset`.
+        done_offset: Returns the unknown offset of a queue.
     """
 
-    async def behind(each: QueueHealth) -> int:
-        done = each.done_offset if each.done_offset is not None else await done_offset(each.queue)
-        return max(await max_offset(each.queue) - done, 0)
+    async def behind(queue: MessageQueue) -> int:
+        offset = done[queue]
+        begin = await done_offset(queue) if offset is None else offset
+        return max(await max_offset(queue) - begin, 0)
 
-    queues = list(queues)
-    lags = await for_each(queues, behind, _ASKED_AT_ONCE)
-    return {each.queue: lag for each, lag in zip(queues, lags, strict=True)}
+    return dict(zip(done, await for_each(list(done), behind, _ASKED_AT_ONCE), strict=True))
 
 
 @dataclass(slots=True)

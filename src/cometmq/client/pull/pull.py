@@ -398,7 +398,8 @@ class PullConsumer(SinglePulls):
             CometError: A broker cannot be reached or refused the request.
         """
         self._running()
-        return await lag_of(self.health().queues, self.max_offset, self._done_offset)
+        done = {each.queue: each.done_offset for each in self.health().queues}
+        return await lag_of(done, self.max_offset, self._done_offset)
 
     async def _done_offset(self, queue: MessageQueue) -> int:
         committed = await self.committed(queue)
