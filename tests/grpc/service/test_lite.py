@@ -118,6 +118,18 @@ async def test_a_lease_ends_with_its_parent_topic(lite: LiteCaller, cluster: Clu
     assert await lite.change(got, 60) == Code.INVALID_RECEIPT_HANDLE
 
 
+@pytest.mark.parametrize("kind", ["-message.type", "+message.type=NORMAL"])
+async def test_a_lease_ends_if_its_topic_is_no_parent_any_more(
+    lite: LiteCaller, cluster: Cluster, kind: str
+) -> None:
+    await lite.subscribe("s1")
+    await lite.send("s1", b"1")
+    (got,) = await lite.receive()
+    assert (await create(cluster.peer(), PARENT, attributes=kind, version=V5)).code == 0
+    assert await lite.ack(got) == Code.INVALID_RECEIPT_HANDLE
+    assert await lite.change(got, 60) == Code.INVALID_RECEIPT_HANDLE
+
+
 async def test_messages_go_to_the_dead_letters(lite: LiteCaller, cluster: Cluster) -> None:
     await lite.subscribe("s1")
     await lite.send("s1", b"1")

@@ -196,7 +196,10 @@ class LiteProcessor:
     ) -> tuple[QueueKey, ReceiptHandle]:
         """Return the queue of a leased message, and its receipt handle. Raises CommandError."""
         self.checks.check_master()
-        self.service.tables.topics.existing(topic)
+        config = self.service.tables.topics.existing(topic)
+        if not lite.is_lite_parent(config.attributes):
+            # 5.x clients repeat an ack until it succeeds or its lease has ended.
+            raise CommandError(ResponseCode.NO_MESSAGE, f"topic[{topic}] has no lite topics")
         self.service.check_ready(topic)
         return (group, lite.lmq_name(topic, lite_topic or ""), 0), self.pops.decoded_handle(handle)
 
