@@ -67,6 +67,22 @@ async def test_receives_need_the_rights_to_topic_and_group(guarded, connect):
     assert answer.status.code == Code.FORBIDDEN
 
 
+@pytest.mark.parametrize(
+    ("authorization", "topic", "group", "code"),
+    [
+        (signed(), "Orders", "G", Code.OK),
+        (signed(), "Out", "G", Code.FORBIDDEN),
+        (signed(), "Unknown", "G", Code.FORBIDDEN),
+        (signed(), "Orders", "Other", Code.FORBIDDEN),
+        (signed("wrong"), "Orders", "G", Code.UNAUTHORIZED),
+    ],
+)
+async def test_assignments_need_the_rights_of_receives(guarded, connect, authorization, topic, group, code):
+    caller = await connect(guarded, x_mq_date_time=MOMENT, authorization=authorization)
+    request = M.QueryAssignmentRequest(topic=M.Resource(name=topic), group=M.Resource(name=group))
+    assert (await caller.call("QueryAssignment", request)).status.code == code
+
+
 async def test_the_rights_of_a_white_listed_host_are_not_those_of_its_client_elsewhere(
     start_cluster, tmp_path, connect
 ):

@@ -64,6 +64,11 @@ def group_right(name: str) -> Right:
     return Right(Perm.SUB, name.removeprefix(HANDOFF_PREFIX), True)
 
 
+def consumer_rights(topic: str, group: str) -> Rights:
+    """Return the rights to receive a topic's messages as a member of a group."""
+    return [topic_right(Perm.SUB, topic), group_right(group)]
+
+
 def by_default(right: Right) -> bool:
     """Return whether `defaultTopicPerm` or `defaultGroupPerm` of an account can grant a right.
 
@@ -111,7 +116,7 @@ def _reply(frame: Frame) -> Rights | None:
 
 def _pull(frame: Frame) -> Rights:
     header = frame.header(PullMessageRequestHeader)
-    return [topic_right(Perm.SUB, header.topic), group_right(header.consumer_group)]
+    return consumer_rights(header.topic, header.consumer_group)
 
 
 def _pop(frame: Frame) -> Rights:
@@ -121,7 +126,7 @@ def _pop(frame: Frame) -> Rights:
     """
     ext = frame.ext or {}
     group = ext.get("consumerGroup", "")
-    return [topic_right(Perm.SUB, subscribed_topic(ext.get("topic", ""), group)), group_right(group)]
+    return consumer_rights(subscribed_topic(ext.get("topic", ""), group), group)
 
 
 def _batch_ack(frame: Frame) -> Rights:
@@ -181,7 +186,7 @@ def _locks(frame: Frame) -> Rights:
 
 def _assignment(frame: Frame) -> Rights:
     body = QueryAssignmentRequestBody.decode(frame.body)
-    return [group_right(body.consumer_group), topic_right(Perm.SUB, body.topic)]
+    return consumer_rights(body.topic, body.consumer_group)
 
 
 def _check_client(frame: Frame) -> Rights:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from cometmq.broker.access.accounts import Account
 from cometmq.broker.access.guard import Guard
+from cometmq.broker.access.rights import Right, Rights
 from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
 from cometmq.errors import RequestTimeout, SendFailed
 from cometmq.grpc.http2.limits import Allowance
@@ -263,14 +264,18 @@ class Clients:
         """The clients that have not ended."""
         return self._known.values()
 
-    def find(self, call: Call) -> Client:
-        """Return the client of a call. Raises ServiceError if it has no id or no valid signature."""
+    def find(self, call: Call, rights: Sequence[Right] = ()) -> Client:
+        """Return the client of a call.
+
+        Calls that lead to a request on the link need no `rights` here, because the broker checks the request.
+        Raises ServiceError if the client has no id, no valid signature or not the rights.
+        """
         connection = cast(GrpcConnection, call.connection)
         client_id = call.text(b"x-mq-client-id")
         credentials, is_signed = None, False
         if self._guard is not None:
             host = _host_and_port(connection.peer)[0]
-            credentials, is_signed = self._authenticate(self._guard, call, host)
+            credentials, is_signed = self._authenticate(self._guard, call, host, rights)
         key = client_id, "" if credentials is None else credentials.access_key, is_signed
         client = self._known.get(key)
         if client is None or connection not in client.connections:
@@ -305,8 +310,10 @@ class Clients:
         client.connections.add(connection)
         return client
 
-    def _authenticate(self, guard: Guard, call: Call, host: str) -> tuple[Credentials | None, bool]:
-        """Check the signature of a call, unless a white list names the client's address.
+    def _authenticate(
+        self, guard: Guard, call: Call, host: str, rights: Sequence[Right]
+    ) -> tuple[Credentials | None, bool]:
+        """Check the signature and the rights of a call, unless a white list names the client's address.
 
         Return the credentials with which the link signs requests, and whether the signature was checked.
         """
@@ -320,10 +327,17 @@ class Clients:
             wanted = hmac.digest(account.secret_key.encode(), moment, "sha1").hex()
             return hmac.compare_digest(wanted.encode(), given.lower().encode())
 
-        verdict = guard.policy.decide(access_key, list, host, is_signed)
+        code = Code.UNAUTHORIZED
+
+        def needed() -> Rights:
+            nonlocal code
+            code = Code.FORBIDDEN
+            return list(rights)
+
+        verdict = guard.policy.decide(access_key, needed, host, is_signed)
         if not verdict.allowed:
             guard.note_refusal(call.method.name, call.connection.peer, verdict)
-            raise ServiceError(Code.UNAUTHORIZED, verdict.reason)
+            raise ServiceError(code, verdict.reason)
         account = guard.policy.account(access_key)
         credentials = None if account is None else Credentials(access_key, account.secret_key)
         return credentials, bool(checked)

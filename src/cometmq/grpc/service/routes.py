@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from cometmq.broker.access.rights import consumer_rights
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import AddressScheme, Code, Permission
 from cometmq.grpc.rpc.messages import messages
@@ -95,7 +96,7 @@ class Routes:
 
     async def query_assignment(self, call: Call, request: Any) -> Any:
         """Return the queues from which a consumer receives: -1 for all, or each queue of an ordered group."""
-        self._clients.find(call)
+        self._clients.find(call, consumer_rights(request.topic.name, request.group.name))
         _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
         group = self._groups.table.get(request.group.name)
