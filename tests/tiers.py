@@ -51,21 +51,24 @@ TIERS = {
 }
 INTEROP = "tests/interop/"
 NOT_FAST = (
-    "tests/admin/test_dead_letters.py", "tests/admin/test_simple_consumers.py",
-    "tests/admin/test_two_brokers.py", "tests/broker/replication/", "tests/broker/tables/test_durable.py",
-    "tests/broker/test_standalone.py", "tests/broker/timers/",
-    "tests/broker/transactions/test_checks.py::test_every_transaction_ends_once", "tests/cli/",
-    "tests/client/consumer/test_queue_locks.py",
-    "tests/client/test_blocking.py", "tests/client/test_examples.py", "tests/client/test_scenarios.py",
-    "tests/client/test_signals.py", "tests/console/", "tests/faults/", "tests/filtersrv/", "tests/pipeline/",
-    "tests/protocol/record/test_arrow.py", "tests/protocol/record/test_one.py::test_no_other_module_knows",
-    "tests/raft/test_node.py::test_a_group_survives", "tests/simulation/",
+    "tests/admin/commands/test_offsets.py", "tests/admin/test_dead_letters.py",
+    "tests/admin/test_simple_consumers.py", "tests/admin/test_two_brokers.py",
+    "tests/broker/lite/test_lite_topics.py", "tests/broker/pull/test_pull.py",
+    "tests/broker/replication/", "tests/broker/tables/test_durable.py", "tests/broker/test_standalone.py",
+    "tests/broker/timers/", "tests/broker/transactions/test_checks.py::test_every_transaction_ends_once",
+    "tests/cli/", "tests/client/cluster/", "tests/client/consumer/test_queue_locks.py",
+    "tests/client/consumer/test_stream.py", "tests/client/test_blocking.py",
+    "tests/client/test_examples.py", "tests/client/test_scenarios.py", "tests/client/test_signals.py",
+    "tests/console/", "tests/faults/", "tests/filtersrv/", "tests/grpc/service/", "tests/grpc/test_",
+    "tests/pipeline/", "tests/protocol/record/test_arrow.py",
+    "tests/protocol/record/test_one.py::test_no_other_module_knows",
+    "tests/raft/test_node.py::test_a_group_survives", "tests/remoting/test_tls.py", "tests/simulation/",
     "tests/store/background/test_deleted_files.py", "tests/store/background/test_refused_deletion.py",
     "tests/store/base/test_descriptors.py", "tests/store/inspect/",
-    "tests/store/raft_log/test_apache_member.py", "tests/store/test_faults.py", "tests/store/test_kill.py",
-    "tests/store/test_truncation.py", "tests/test_architecture.py",
+    "tests/store/raft_log/test_apache_member.py", "tests/store/test_faults.py",
+    "tests/store/test_kill.py", "tests/store/test_truncation.py", "tests/test_architecture.py",
     "tests/test_dead_code.py", "tests/test_first_run.py", "tests/test_readme.py", "tests/test_secrets.py",
-    "tests/test_tiers.py", "tests/testing/test_plugin.py", "tests/typing/",
+    "tests/test_tiers.py", "tests/testing/", "tests/typing/",
 )  # fmt: skip
 """Folders, files and prefixes of ids of slow tests.
 
