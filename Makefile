@@ -27,7 +27,7 @@ install: .venv/.installed  ## make .venv and install the project with everything
 	@$(BIN)/python -m pytest --collect-only -qq > .venv/compiled.txt || { tail -20 .venv/compiled.txt; exit 1; }
 	@touch $@
 
-java:  # said before anything is installed or sent, not when Spark starts at last
+java:  # checked before anything is installed or sent, not when Spark starts at last
 	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || \
 		{ echo "Java 17 or newer is needed for Spark: install it, or set JAVA_HOME" >&2; exit 1; }
 
@@ -49,10 +49,10 @@ check: lint  ## lint, format, strict types, import directions
 test-fast: .venv/.compiled  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
 	$(PYTEST) -n 4 --tier fast $(TEST_ARGS)
 
-test: .venv/.compiled lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
+test: java .venv/.compiled lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
 	$(PYTEST) -n 5 --tier test $(TEST_ARGS)
 
-test-all: install  ## all tests, in at most 30 minutes on 2 cores
+test-all: java lint  ## all tests, in at most 30 minutes on 2 cores
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
 test-rest: .venv/.compiled  ## the tests of test-all that test leaves out

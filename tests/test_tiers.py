@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,10 +49,11 @@ def run_pytest(directory: Path, *options: str) -> str:
         "PYTHONPATH": str(Path(__file__).parents[1]),
         "COMETMQ_TEST_CACHE": str(directory / "cache"),
         "PYTEST_ADDOPTS": "",
+        "FORCE_COLOR": "1",  # as in many CI systems; the output is no terminal all the same
     }
     command = [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-p", "no:asyncio", *options, "tests"]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
-    return done.stdout + done.stderr
+    return re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
 
 
 @pytest.fixture
@@ -79,6 +81,23 @@ def test_a_mark_without_a_reason_is_refused(suite: Path) -> None:
         "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\n"
     )
     assert "test_slow: a mark slow says why" in run_pytest(suite)
+
+
+@pytest.mark.parametrize("row", ["3", "1"])
+def test_a_representative_row_that_does_not_exist_is_refused(suite: Path, row: str) -> None:
+    (suite / "tests/room/test_room.py").write_text(
+        f"import pytest\n@pytest.mark.representative({row!r})\n"
+        "@pytest.mark.parametrize('names', [1, 2])\ndef test_rows(names): pass\n"
+    )
+    refused = "test_rows has no row '3', which its mark representative names"
+    assert (refused in run_pytest(suite)) == (row == "3")
+
+
+def test_a_run_whose_cache_cannot_be_written_is_green_all_the_same(suite: Path) -> None:
+    (suite / "cache").write_text("a file, not a directory")
+    output = run_pytest(suite, "--tier", "fast")
+    assert "the slow tests of this run are not recorded" in output
+    assert "1 passed" in output
 
 
 def test_a_run_without_a_terminal_prints_its_progress_and_its_slowest_files(suite: Path) -> None:
@@ -112,6 +131,7 @@ def test_a_test_that_ends_its_worker_runs_once_and_the_others_run(tmp_path: Path
 
 def test_an_unmarked_test_is_named_once_it_has_been_slow_in_two_runs(tmp_path: Path) -> None:
     record = tmp_path / "slow-tests.json"
+    record.write_text('[["no name"]]')
     assert exceeded_twice(record, {"a": 5.1, "b": 1.0}) == []
     assert exceeded_twice(record, {"b": 6.0}) == []  # the run has no "a", which stays in the record
     assert exceeded_twice(record, {"a": 7.0, "b": 1.0}) == ["a"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -14,15 +15,15 @@ from enum import IntEnum
 from pathlib import Path
 
 import pytest
-from tests.interop.jars import cache_dir
+from tests.interop.jars import locked
 
 MAX_UNMARKED_S = 5.0
 """Duration above which a test needs the mark ``slow``, in seconds on a quiet machine."""
 SLOWEST_FILES = 10
 PROGRESS_INTERVAL_S = 15.0
 NEEDS_FOREIGN_PROGRAM = {
-    "admin_shells", "apache_clusters", "browser", "browser_page", "connect_address", "java_clients", "names",
-    "java", "own_java_client", "spark",
+    "admin_shells", "apache_clusters", "browser", "browser_page", "connect_address", "java_clients", "java",
+    "own_java_client", "spark",
 }  # fmt: skip
 """Fixtures that start a JVM or a browser."""
 MARKERS = (
@@ -94,6 +95,22 @@ def tier_of(item: pytest.Item) -> Tier:
     return Tier.TEST if item.nodeid.startswith(NOT_FAST) else Tier.FAST
 
 
+def check_representative_rows(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Raise a ``pytest.UsageError`` if a ``representative`` mark names a row that its test does not have."""
+    if any("::" in argument for argument in config.args):
+        return
+    rows_of: dict[str, set[str]] = defaultdict(set)
+    named: dict[str, str] = {}
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        rows_of[test].add(row_of(item))
+        for mark in item.iter_markers("representative"):
+            named.update((test, row) for row in mark.args)
+    for test, row in named.items():
+        if row not in rows_of[test]:
+            raise pytest.UsageError(f"{test} has no row {row!r}, which its mark representative names")
+
+
 def row_of(item: pytest.Item) -> str:
     """Return the id of a test's parameters, or "" if it has none."""
     return item.name.partition("[")[2].removesuffix("]")
@@ -119,7 +136,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return path.startswith((INTEROP, *NOT_FAST)) or None
 
 
+@pytest.hookimpl(tryfirst=True)  # before -k selects: the rows of a test are complete
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    check_representative_rows(config, items)
     wanted = TIERS[config.getoption("tier")]
     kept, others = [], []
     for item in items:
@@ -149,7 +168,7 @@ class RunReport:
         self._prints_progress = (
             bool(config.getoption("numprocesses", None))
             and config.option.verbose <= 0
-            and not config.get_terminal_writer().hasmarkup
+            and not sys.stdout.isatty()
         )
 
     def pytest_sessionstart(self) -> None:
@@ -196,7 +215,12 @@ class RunReport:
             for file, seconds in slowest:
                 terminalreporter.write_line(f"{seconds:7.1f} s  {file}")
         if self._config.getoption("tier") != "all":
-            over = exceeded_twice(cache_dir() / "slow-tests.json", self._unmarked_s)
+            try:
+                with locked("slow-tests") as directory:
+                    over = exceeded_twice(directory / "slow-tests.json", self._unmarked_s)
+            except OSError as error:
+                terminalreporter.write_line(f"the slow tests of this run are not recorded: {error}")
+                over = []
             if over:
                 terminalreporter.section(
                     f"over {MAX_UNMARKED_S:g} s in two runs in a row, without a mark that tells why"
@@ -232,7 +256,7 @@ def exceeded_twice(record: Path, durations_s: dict[str, float]) -> list[str]:
     """
     try:
         before = set(json.loads(record.read_text()))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError, TypeError):
         before = set()
     over = {nodeid for nodeid, seconds in durations_s.items() if seconds > MAX_UNMARKED_S}
     record.write_text(json.dumps(sorted(over | (before - durations_s.keys())), indent=1))

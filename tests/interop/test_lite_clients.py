@@ -66,7 +66,6 @@ def lite_push(program: Program, *lite_topics: str, failing: tuple[bytes, ...] = 
     return consumer
 
 
-@pytest.mark.representative("a test for each of Apache's clients")
 def test_a_lite_push_consumer_receives_its_lite_topics_in_order(program: Program) -> None:
     producer = program.producer()
     consumer = lite_push(program, "s1", "s2", failing=(b"s1-3",))
