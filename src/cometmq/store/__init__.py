@@ -17,7 +17,7 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lookup import lost_units
-from cometmq.store.reading.queue_reader import GetStatus, ReadResult, Unit, tag_matches
+from cometmq.store.reading.queue_reader import GetStatus, ReadResult, RecordFilter, Unit, tag_matches
 from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
@@ -61,6 +61,7 @@ __all__ = [
     "QueueTable",
     "ReadResult",
     "Reads",
+    "RecordFilter",
     "ReplicaCommit",
     "ReplicaDamaged",
     "ReplicaLog",

@@ -267,6 +267,28 @@ class TestLeases:
         assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
         assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
 
+    async def test_a_group_that_pulls_gets_no_retries_of_pops(self, cluster, peer, consumer):
+        """`%RETRY%a_b_c` is the retry topic of the group that pulls, too."""
+        await create(peer, "b_c")
+        await peer.send("b_c", b"popped")
+        of_bc = {"consumer_group": "a", "topic": "b_c"}
+        assert (await consumer.pop(**of_bc, invisible_ms=1)).bodies == ["popped"]
+        assert (await consumer.pop_until(3, **of_bc)).bodies == ["popped"]
+        await create(peer, "%RETRY%a_b_c", 1, 1)
+        sent_back = {"RETRY_TOPIC": "Orders"}
+        await peer.send("%RETRY%a_b_c", b"sent back", 0, {**sent_back, "ORIGIN_GROUP": "x"})
+        pulled = await peer.pull("%RETRY%a_b_c", group="a_b_c")
+        assert [each.body for each in records(pulled)] == [b"sent back"]
+        assert len(records(await peer.pull("%RETRY%a_b_c", group="tool"))) == 2
+
+    async def test_a_group_that_pops_gets_no_messages_that_another_group_sent_back(self, peer, consumer):
+        for topic in ("c", "b_c"):
+            await create(peer, topic)
+        await create(peer, "%RETRY%a_b_c", 1, 1)
+        await peer.send("%RETRY%a_b_c", b"of c", 0, {"RETRY_TOPIC": "c"})
+        assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
+        assert (await consumer.pop(consumer_group="a_b", topic="c")).bodies == ["of c"]
+
     async def test_a_renewed_lease_lasts_and_keeps_its_handle(self, cluster, peer, consumer):
         await peer.send(body=b"1")
         found = await consumer.pop(invisible_ms=3_000)

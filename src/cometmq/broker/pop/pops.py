@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from cometmq import logs
 from cometmq.broker.base.attributes import has_priorities
 from cometmq.broker.base.deadlines import DeadlineTimer
+from cometmq.broker.base.retry_records import is_retry_of
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.filters.sql_filters import FilterScan
@@ -28,7 +29,7 @@ from cometmq.broker.groups.offset_requests import is_on_disk
 from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
 from cometmq.broker.pop.plan import Place, plan
 from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
-from cometmq.broker.pop.records import belongs_to, offsets_of, split
+from cometmq.broker.pop.records import offsets_of, split
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.checks import Wanted
 from cometmq.broker.pull.long_poll import LongPoll
@@ -326,7 +327,7 @@ class Pops:
             if got.count != following - start or queue.acked or kind is not TopicKind.NORMAL:
                 records = [each for each in split(buffers) if offsets_of([each])[0] not in queue.acked]
                 if kind is not TopicKind.NORMAL:
-                    records = [each for each in records if belongs_to(each, request.group)]
+                    records = [each for each in records if is_retry_of(each, request.group, request.topic)]
                 buffers, offsets = records, offsets_of(records)
             if offsets and not request.leases:
                 request.found.append(PoppedQueue(kind, queue_id, start, offsets, buffers, []))

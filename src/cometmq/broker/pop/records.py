@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cometmq.protocol.properties.values import put, value_of
+from cometmq.protocol.properties.values import put
 from cometmq.protocol.record.layout import LENGTH, MAX_PROPERTIES, START
 from cometmq.protocol.record.one import (
-    properties_of,
     queue_offset_of,
     record_parts,
     record_starts,
@@ -19,7 +18,7 @@ from cometmq.protocol.record.one import (
 )
 from cometmq.store import Buffer
 
-POP_CK, ORIGIN_GROUP = b"POP_CK", b"ORIGIN_GROUP"
+POP_CK = b"POP_CK"
 
 
 def renamed(record: Buffer, topic: str, handle: bytes) -> bytes:
@@ -38,15 +37,6 @@ def renamed(record: Buffer, topic: str, handle: bytes) -> bytes:
     name, magic = topic_part(topic)
     rest = b"".join((record[START.size : body_end], name, LENGTH.pack(len(properties)), properties))
     return START.pack(START.size + len(rest), magic) + rest
-
-
-def belongs_to(record: Buffer, group: str) -> bool:
-    """Return whether a record of a retry topic is a retry of a group.
-
-    `%RETRY%a_b_c` is the retry topic of group `a` for topic `b_c`, but also of group `a_b` for topic `c`.
-    """
-    origin = value_of(properties_of(record), ORIGIN_GROUP)
-    return not origin or origin == group.encode()
 
 
 def split(buffers: Sequence[Buffer]) -> list[Buffer]:

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from cometmq import logs
 from cometmq.broker.base.attributes import has_priorities
+from cometmq.broker.base.retry_records import ORIGIN_GROUP
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.pop.records import ORIGIN_GROUP, POP_CK
+from cometmq.broker.pop.records import POP_CK
 from cometmq.broker.send.retry import DLQ_QUEUES
 from cometmq.broker.send.send import Place, fitting, move
 from cometmq.broker.send.send_back import properties_of_retry

@@ -35,6 +35,7 @@ from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.replies import pull_reply
+from cometmq.broker.base.retry_records import find_sent_back
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
@@ -45,12 +46,21 @@ from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import RequestCode, ResponseCode, handles
+from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection, Tick
-from cometmq.store import CACHED, Arrivals, GetStatus, MessageStore, NotInMemory, ReadResult, Reads
+from cometmq.store import (
+    CACHED,
+    Arrivals,
+    GetStatus,
+    MessageStore,
+    NotInMemory,
+    ReadResult,
+    Reads,
+    RecordFilter,
+)
 
 log = logs.logger(__name__)
 
@@ -205,9 +215,11 @@ class PullProcessor:
 
     def _read(self, request: PullRequest, reads: Reads = CACHED) -> ReadResult:
         header, codes = request.header, request.wanted
-        find_match = None
+        find_match: RecordFilter = None
         if isinstance(codes, SqlFilter):
             find_match, codes = FilterScan(codes, FILTER_SCAN_S).find_match, None
+        elif "_" in header.consumer_group and header.topic == RETRY_PREFIX + header.consumer_group:
+            find_match = partial(find_sent_back, header.consumer_group.encode())
         return self.store.get_messages(
             header.topic,
             header.queue_id,
