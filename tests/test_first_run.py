@@ -22,6 +22,7 @@ FIRST_RUN = ROOT / "examples" / "first_run.py"
 
 @pytest.mark.slow("the whole of `make run`")
 @pytest.mark.foreign("Spark")
+@pytest.mark.timeout(600)
 def test_a_small_run_archives_every_order_and_checks_it(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

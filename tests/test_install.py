@@ -18,7 +18,10 @@ from cometmq.testing import ServerProcess
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("cometmq", "mqnamesrv", "mqbroker", "mqadmin", "mqshutdown")
 READY_S = 30
-pytestmark = pytest.mark.slow("downloads and installs the package into an empty environment")
+pytestmark = [
+    pytest.mark.slow("downloads and installs the package into an empty environment"),
+    pytest.mark.timeout(600),  # including the fixture `venv`
+]
 
 
 @pytest.fixture(scope="module")

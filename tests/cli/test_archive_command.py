@@ -31,6 +31,7 @@ def bodies(archive: Path) -> list[bytes]:
 
 @pytest.mark.slow("starts Spark twice")
 @pytest.mark.foreign("Spark")
+@pytest.mark.timeout(1200)
 def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     run: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -103,7 +104,8 @@ class TestEscapes:
         assert self.taken(run, sent, "--raw").endswith(f"{EVIL}\nforged\t\n")
 
     def test_a_raw_body_is_its_bytes(self) -> None:
-        command = f"printf '\\377\\001' | {BIN}/cometmq send bytes; {BIN}/cometmq consume bytes --raw -c 1"
+        program = shlex.quote(str(BIN / "cometmq"))
+        command = f"printf '\\377\\001' | {program} send bytes; {program} consume bytes --raw -c 1"
         done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=END_S)
 
         assert done.stdout.endswith(b"  \xff\x01\n")

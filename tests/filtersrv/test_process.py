@@ -176,7 +176,7 @@ async def test_a_class_that_never_ends_dies_with_a_filter_server_that_is_killed(
         begun = worker.cpu_times().user
         await until(lambda: worker.cpu_times().user - begun > 0.2, 20)
         os.kill(server, signal.SIGKILL)
-        await until(lambda: not command_of(worker.pid), 1)
+        await until(lambda: not command_of(worker.pid), 20)
 
 
 async def test_a_broker_that_stops_leaves_no_process_and_starts_with_others(tmp_path):

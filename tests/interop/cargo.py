@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.interop.jars import FetchError, ToolMissingError, locked
+from tests.interop.jars import FetchError, ToolMissingError, fetching, locked
 
 BUILD_TIMEOUT_S = 3600
 """The first build compiles 200 crates, which takes minutes."""
@@ -28,16 +28,17 @@ def rust_program(source: Path) -> Path:
         if not program.exists():
             shutil.copytree(source, home, dirs_exist_ok=True)
             target = cache / "rust-target"  # keeps the compiled crates when the program changes
-            done = subprocess.run(
-                [cargo, "build", "--quiet"],
-                cwd=home,
-                env={**os.environ, "CARGO_TARGET_DIR": str(target)},
-                capture_output=True,
-                text=True,
-                timeout=BUILD_TIMEOUT_S,
-            )
-            if done.returncode != 0:
-                raise FetchError(f"cargo could not build {source}:\n{done.stderr[-4000:]}")
+            with fetching(cache, home.name):
+                done = subprocess.run(
+                    [cargo, "build", "--quiet"],
+                    cwd=home,
+                    env={**os.environ, "CARGO_TARGET_DIR": str(target)},
+                    capture_output=True,
+                    text=True,
+                    timeout=BUILD_TIMEOUT_S,
+                )
+                if done.returncode != 0:
+                    raise FetchError(f"cargo could not build {source}:\n{done.stderr[-4000:]}")
             shutil.copy(target / "debug" / "grpc-driver", home / "unfinished")
             (home / "unfinished").rename(program)
         return program

@@ -5,9 +5,7 @@ JVMs take seconds to start, so one of each kind serves the session.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,9 +17,8 @@ from tests.interop.driver import Driver
 from tests.interop.grpc_clients import fetch_client, selected_cases
 from tests.interop.jars import (
     CLIENT_VERSIONS,
+    NOT_FETCHED,
     SERVER_VERSIONS,
-    FetchError,
-    ToolMissingError,
     client_jars,
     server_jars,
 )
@@ -29,14 +26,9 @@ from tests.interop.mqadmin import AdminShell
 from tests.interop.processes import QUICK
 from tests.interop.space import Cluster, Space
 
-NOT_FETCHED = contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired)
-
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch jars and packages before the first test, whose time limit a slow registry must not use up.
-
-    A failure is ignored here: the tests that need the file fail in the same way, and all others can run.
-    """
+    """Fetch jars and packages before the first test, whose time limit a slow registry must not use up."""
     here = Path(__file__).parent
     if session.config.option.collectonly or not any(here in item.path.parents for item in session.items):
         return

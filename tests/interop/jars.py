@@ -29,6 +29,8 @@ SERVER_VERSIONS = ("4.9.7", "5.5.0")
 CLIENT_VERSIONS = ("4.9.8", "5.5.0")
 FETCH_ATTEMPTS = 3
 FETCH_TIMEOUT_S = 600
+FAILURE_KEPT_S = 300
+"""How long, in seconds, a failure counts for other processes, which have waited for the lock meanwhile."""
 
 
 class ToolMissingError(Exception):
@@ -60,6 +62,10 @@ def cache_dir() -> Path:
     return path
 
 
+NOT_FETCHED = contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired)
+"""Ignores a failure to fetch before the first test: the tests that need the file fail in the same way."""
+
+
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[Path]:
     """Hold the cache's lock ``name``, across processes; yield the cache directory."""
@@ -67,6 +73,20 @@ def locked(name: str) -> Iterator[Path]:
     with open(directory / f"{name}.lock", "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield directory
+
+
+@contextlib.contextmanager
+def fetching(cache: Path, name: str) -> Iterator[None]:
+    """Fetch something in the block. For some minutes after a failure, raise FetchError instead."""
+    failure = cache / f"{name}.failed"
+    if failure.exists() and time.time() - failure.stat().st_mtime < FAILURE_KEPT_S:
+        raise FetchError(f"{failure.read_text()}\nTo try again before {FAILURE_KEPT_S} s, delete {failure}")
+    try:
+        yield
+    except (FetchError, subprocess.TimeoutExpired) as error:
+        failure.write_text(str(error))
+        raise
+    failure.unlink(missing_ok=True)
 
 
 def server_jars(version: str, *more: str) -> list[Path]:
@@ -91,7 +111,8 @@ def resolve(modules: list[tuple[str, str]], *, transitive: bool = True) -> list[
             jars = [Path(name) for name in json.loads(remembered.read_text())]
             if jars and all(jar.exists() for jar in jars):
                 return jars
-        jars = _fetch(directory, key, modules, transitive)
+        with fetching(directory, f"ivy-{key}"):
+            jars = _fetch(directory, key, modules, transitive)
         remembered.write_text(json.dumps([str(jar) for jar in jars], indent=1))
         return jars
 

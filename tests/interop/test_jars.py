@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,28 @@ def test_what_no_registry_has_is_named(
     ):
         jars.client_jars("4.9.8")
     assert not list(own_cache.glob("classpath-*"))  # a failure is not cached
+    assert list(own_cache.glob("ivy-*.failed"))
+
+
+def test_a_failure_counts_for_those_that_waited_and_for_some_minutes(tmp_path: Path) -> None:
+    tried = []
+
+    def fetch(works: bool = False) -> None:
+        with jars.fetching(tmp_path, "x"):
+            tried.append(works)
+            if not works:
+                raise subprocess.TimeoutExpired("ivy", 600)
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        fetch()
+    with pytest.raises(jars.FetchError, match=r"ivy.*timed out(?s:.*)delete .*x\.failed"):
+        fetch(works=True)
+    assert tried == [False]
+    long_ago = time.time() - jars.FAILURE_KEPT_S
+    os.utime(tmp_path / "x.failed", (long_ago, long_ago))
+    fetch(works=True)
+    fetch(works=True)
+    assert tried == [False, True, True]
 
 
 def test_what_was_fetched_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

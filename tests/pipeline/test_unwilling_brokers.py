@@ -20,7 +20,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
 from cometmq.pipeline.base.options import PullOptions, Topics, read_options
 from cometmq.pipeline.base.plan import Bounds, QueueRange
-from cometmq.pipeline.base.wire import PLAIN
+from cometmq.pipeline.base.wire import PLAIN, IdleWires
 from cometmq.pipeline.live import reading, source
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.reading import Part, read_batches, read_parts
@@ -62,7 +62,14 @@ def planned(fake: FakeCluster, **options: str) -> list[Any]:
 
 
 @pytest.fixture
-def stream(fake: FakeCluster) -> Iterator[Stream]:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each request 30 s, so that the timeout limits only the repetition of what fails."""
+    connect = IdleWires.connect
+    monkeypatch.setattr(IdleWires, "connect", lambda self, address, _: connect(self, address, 30.0))
+
+
+@pytest.fixture
+def stream(fake: FakeCluster, patient: None) -> Iterator[Stream]:
     made = Stream(fake, timeoutMs="300")
     yield made
     made.reader.stop()
@@ -91,12 +98,14 @@ class TestStartingAtATime:
             ResponseCode.SYSTEM_ERROR,
         ],
     )
+    @pytest.mark.usefixtures("patient")
     def test_a_refusal_is_no_position(self, fake: FakeCluster, code: int) -> None:
         fake.refuse_always = code
         with pytest.raises(BrokerError, match="refused") as caught:
             self.at(fake, 1101, timeout_ms=300)
         assert (caught.value.code, caught.value.topic) == (code, TOPIC)
 
+    @pytest.mark.usefixtures("patient")
     def test_an_offset_that_the_broker_does_not_have_is_no_position(self, fake: FakeCluster) -> None:
         with (
             Cluster((fake.addr,), timeout_ms=300) as cluster,
@@ -114,7 +123,7 @@ class TestStartingAtATime:
 
     def test_messages_deleted_meanwhile_are_stepped_over(self, fake: FakeCluster) -> None:
         fake.minimum, fake.stored_ms = 30, TIMES[30:]
-        with Cluster((fake.addr,), timeout_ms=300) as cluster:
+        with Cluster((fake.addr,), timeout_ms=30_000) as cluster:
             assert cluster.offset_at(QUEUE, Bounds(0, 40), 1101) == 30
         assert fake.requests.count(RequestCode.PULL_MESSAGE) < 10
 
@@ -163,6 +172,7 @@ class TestAReplicaThatLags:
         threading.Timer(2.5, lambda: replica.stored_ms.extend(range(2000, 2010))).start()
         assert offsets(parts(replica, end=50)) == list(range(50))  # longer than the master's timeout
 
+    @pytest.mark.usefixtures("patient")
     @pytest.mark.parametrize("fail", [True, False])
     def test_what_it_lacks_in_time_is_an_error_and_no_loss(self, replica: FakeCluster, fail: bool) -> None:
         with pytest.raises(ReplicaBehindError, match=f"{replica.addr}.*offset 40.*0 to 40"):
@@ -171,6 +181,7 @@ class TestAReplicaThatLags:
 
     @pytest.mark.parametrize("fail", ["true", "false"])
     @pytest.mark.parametrize("option", ["startingOffsets", "startingGroup"])
+    @pytest.mark.usefixtures("patient")
     def test_a_start_behind_its_end_is_an_error_and_no_loss(
         self, replica: FakeCluster, option: str, fail: str
     ) -> None:
@@ -182,6 +193,7 @@ class TestAReplicaThatLags:
         (task,) = planned(replica, failOnDataLoss=fail, **given)
         assert task.ranges == [QueueRange(QUEUE, 45, 50)]
 
+    @pytest.mark.usefixtures("patient")
     def test_a_master_that_does_not_have_it_has_lost_it(self, fake: FakeCluster) -> None:
         with pytest.raises(DataLossError, match="10 records are gone"):
             list(parts(fake, end=50, timeout_ms=300))
@@ -241,6 +253,7 @@ class TestAStreamWhoseBrokersAreAway:
         assert stream.reader.partitions(end, end) == []
         assert not fake.requests
 
+    @pytest.mark.usefixtures("patient")
     def test_one_that_stays_away_is_left_alone_for_ever_longer(
         self, fake: FakeCluster, rude: FakeCluster
     ) -> None:
@@ -281,9 +294,10 @@ class TestAStreamWhoseBrokersAreAway:
         self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, topics: Topics
     ) -> None:
         monkeypatch.setattr(Cluster, "topic_names", lambda *_, **__: [TOPIC])
-        with Cluster((fake.addr,), timeout_ms=300) as cluster:
+        with Cluster((fake.addr,), timeout_ms=30_000) as cluster:
             assert set(cluster.look(topics, [QUEUE, MessageQueue("Dropped", "broker-a", 0)])) == {QUEUE}
 
+    @pytest.mark.usefixtures("patient")
     def test_a_batch_read_names_the_address_after_its_time_out(self, fake: FakeCluster) -> None:
         with fake_cluster() as gone:
             fake.brokers = {0: gone.addr}

@@ -344,7 +344,7 @@ async def test_connecting_takes_no_longer_than_its_limit() -> None:
             sock.close()
 
     assert caught.value.addr == addr
-    assert 0.25 < took < 3
+    assert 0.25 < took < 20
 
 
 async def test_the_server_calls_the_client_with_colliding_opaques() -> None:

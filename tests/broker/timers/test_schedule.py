@@ -419,16 +419,23 @@ class TestUndeliverable:
         assert (await peer.pull()).ext["maxOffset"] == "2"
 
     async def test_a_record_that_cannot_be_read(self, fast, peer, caplog):
+        schedule = fast.broker.parts.schedule
+        cursor = schedule.cursors[4]
+        cursor.busy = True  # no delivery begins before the log is changed
         for body in (b"before", b"unreadable", b"after"):
             await peer.send(body=body, properties={"DELAY": "4"})
         buffer = fast.broker.parts.store.log.buffer
         at = buffer.index(b"unreadable")
         buffer[at - 4 : at] = b"\x7f\0\0\0"  # the length field of its body
+        schedule.run(cursor)
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
         assert "message at offset 1 is not delivered" in caplog.text
 
     @pytest.mark.parametrize("queue_offset", [0, 1 << 40])
     async def test_a_queue_offset_that_was_changed_moves_no_level(self, fast, peer, queue_offset):
+        schedule = fast.broker.parts.schedule
+        cursor = schedule.cursors[4]
+        cursor.busy = True  # no delivery begins before the log is changed
         for body in (b"0", b"1", b"2"):
             await peer.send(body=body, properties={"DELAY": "4"})
         store = fast.broker.parts.store
@@ -437,6 +444,7 @@ class TestUndeliverable:
         store.log.buffer[at : at + 8] = queue_offset.to_bytes(8, "big")
         await asyncio.sleep(0.1)  # so that the next message is not due yet
         await peer.send(body=b"3", properties={"DELAY": "4"})
+        schedule.run(cursor)
         found = await take(peer, "Orders", 4)
         assert [message.body for message in found] == [b"0", b"1", b"2", b"3"]
 

@@ -114,7 +114,7 @@ async def test_a_reply_counts_though_the_send_was_never_answered(broker: FakeBro
         requests.append(decode_properties((header.properties or "").encode()))
 
     broker.on(SEND, swallow)
-    waiting = asyncio.create_task(asker.request(Message("T", b"x"), timeout_s=0.3))
+    waiting = asyncio.create_task(asker.request(Message("T", b"x"), timeout_s=1.5))
     await broker.wait_for(lambda: len(requests) > 0)
     await broker.ask(PUSH, pushed(requests[0]["CORRELATION_ID"]), b"it is there")
     assert (await waiting).body == b"it is there"

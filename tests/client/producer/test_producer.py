@@ -308,7 +308,7 @@ async def test_a_hanging_broker_costs_no_more_than_the_budget(namesrv: FakeNames
 
 async def test_a_limit_per_try_leaves_time_for_another_broker(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     brokers[0].on(SEND, hang)
-    async with producer(namesrv, try_timeout_s=0.1) as sender:
+    async with producer(namesrv, try_timeout_s=0.1, send_timeout_s=30.0, retry_times=200) as sender:
         for _ in range(4):
             assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-b"
 
