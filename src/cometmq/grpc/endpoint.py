@@ -52,8 +52,9 @@ class GrpcEndpoint:
         sessions = self.sessions = Sessions(tables.groups, max_body)
         limits = Limits(idle_s=LINK_IDLE_S)
         clients = self.clients = Clients(
-            parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits
-        )
+            parts.server, parts.tick, parts.security.guard, CALL_TIMEOUT_S, sessions.handlers, limits,
+            sessions.end,
+        )  # fmt: skip
         sessions.clients = clients
         renewals = Renewals(clients, tables.groups, parts.pops, parts.lite)
         self.renewals = sessions.renewals = renewals

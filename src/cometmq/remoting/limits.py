@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             as one more request. At the limit, no more requests are read until some are done. The limit is
             high because RocketMQ's clients use one connection for all threads.
         handshake_s, handshakes: The timeout of a TLS handshake, and the maximum number of concurrent
-            handshakes of a server.
+            handshakes of a server. One more ends an older one.
     """
 
     max_frame: int = 16 * MIB

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
@@ -67,6 +68,8 @@ class Openings:
         self.loop = asyncio.get_running_loop()
         self.open: set[Opening] = set()
         self.handshakes = Tasks()
+        self.shaking: dict[Opening, str] = {}
+        """The connections with a TLS handshake under way, the oldest first, and their hosts."""
         self.closed = False
         self._log_limit = logs.LogLimiter()
 
@@ -78,6 +81,18 @@ class Openings:
         if self._made_tls is None:
             self._made_tls = self.handshakes.start(make())
         return self._made_tls
+
+    def make_room(self) -> None:
+        """If too many handshakes are under way, abort one, so that held ones do not shut other clients out.
+
+        It is the oldest one of the host with the most handshakes.
+        """
+        if len(self.shaking) < self.limits.handshakes:
+            return
+        ((busiest, _),) = Counter(self.shaking.values()).most_common(1)
+        oldest = next(each for each, host in self.shaking.items() if host == busiest)
+        del self.shaking[oldest]
+        oldest.abort()
 
     def refused(self, peer: str, why: str) -> None:
         """Log that a connection was refused.
@@ -209,9 +224,10 @@ class Opening(asyncio.BufferedProtocol):
 
     def _begin_handshake(self, context: ssl.SSLContext) -> None:
         openings = self._openings
-        if len(openings.handshakes) >= openings.limits.handshakes:
-            self._refuse(f"{openings.limits.handshakes} TLS handshakes are under way already")
-            return
+        openings.make_room()
+        openings.shaking[self] = (
+            self._client[0] if self._client is not None else self._peer.rpartition(":")[0]
+        )
         self._done()
         self._secure = True
         hello, self._early = self._early, bytearray()
@@ -243,6 +259,8 @@ class Opening(asyncio.BufferedProtocol):
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._refuse(f"the TLS handshake failed: {reason}")
             return
+        finally:
+            openings.shaking.pop(self, None)
         self._hand_over(secure)
 
 

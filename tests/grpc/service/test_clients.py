@@ -86,6 +86,30 @@ class TestConnections:
         await terminate(caller)
         assert (await Caller(caller.channel, "client-2").heartbeat("G")).status.code == Code.OK
 
+    async def test_those_of_one_host_do_not_shut_others_out(self, start_cluster, connect, monkeypatch):
+        monkeypatch.setattr(clients, "MAX_CLIENTS", 3)
+        cluster = await start_cluster(**SETTINGS, grpcProxyProtocolEnable="true")
+        data = frame_message(M.SendMessageRequest(messages=[message()]).SerializeToString())
+
+        async def send(stranger, number: int) -> int:
+            stream = stranger.request(data, x_mq_client_id=f"s{number}")
+            stranger.send()
+            _, response = await stranger.response(stream)
+            return M.SendMessageResponse.FromString(response[5:]).status.code
+
+        line = b"PROXY TCP4 203.0.113.7 192.0.2.1 4711 8081\r\n"
+        async with connected(cluster.broker.endpoint.port, line) as stranger:
+            codes = [await send(stranger, number) for number in range(4)]
+            assert codes == [Code.OK] * 3 + [Code.TOO_MANY_REQUESTS]
+            caller = await connect(cluster)
+            assert (await caller.heartbeat("G")).status.code == Code.OK
+            assert sorted(known(cluster)) == ["client-1", "s0", "s1"]
+            assert await send(stranger, 4) == Code.TOO_MANY_REQUESTS
+            assert await send(stranger, 0) == Code.OK
+            assert (
+                await Caller(caller.channel, "client-2").heartbeat("G")
+            ).status.code == Code.TOO_MANY_REQUESTS
+
 
 class TestEnds:
     async def test_its_end_ends_its_receives_without_an_error(self, orders, caller):

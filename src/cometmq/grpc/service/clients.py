@@ -239,6 +239,7 @@ class Clients:
         call_timeout_s: The time, in seconds, within which the broker must respond to a request.
         handlers: Returns the handlers of requests that the broker sends to a client.
         limits: The limits of links.
+        end: Called with a client that has been forgotten to make room for another one.
     """
 
     def __init__(
@@ -249,6 +250,7 @@ class Clients:
         call_timeout_s: float,
         handlers: Callable[[Client], Mapping[int, Handler]],
         limits: Limits,
+        end: Callable[[Client], None],
     ) -> None:
         self._server = server
         self._tick = tick
@@ -256,7 +258,9 @@ class Clients:
         self._handlers = handlers
         self._limits = limits
         self.now = asyncio.get_running_loop().time
+        self._end = end
         self._known: dict[Key, Client] = {}
+        self._by_host: dict[str, dict[Client, None]] = {}
         self.call_timeout_s = call_timeout_s
 
     @property
@@ -300,15 +304,30 @@ class Clients:
             raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
         client = self._known.get(key)
         if client is None:
-            if len(self._known) >= MAX_CLIENTS:
+            peer = _host_and_port(connection.peer)
+            if len(self._known) >= MAX_CLIENTS and not self._make_room(peer[0]):
                 problem = f"x-mq-client-id: the broker has {MAX_CLIENTS} clients already"
                 raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
             language, version = call.text(b"x-mq-language"), call.text(b"x-mq-client-version")
-            client = Client(self, key, language, version, _host_and_port(connection.peer))
+            client = Client(self, key, language, version, peer)
             self._known[key] = client
+            self._by_host.setdefault(peer[0], {})[client] = None
         here.add(client)
         client.connections.add(connection)
         return client
+
+    def _make_room(self, host: str) -> bool:
+        """End the newest client of the host with the most clients, so that others can connect.
+
+        Return False if the client that is to be admitted is of that host, or its host has as many.
+        """
+        most = max(self._by_host.values(), key=len)
+        if len(most) <= len(self._by_host.get(host, ())) + 1:
+            return False
+        newest = next(reversed(most))
+        self.forget(newest)
+        self._end(newest)
+        return True
 
     def _authenticate(
         self, guard: Guard, call: Call, host: str, rights: Sequence[Right]
@@ -368,7 +387,11 @@ class Clients:
 
     def forget(self, client: Client) -> None:
         """Forget a client that has ended."""
-        self._known.pop(client.key, None)
+        if self._known.pop(client.key, None) is not None:
+            of_host = self._by_host[client.peer[0]]
+            del of_host[client]
+            if not of_host:
+                del self._by_host[client.peer[0]]
         for connection in client.connections:
             connection.state.discard(client)
         client.connections.clear()

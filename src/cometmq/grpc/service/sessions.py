@@ -185,21 +185,22 @@ class Sessions:
         if client.is_lite:
             end_subscriptions(client)
         self.clients.forget(client)
-        self._end(client)
+        self.end(client)
         return messages().NotifyClientTerminationResponse(status=status(Code.OK))
 
     def closed(self, connection: GrpcConnection) -> None:
         """Forget the clients whose last connection has closed."""
         for client in self.clients.remove(connection):
-            self._end(client)
+            self.end(client)
 
     def expire(self, now: float) -> None:
         """Forget silent clients. Called every few seconds, with the time of the event loop."""
         for client in self.clients.silent(now):
             self.clients.forget(client)
-            self._end(client)
+            self.end(client)
 
-    def _end(self, client: Client) -> None:
+    def end(self, client: Client) -> None:
+        """End the leases, the telemetry streams and the link of a client that has been forgotten."""
         self.renewals.give_back_all(client)
         for call in client.streams:  # Java's client waits for the end of each
             call.finish()
