@@ -134,12 +134,26 @@ def test_records_of_a_topic_that_apache_deleted_and_made_again_do_not_come_back(
     assert everything(store, "T", 1) == [b"new %d" % number for number in range(5)]
 
 
-def test_queues_that_do_not_follow_from_the_log_are_not_thrown_away(root: Path) -> None:
-    shutil.copytree(root / "consumequeue" / "T" / "1", root / "consumequeue" / "%LMQ%a" / "0")
-    before = snapshot(root)
-    with pytest.raises(StoreError, match="%LMQ% queues"):
-        run(root)
-    assert snapshot(root) == before
+def add_light_queue(root: Path) -> None:
+    """Add messages to the light message queue `%LMQ%$P$s`, with files as Apache's broker creates them."""
+    store = open_store(root)
+    for number in range(150):
+        names, offsets = "%LMQ%$P$s,%LMQ%$P$other", f"{number},7"
+        given = {"INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets}
+        properties = "".join(f"{name}\x01{value}\x02" for name, value in given.items()).encode()
+        send(store, b"%d" % number, "P", 1, properties=properties)
+    store.close()
+    shutil.copytree(root / "consumequeue" / "P" / "1", root / "consumequeue" / "%LMQ%$P$s" / "0")
+
+
+def test_light_message_queues_of_apache_are_made_from_the_log(root: Path) -> None:
+    add_light_queue(root)
+    queues = queue_bytes(root)
+    assert sum("LMQ" in name for name in queues) == 2
+    next((root / "consumequeue" / "%LMQ%$P$s" / "0").iterdir()).write_bytes(bytes(2000))
+    run(root)
+    assert queue_bytes(root) == queues
+    assert verify(str(root), config=small(root)).findings == []
 
 
 def test_deleted_topics_stay_deleted(root: Path) -> None:

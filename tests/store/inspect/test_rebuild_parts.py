@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
+from tests.store.inspect.test_rebuild import add_light_queue
 from tests.store.kit import delete_topic, open_store, small
 from tests.store.planted import (
     UNCOVERED_PLACES,
@@ -50,6 +51,13 @@ def check(root: Path, output: Path, config: StoreConfig | None = None) -> None:
     rebuild(str(root), disk=FaultyDisk(really_sync=False), clock=ManualClock(AT_MS), config=config)
     assert made_of(output) == made_of(root)
     assert not (output / SCRATCH).exists()
+
+
+def test_light_message_queues(root: Path, tmp_path: Path) -> None:
+    add_light_queue(root)
+    before = made_of(root)
+    check(root, tmp_path / "new", small(root))
+    assert made_of(root) == before
 
 
 @pytest.mark.parametrize("damage", ["none", "a unit", "all gone"])

@@ -6,13 +6,15 @@ that the broker added the record, or did not (see `Evidence`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cometmq.protocol.lite import DISPATCH, QUEUE_OFFSET
 from cometmq.protocol.properties.key_hashes import Keys, key_prefix
 from cometmq.protocol.properties.template import codes_and_keys
+from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.layout import TRANSACTION_MASK
 from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import Facts
@@ -37,6 +39,9 @@ Array = NDArray[np.void]
 class DerivedData:
     """The queue units and index keys of records, in the order of the log.
 
+    `light` contains the light message queues (LMQ) for which units are computed. Only Apache's broker has
+    such queues, and their records belong to other queues, too.
+
     Attributes:
         queues: Topic and queue id of each queue. A queue unit refers to its queue by the index in this list.
         records: The number of records.
@@ -44,12 +49,15 @@ class DerivedData:
         indexed: The number of records passed to the index, including those without keys.
     """
 
-    def __init__(self, config: StoreConfig, evidence: Evidence, deleted: DeletedTopics) -> None:
+    def __init__(
+        self, config: StoreConfig, evidence: Evidence, deleted: DeletedTopics, light: Container[str] = ()
+    ) -> None:
         self.queues: list[tuple[str, int]] = []
         self.records = self.hidden = self.indexed = 0
         self._evidence = evidence
         self._superseded = evidence.superseded
         self._deleted = deleted
+        self._light = light
         self._delays = config.delay_levels_ms
         self._indexes = config.message_index_enable
         self._numbers: dict[tuple[str, int], int] = {}
@@ -129,6 +137,19 @@ class DerivedData:
         numbers = list(map(self._number, topics, group.queue_id[found].tolist()))
         units["queue"] = np.array(numbers, np.int32)[which]
         self._units.append(units)
+        if self._light:
+            self._add_light_units(group, units, rows)
+
+    def _add_light_units(self, group: RecordGroup, units: Array, rows: NDArray[np.int64]) -> None:
+        """Add the units of light message queues. Each record names its queues, and its offsets in them."""
+        made = []
+        for row, (_, size, position, tags, _) in zip(rows.tolist(), units.tolist(), strict=True):
+            properties = group.properties[row]
+            names = value_of(properties, DISPATCH).decode(errors="replace").split(",")
+            for name, offset in zip(names, value_of(properties, QUEUE_OFFSET).split(b","), strict=False):
+                if name in self._light and offset.isdigit():
+                    made.append((self._number(name, 0), size, position, tags, int(offset)))
+        self._units.append(np.array(made, UNITS))
 
     def _number(self, topic: str, queue_id: int) -> int:
         number = self._numbers.setdefault((topic, queue_id), len(self._numbers))

@@ -88,7 +88,6 @@ def rebuild(
 
 def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress | None) -> RebuildReport:
     """Rebuild queues and index in new directories, which then replace the old ones."""
-    check_queues(layout)
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
     # A rename must stay within a file system, so each scratch directory is beside the directory that it will
     # replace. Outside the root, the name of a scratch directory must differ from the names that other stores
@@ -123,13 +122,9 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     return report
 
 
-def check_queues(layout: StoreLayout) -> None:
-    """Raise StoreError if the store has queues of light messages (LMQ).
-
-    Their units cannot be computed from the log, so a rebuild would lose these queues.
-    """
-    if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
-        raise StoreError(f"{LIGHT} queues cannot be rebuilt from the log and would be lost", layout.root)
+def light_queues(layout: StoreLayout) -> frozenset[str]:
+    """Return the names of the store's light message queues (LMQ), which only Apache's broker creates."""
+    return frozenset(queue.topic for queue in layout.queues if queue.topic.startswith(LIGHT))
 
 
 def _make(
@@ -151,7 +146,7 @@ def _make(
         **{FIELD_OF_KEY[key]: made[part] for part, key in PARTS.items()},
     )
     queues, index = QueueTable(files, config), IndexService(files, clock, config)
-    data = DerivedData(config, evidence, deleted)
+    data = DerivedData(config, evidence, deleted, light_queues(layout))
     builder = QueueBuilder(queues, CleanEnds(disk, root).ends, findings, root)
     table: list[ConsumeQueue | None] = []
 

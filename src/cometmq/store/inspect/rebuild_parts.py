@@ -37,9 +37,9 @@ from cometmq.store.inspect.queue_check import Evidence
 from cometmq.store.inspect.rebuild import (
     PARTS,
     SCRATCH,
-    check_queues,
     collect_evidence,
     files_below,
+    light_queues,
     remove_tree,
 )
 from cometmq.store.recovery.store_layout import IN_USE, StoreLayout, read_layout
@@ -135,7 +135,8 @@ class RebuildParts:
         Raises OSError.
         """
         disk, layout = OsDisk(), self._layout()
-        data = DerivedData(self.config, self._evidence(disk), DeletedTopics(disk, self.root))
+        deleted = DeletedTopics(disk, self.root)
+        data = DerivedData(self.config, self._evidence(disk), deleted, light_queues(layout))
         chunks: list[list[int]] = []
 
         def write() -> None:
@@ -307,7 +308,7 @@ def plan_rebuild(
         The object whose methods execute the parts of the rebuild.
 
     Raises:
-        StoreError: The store is in use, it has queues of light messages (LMQ), or the output is inside it.
+        StoreError: The store is in use, or the output is inside it.
         OSError: A directory cannot be read.
     """
     disk = OsDisk()
@@ -315,7 +316,6 @@ def plan_rebuild(
     output = os.path.realpath(output)
     if layout.live:
         raise StoreError(IN_USE, layout.root)
-    check_queues(layout)
     if f"{output}/".startswith(f"{layout.root}/"):
         raise StoreError("choose a directory outside of the store for the new queues and index", output)
     return RebuildParts(
