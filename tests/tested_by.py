@@ -35,8 +35,8 @@ broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/r
 broker/test_modes.py: broker/tables/consume_modes
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
-broker/test_pops.py: broker/pop/checks broker/pop/expiry broker/pop/plan broker/pop/polls broker/pop/records
-    broker/pop/requests broker/pop/retries broker/pop/service
+broker/test_pops.py: broker/pop/checks broker/pop/plan broker/pop/polls broker/pop/records broker/pop/requests
+    broker/pop/retries broker/pop/service
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
@@ -48,7 +48,8 @@ broker/test_replication.py: broker/replication/commit_waits broker/replication/c
 broker/test_revive.py: broker/pop/lease_table broker/pop/order_info
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
-broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
+broker/test_send.py: broker/base/members broker/base/replies broker/base/retry_records broker/base/writer
+    broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/leader_services broker_process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
@@ -96,9 +97,9 @@ grpc/service/test_traces.py: broker/send/trace_topic
 grpc/test_connection.py: grpc/http2/errors grpc/http2/events grpc/http2/frames grpc/http2/limits
     grpc/http2/requests grpc/http2/sending
 grpc/test_hpack.py: grpc/http2/huffman
-grpc/test_messages.py: grpc/rpc/enums
+grpc/test_messages.py: grpc/rpc/enums grpc/rpc/framing grpc/rpc/status
 grpc/test_server.py: grpc/listener/dispatch
-grpc/test_strangers.py: grpc/listener/connection grpc/rpc/calls
+grpc/test_strangers.py: grpc/listener/connection
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
