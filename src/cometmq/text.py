@@ -100,6 +100,6 @@ def local_time(epoch_ms: int, millis: str = "") -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}" + (f"{millis}{epoch_ms % 1000:03d}" if millis else "")
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 message`, `2 messages`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, form: str = "") -> str:
+    """Return a number, formatted by `form` (`,`: 1,000), and its noun: `1 message`, `2 messages`."""
+    return f"{number:{form}} {noun}" if number == 1 else f"{number:{form}} {noun}s"
