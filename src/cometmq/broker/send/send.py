@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from cometmq.broker.base import compat
@@ -129,6 +130,7 @@ class SendProcessor:
         self._appender = self.store.appender
         self._cluster_pair = cluster_pair(self.config.broker_cluster_name)
         self._rules: dict[str, SendRules] = {}
+        self._shared_form = lru_cache(maxsize=64)(self._form_of_batch)
         config = self.config
         self._forms = StoredForms(config.broker_cluster_name, config.region_id, config.trace_on)
         self.templates = SendTemplates(
@@ -285,12 +287,7 @@ class SendProcessor:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch cannot be part of a transaction, but its sysFlag marks it as one",
             )
-        properties = sent_properties(header.properties)
-        _, waits = stored_form(properties, self._cluster_pair)
-        shared = self._cluster_pair
-        if compat.spreads_batch_properties(frame.version):
-            # Like Apache's broker 4.9, add the batch's own properties, even WAIT, to each of its messages.
-            shared = append(drop(properties, b"CLUSTER"), shared)
+        shared, waits = self._shared_form(header.properties, compat.spreads_batch_properties(frame.version))
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
@@ -321,6 +318,17 @@ class SendProcessor:
 
         self.writer.appended(answer, waits)
         return None
+
+    def _form_of_batch(self, sent: str | None, spreads: bool) -> tuple[bytes, bool]:
+        """Return the properties that a batch adds to each of its messages, and whether its sender waits.
+
+        `sent` are the batch's own properties. With `spreads`, they, and even WAIT, are added, as by Apache's
+        broker 4.9. Raises CommandError.
+        """
+        properties = sent_properties(sent)
+        _, waits = stored_form(properties, self._cluster_pair)
+        shared = self._cluster_pair
+        return append(drop(properties, b"CLUSTER"), shared) if spreads else shared, waits
 
     def _refused(self, refusal: StoreRefused) -> CommandError:
         self.stats.put_failed += 1

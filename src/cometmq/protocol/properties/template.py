@@ -8,6 +8,7 @@ stored under the string without the value. The next similar string needs only tw
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import msgspec
@@ -74,8 +75,16 @@ def template_of(stored: bytes) -> tuple[Template, bytes]:
     whole string and the returned value is empty.
     """
     at, end = unique_key_at(stored)
-    unique = stored[at:end]
-    return Template(*template_fields(stored, unique)), unique
+    if not end:
+        return Template(*template_fields(stored, b"")), b""
+    return _template_around(stored[:at], stored[end:]), stored[at:end]
+
+
+@lru_cache(maxsize=64)
+def _template_around(before: bytes, behind: bytes) -> Template:
+    """Return the template with these parts. `before` ends with the name of the unique key."""
+    others = before + behind
+    return Template(before, behind, stored_tags_code(others), not value_of(others, b"KEYS"))
 
 
 T = TypeVar("T", bound=Template)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cometmq.errors import BodyError
 from cometmq.protocol.batch import ITEM_HEAD, MIN_ITEM, iter_batch
@@ -25,6 +25,7 @@ from cometmq.store.base.refusal import StoreRefused
 _length = struct.Struct(">H").pack
 _length_at = struct.Struct(">h").unpack_from
 _item_at = ITEM_HEAD.unpack_from
+_has_stray_separator = lru_cache(64)(has_stray_separator)
 _LENGTH_SIZE = 2
 _MAX_SHARED_BYTES = 16 << 20
 """The maximum total size, in bytes, of the copies of a request's properties in the messages of its batch.
@@ -33,6 +34,7 @@ The request's properties are copied to each message, and a frame of 4 MiB can co
 so a limit is needed. 16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of
 properties.
 """
+_MAX_CACHED_COUNT = 256  # Maximum number of messages for which a struct is cached, of 80 KB
 # Struct formats of a record's header; the key is the header's length in bytes. Everything between physical
 # offset and body length is one field, because all messages of a batch have the same bytes there.
 _SHORT_HEADS = {
@@ -66,12 +68,10 @@ class Alike(NamedTuple):
     template: Template
     """The properties that each record gets from its message and from the request.
 
-    Only the unique key, which differs between the messages, is left out.
+    Only the unique key, which differs between the messages and contains no separator, is left out.
     """
-
-    @property
-    def longest_properties(self) -> int:
-        return len(self.template.before) + len(self.keys[0]) + len(self.template.behind)
+    longest_properties: int
+    """The length of each message's properties, in bytes."""
 
     def sizes(self, fixed: int) -> list[int]:
         """Return the sizes of the records. `fixed` is the size of a record without body and properties."""
@@ -88,7 +88,7 @@ class Alike(NamedTuple):
     @property
     def stray_separator(self) -> bool:
         """Return whether a message has a property whose name or value contains a separator (0x01 or 0x02)."""
-        return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
+        return _has_stray_separator(self.template.before + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
         """Return the tags code and the unique key of each message.
@@ -99,21 +99,22 @@ class Alike(NamedTuple):
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
         """Return the records of all messages, joined. A number out of range raises struct.error."""
-        body_length = len(self.bodies[0])
+        count, body_length = len(sizes), len(self.bodies[0])
         head = common.head.pack(
             sizes[0], common.magic, 0, common.queue_id, self.flag, 0, 0, *common.behind_position, body_length
         )
+        to_checksum, to_body = head[:BODY_CRC_AT], head[SYS_FLAG_AT:]
+        to_offset = head[QUEUE_ID_AT:QUEUE_OFFSET_AT]
         behind = self.template.behind
         middle = common.topic + _length(self.longest_properties) + self.template.before
-        pack = _alike_record(len(head), body_length, len(middle), len(self.keys[0]), len(behind))
-        offset = common.queue_offset
-        return b"".join(
-            map(
-                pack, repeat(head[:BODY_CRC_AT]), checksums(self.bodies),
-                repeat(head[QUEUE_ID_AT:QUEUE_OFFSET_AT]), range(offset, offset + len(sizes)), positions,
-                repeat(head[SYS_FLAG_AT:]), self.bodies, repeat(middle), self.keys, repeat(behind),
-            )
-        )  # fmt: skip
+        fields: list[Any] = [0, to_offset, 0, 0, to_body, b"", middle, b"", behind + to_checksum] * count
+        fields[0::9] = checksums(self.bodies)
+        fields[2::9] = range(common.queue_offset, common.queue_offset + count)
+        fields[3::9] = positions
+        fields[5::9] = self.bodies
+        fields[7::9] = self.keys
+        lengths = len(to_body), body_length, len(middle), len(self.keys[0]), len(behind)
+        return _struct_of(_records_format, count, *lengths).pack(to_checksum, *fields)
 
 
 class Mixed(NamedTuple):
@@ -203,36 +204,55 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     # contain it, not those of the request.
     if not template.only_key or key_end > len(text):
         return None
-    items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
-    heads, bodies, befores, keys, behinds = zip(*items, strict=True)
-    count, joined_keys = len(heads), b"".join(keys)
+    count = len(data) // size
+    before, behind = data[text_at - _LENGTH_SIZE : text_at + key_at], text[key_end:]
+    _, *fields = _struct_of(_items_format, count, length, len(before), len(key), len(behind)).unpack(data)
+    bodies, keys = fields[0::4], fields[2::4]
     if count * len(extra) > _MAX_SHARED_BYTES:
         raise _too_much_shared(len(extra), count)
+    joined_keys = b"".join(keys)
     if (
-        heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
+        fields[1::4].count(before) == count
+        and fields[3:-1:4].count(behind + data[: ITEM_HEAD.size]) == count - 1
+        and fields[-1] == behind
         # A key that contains a separator of properties is shorter than assumed here.
         and not (b"\x01" in joined_keys or b"\x02" in joined_keys)
     ):
-        return Alike(flag, bodies, keys, template)
+        return Alike(flag, bodies, keys, template, len(properties))
     return None
 
 
-@lru_cache(256)
-def _alike_item(body: int, before: int, key: int, behind: int) -> struct.Struct:
-    """Return the layout of a message in a batch: header, body, properties before the key, key, the rest."""
-    return struct.Struct(f"{ITEM_HEAD.size}s{body}s{before}s{key}s{behind}s")
+def _items_format(count: int, body: int, before: int, key: int, behind: int) -> str:
+    """Return the format of a batch of alike messages.
 
-
-@lru_cache(256)
-def _alike_record(head: int, body: int, middle: int, key: int, behind: int) -> Callable[..., bytes]:
-    """Return a function that packs a record.
-
-    Its arguments are the bytes before the checksum, the checksum, the bytes before the queue offset, the
-    queue offset, the position, the bytes before the body, the body, the bytes before the unique key, the key,
-    and the bytes after it.
+    Its fields are the first header and, for each message, the body, the properties before the key, the key,
+    and the properties behind it together with the next header.
     """
-    to_checksum, to_offset, to_body = BODY_CRC_AT, QUEUE_OFFSET_AT - QUEUE_ID_AT, head - SYS_FLAG_AT
-    return struct.Struct(f">{to_checksum}si{to_offset}sqq{to_body}s{body}s{middle}s{key}s{behind}s").pack
+    head, item = ITEM_HEAD.size, f"{body}s{before}s{key}s"
+    return f"{head}s" + f"{item}{behind + head}s" * (count - 1) + f"{item}{behind}s"
+
+
+def _records_format(count: int, to_body: int, body: int, middle: int, key: int, behind: int) -> str:
+    """Return the format of the records of alike messages.
+
+    Its fields are the bytes before the first checksum and, for each record, the checksum, the bytes before
+    the queue offset, the queue offset, the position, the bytes before the body, the body, the bytes before
+    the unique key, the key, and the bytes behind it together with those before the next checksum.
+    """
+    to_checksum, to_offset = BODY_CRC_AT, QUEUE_OFFSET_AT - QUEUE_ID_AT
+    record = f"i{to_offset}sqq{to_body}s{body}s{middle}s{key}s"
+    return f">{to_checksum}s" + f"{record}{behind + to_checksum}s" * (count - 1) + f"{record}{behind}s"
+
+
+def _struct_of(make_format: Callable[..., str], count: int, *lengths: int) -> struct.Struct:
+    """Return the struct of a format. It is cached unless it describes very many messages."""
+    make = _cached_struct if count <= _MAX_CACHED_COUNT else _cached_struct.__wrapped__
+    return make(make_format, count, *lengths)
+
+
+@lru_cache(64)
+def _cached_struct(make_format: Callable[..., str], *numbers: int) -> struct.Struct:
+    return struct.Struct(make_format(*numbers))
 
 
 def _mixed(data: bytes, extra: bytes) -> Mixed:
