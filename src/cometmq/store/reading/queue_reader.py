@@ -12,7 +12,7 @@ import errno
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import add
@@ -92,10 +92,13 @@ def _units_of(count: int) -> Callable[[Buffer], tuple[int, ...]]:
     return struct.Struct(">" + "qi8x" * count).unpack_from
 
 
-@lru_cache(256)
-def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
-    """Return a function that unpacks size and magic number of consecutive records, all of `size` bytes."""
-    return struct.Struct(f"{START.format}{size - START.size}x").iter_unpack
+@lru_cache(64)
+def _heads_of(count: int, size: int) -> Callable[[Buffer], tuple[bytes, ...]]:
+    """Return a function that returns the first 8 bytes (size and magic number) of each of `count` records.
+
+    The records are consecutive, and each has `size` bytes.
+    """
+    return struct.Struct(f"{START.size}s{size - START.size}x" * count).unpack
 
 
 class GetStatus(enum.Enum):
@@ -296,7 +299,7 @@ class QueueReader:
         if (
             sum(sizes) > limit_bytes
             or min(sizes) < MIN_SIZE
-            or min(positions) < self._log.end - self.memory_window
+            or positions[0] < self._log.end - self.memory_window  # The positions ascend
         ):
             return None
         return positions, sizes, count, positions[-1]
@@ -361,14 +364,15 @@ class QueueReader:
         loaded `_MAX_BLOCKS_PER_READ` blocks.
         """
         total = len(positions)
-        ends = tuple(map(add, positions, sizes))
         firsts = [0]  # Index of the first record of each group of records that are adjacent in the log
-        if positions[1:] != ends[:-1]:
+        # The positions ascend, so the records are adjacent if there are no other bytes between them.
+        if positions[-1] + sizes[-1] - positions[0] != sum(sizes):
+            ends = tuple(map(add, positions, sizes))
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
         for first, stop in zip(firsts, [*firsts[1:], total], strict=True):
             start = positions[first]
-            length = ends[stop - 1] - start
+            length = positions[stop - 1] + sizes[stop - 1] - start
             number, at = divmod(start, BLOCK)
             data: Buffer | None = None
             try:
@@ -515,6 +519,7 @@ def _whole_object(view: memoryview) -> bytes | bytearray:
     return bytes(view)
 
 
+@lru_cache(64)
 def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
     """Return `limits`, lowered to the count and size that a client requests."""
     messages, most, messages_on_disk, most_on_disk = limits
@@ -561,9 +566,10 @@ def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
 
     Only the start of each record is checked.
     """
-    head = _start_of(data, 0)
-    if sizes.count(sizes[0]) == len(sizes):
-        return _begins(data, sizes[0]) and list(_heads_of(sizes[0])(data)) == [head] * len(sizes)
+    count, size = len(sizes), sizes[0]
+    if sizes.count(size) == count:
+        heads = _heads_of(count, size)(data)
+        return _begins(data, size) and heads.count(heads[0]) == count
     places = accumulate(sizes[:-1], initial=0)
     return all(_begins(data, size, at) for size, at in zip(sizes, places, strict=True))
 
