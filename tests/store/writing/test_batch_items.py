@@ -18,7 +18,14 @@ from cometmq.protocol.properties.values import index_keys, stored_tags_code
 from cometmq.protocol.record.layout import HEADS, MAGIC_V1, SYS_FLAG_AT
 from cometmq.protocol.record.one import decode_record, encode_record
 from cometmq.store.base.refusal import StoreRefused
-from cometmq.store.writing.batch_items import Alike, Common, Mixed, batch_items
+from cometmq.store.writing.batch_items import (
+    MAX_CACHED_MESSAGES,
+    Alike,
+    Common,
+    Mixed,
+    batch_items,
+    cached_struct,
+)
 
 ITEMS = st.lists(
     st.tuples(
@@ -155,6 +162,14 @@ def test_messages_that_differ_in_body_and_unique_key_alone_go_the_short_way(extr
     data = encode_batch(ALIKE)
     assert isinstance(records_are_those_of_the_careful_encoder(data, extra, COMMON), Alike)
     assert isinstance(records_are_those_of_the_careful_encoder(encode_batch(ALIKE[:1]), extra, COMMON), Alike)
+
+
+def test_the_structs_of_very_large_batches_are_not_kept():
+    items = [(3, b"body", b"UNIQ_KEY\x01%04d" % number) for number in range(MAX_CACHED_MESSAGES + 1)]
+    cached_struct.cache_clear()
+    for batch, kept in ((items, 0), (items[:-1], 2)):
+        assert isinstance(records_are_those_of_the_careful_encoder(encode_batch(batch), b"", COMMON), Alike)
+        assert cached_struct.cache_info().currsize == kept
 
 
 @pytest.mark.parametrize("number", [0, 4, 8])

@@ -2,7 +2,10 @@
 
 They are processed by column (all bodies, all keys, all records), each with one call that loops in C. In most
 batches, messages differ only in bodies and unique keys, which have equal lengths. These batches become
-`Alike`, at two thirds of the cost of `Mixed`, which accepts any batch.
+`Alike`, at 0.4 of the cost of `Mixed`, which accepts any batch.
+
+Budget: in batches of 32 messages of 128 B, 0.5 µs per message that becomes `Alike`, and 1.3 µs per message
+that becomes `Mixed`. All of the broker takes 2.8 µs of CPU per message of such a batch.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ The request's properties are copied to each message, and a frame of 4 MiB can co
 so a limit is needed. 16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of
 properties.
 """
-_MAX_CACHED_COUNT = 256  # Maximum number of messages for which a struct is cached, of 80 KB
+MAX_CACHED_MESSAGES = 256  # Maximum number of messages for which a struct is cached: it then takes 74 KB
 # Struct formats of a record's header; the key is the header's length in bytes. Everything between physical
 # offset and body length is one field, because all messages of a batch have the same bytes there.
 _SHORT_HEADS = {
@@ -246,12 +249,12 @@ def _records_format(count: int, to_body: int, body: int, middle: int, key: int, 
 
 def _struct_of(make_format: Callable[..., str], count: int, *lengths: int) -> struct.Struct:
     """Return the struct of a format. It is cached unless it describes very many messages."""
-    make = _cached_struct if count <= _MAX_CACHED_COUNT else _cached_struct.__wrapped__
+    make = cached_struct if count <= MAX_CACHED_MESSAGES else cached_struct.__wrapped__
     return make(make_format, count, *lengths)
 
 
 @lru_cache(64)
-def _cached_struct(make_format: Callable[..., str], *numbers: int) -> struct.Struct:
+def cached_struct(make_format: Callable[..., str], *numbers: int) -> struct.Struct:
     return struct.Struct(make_format(*numbers))
 
 
