@@ -3,6 +3,9 @@
 ha_slave.py decides what to do. Log bytes received in an event-loop tick are written and dispatched at the end
 of that tick. Then the slave reports the end of these bytes to the master. With SYNC_FLUSH, the slave reports
 a position only once the log is on the disk up to there.
+
+Budget: 10 µs of CPU per message of 1 KiB in ticks of 40 messages. To check, write and dispatch the records at
+the end of the tick takes 9 µs of it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ ha_master.py decides what to send. All work happens at the end of an event-loop 
 written or flushed are sent to the slaves, and slaves' reports end the waits of the writes that the slaves
 have stored. As with Apache's broker, any host that can connect to the port can read all messages
 (docs/security.md).
+
+Budget with SYNC_MASTER and 64 sends of 1 KiB in flight: 3 µs of CPU per message in ticks of 20 messages. This
+includes the responses to the senders.
 """
 
 from __future__ import annotations

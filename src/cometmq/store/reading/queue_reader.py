@@ -1,6 +1,6 @@
 """Reads a consume queue: the records of one pull, and their offsets.
 
-Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 µs of CPU per message at 32
+Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 0.3 µs of CPU per message at 32
 messages per call. Records that are consecutive in the log are read together, so 32 of them cost one system
 call and one copy from the page cache. Other records come from cached blocks of the log (block_cache.py).
 """
