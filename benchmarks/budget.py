@@ -28,8 +28,8 @@ ROWS = [
     ("1 KiB, 64 in flight on one connection", 12, _load("send")),
     ("1 KiB, one in flight on each of 64 connections", 20, _load("send", window=1, connections=64)),
     ("half message of 1 KiB and its commit, 64 in flight", 36, _load("transaction")),
-    ("member of a batch of 32 x 128 B, 4 in flight", 4, _load("send", size=128, batch=32, window=4)),
-    ("message pulled, 32 x 128 B at once, 4 in flight", 2, _load("pull", window=4)),
+    ("member of a batch of 32 x 128 B, 4 in flight", 3, _load("send", size=128, batch=32, window=4)),
+    ("message pulled, 32 x 128 B at once, 4 in flight", 1.5, _load("pull", window=4)),
 ]
 
 
