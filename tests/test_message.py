@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
+import sys
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, filter_class, sql92, tags
 from cometmq.client.group.subscription import as_subscriptions
 from cometmq.errors import ConfigError
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageExt, MessageQueue, add_properties, with_tags
+from cometmq.protocol.properties.values import decode_properties
+from cometmq.protocol.record.one import encode_record, iter_records
 
 
 class Level(IntEnum):
@@ -308,3 +316,87 @@ def test_queues_order_and_hash_and_pickle() -> None:
     assert [str(queue) for queue in sorted(queues)] == ["S@z:0", "T@a:2", "T@b:1"]
     assert len({*queues, MessageQueue("T", "b", 1)}) == 3
     assert pickle.loads(pickle.dumps(queues)) == queues
+
+
+# -- received messages, whose properties are parsed when they are read
+
+
+STORED = b"TAGS\x01A\x02mine\x011"
+
+
+def received(properties: bytes = STORED) -> MessageExt:
+    (message,) = iter_records(encode_record("T", b"x", properties))
+    return message
+
+
+def parsed(properties: bytes = STORED) -> MessageExt:
+    message = received(properties)
+    assert message.properties == decode_properties(properties)
+    return message
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        repr,
+        copy.copy,
+        copy.deepcopy,
+        pickle.dumps,
+        lambda message: pickle.loads(pickle.dumps(message)),
+        lambda message: msgspec.structs.replace(message, flag=5),
+        lambda message: list(message.__rich_repr__()),
+        lambda message: (message == parsed(), parsed() == message, message == received(b""), message == 5),
+        lambda message: (message != parsed(), parsed() != message, message != received(b""), message != 5),
+        lambda message: (message.tags, message.msg_id, message.keys, message.user_properties),
+    ],
+)
+def test_unparsed_properties_are_not_noticed(use: Callable[[MessageExt], object]) -> None:
+    assert use(received()) == use(parsed())
+
+
+def test_properties_are_the_same_dict_at_each_access() -> None:
+    message = received()
+    message.properties["mine"] = "2"
+    assert message.properties == {"TAGS": "A", "mine": "2"}
+    assert copy.copy(message).properties is message.properties
+    message.properties = {"TAGS": "B"}
+    assert (message.properties, message.tags) == ({"TAGS": "B"}, "B")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(message)
+
+
+@given(st.lists(st.sampled_from([b"TAGS", b"\x01", b"\x02", b"a", b"\xe2", b"\xff", "€".encode()])))
+def test_tags_are_found_in_any_property_string(parts: list[bytes]) -> None:
+    text = b"".join(parts)
+    for some in ({"a"}, {"€", "aa"}):
+        wanted = [each for each in (parsed(text),) if each.tags in some]
+        assert with_tags([received(text)], some) == with_tags([parsed(text)], some) == wanted
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"a\x011", b"a\x011\x02", b"MIN_OFFSET\x017\x02a\x011", b"\x02\x01\xff"]
+)
+def test_properties_are_added_before_and_after_the_others_are_parsed(stored: bytes) -> None:
+    messages = [received(stored), parsed(stored)]
+    bounds, begun = {"MIN_OFFSET": "0", "MAX_OFFSET": "3"}, {"CONSUME_START_TIME": "5"}
+    for added in (bounds, begun):
+        add_properties(messages, added)
+    wanted = decode_properties(stored) | bounds | begun
+    for message in messages:
+        assert list(message.properties.items()) == list(wanted.items())
+        message.properties["MIN_OFFSET"] = "1"
+    assert bounds == {"MIN_OFFSET": "0", "MAX_OFFSET": "3"}
+
+
+def test_functions_that_bypass_the_properties_do_not_return_wrong_ones() -> None:
+    for function in (msgspec.to_builtins, msgspec.json.encode, msgspec.msgpack.encode):
+        with pytest.raises(TypeError, match="unsupported"):
+            function(received())
+    assert msgspec.json.decode(msgspec.json.encode(parsed()), type=MessageExt) == received()
+
+
+def test_a_received_message_does_not_keep_the_answer_in_memory() -> None:
+    answer = encode_record("T", b"x", STORED) * 2
+    before = sys.getrefcount(answer)
+    messages = list(iter_records(answer))
+    assert (len(messages), sys.getrefcount(answer)) == (2, before)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from cometmq.errors import MessageIllegal, shown
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.ids import offset_id_of
 from cometmq.protocol.properties import values as names
-from cometmq.protocol.properties.values import is_reserved
+from cometmq.protocol.properties.values import NAME_END, VALUE_END, is_reserved
 
 __all__ = [
     "Message",
@@ -214,6 +215,7 @@ def _remember(good: set[str], name: str) -> None:
     good.add(name)
 
 
+_TAGS_NAME = VALUE_END + b"TAGS" + NAME_END
 LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
 """Pattern for a single `|` where `||` was probably intended. Tags and subscriptions with it are refused."""
 
@@ -302,6 +304,10 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash
 class MessageExt(msgspec.Struct, gc=False):
     """A stored message.
 
+    The properties of a received message are parsed when `properties` is read for the first time. Until then,
+    msgspec's encoders raise TypeError, and its `asdict` and `astuple` do not return the properties, because
+    these functions bypass `properties`.
+
     Attributes:
         topic: Name of the topic.
         body: Content, decompressed if the client pulled the message.
@@ -339,6 +345,52 @@ class MessageExt(msgspec.Struct, gc=False):
     body_crc: int = 0
     store_size: int = 0
     broker_name: str = ""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _stored(self) -> dict[str, str] | Unparsed: ...
+        @_stored.setter
+        def _stored(self, stored: dict[str, str] | Unparsed) -> None: ...
+
+    def _parse(self) -> dict[str, str]:
+        """Return the properties. The first call parses them."""
+        stored = self._stored
+        if not isinstance(stored, tuple):
+            return stored
+        properties = stored[0](stored[1])
+        for added in stored[2:]:
+            properties |= added
+        self._stored = properties
+        return properties
+
+    def _set(self, properties: dict[str, str]) -> None:
+        self._stored = properties
+
+    def __eq__(self, other: object) -> bool:
+        self._parse()
+        if isinstance(other, MessageExt):
+            other._parse()
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        self._parse()
+        return super().__repr__()
+
+    def __rich_repr__(self) -> Any:
+        self._parse()
+        return super().__rich_repr__()
+
+    def __copy__(self) -> Any:
+        self._parse()
+        return super().__copy__()  # type: ignore[misc]  # in C
+
+    def __reduce__(self) -> Any:
+        self._parse()
+        return super().__reduce__()
 
     @property
     def msg_id(self) -> str:
@@ -394,6 +446,51 @@ class MessageExt(msgspec.Struct, gc=False):
     @property
     def queue(self) -> MessageQueue:
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+Unparsed = tuple[Callable[[bytes], dict[str, str]], bytes, *tuple[Mapping[str, str], ...]]
+"""The properties of a message before they are parsed.
+
+They are the parsing function, the property string, and properties that were set later.
+"""
+
+# The decoder of records stores unparsed properties in the field `properties`. Therefore the field is accessed
+# as `_stored`, and `properties` becomes a property that replaces unparsed properties with a dict.
+MessageExt._stored = MessageExt.__dict__["properties"]  # type: ignore[method-assign]  # noqa: SLF001
+MessageExt.properties = property(MessageExt._parse, MessageExt._set)  # type: ignore[assignment]  # noqa: SLF001
+
+
+def add_properties(messages: Iterable[MessageExt], properties: Mapping[str, str]) -> None:
+    """Set properties of received messages, without parsing the properties that the messages have.
+
+    Unparsed messages refer to `properties` until they are parsed, so it must not change afterwards.
+    """
+    added = (properties,)
+    for message in messages:
+        stored = message._stored  # noqa: SLF001
+        if isinstance(stored, tuple):
+            message._stored = stored + added  # noqa: SLF001
+        else:
+            stored.update(properties)
+
+
+def with_tags(messages: Iterable[MessageExt], tags: Collection[str]) -> list[MessageExt]:
+    """Return the messages that have one of the tags, without parsing their properties.
+
+    Messages with other tags are parsed. They are rare, because brokers filter tags by their hashes.
+    """
+    encoded = {tag.encode() for tag in tags}
+    found = []
+    for message in messages:
+        stored = message._stored  # noqa: SLF001
+        if isinstance(stored, tuple):
+            _, name, rest = (VALUE_END + stored[1]).rpartition(_TAGS_NAME)
+            if name and rest.partition(VALUE_END)[0] in encoded:
+                found.append(message)
+                continue
+        if message.tags in tags:
+            found.append(message)
+    return found
 
 
 class SendStatus(Enum):

@@ -7,12 +7,16 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
+from cometmq import ConsumeFromWhere, PushConsumer, PushOptions
 from cometmq.client.cluster import workers
 from cometmq.client.consumer.consuming import Consuming
 from cometmq.client.consumer.listener import BoundListener, ConsumeContext, ConsumeStatus, bind_listener
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.properties.values import decode_properties
 
 QUEUE = MessageQueue("T", "a", 0)
 OK = ConsumeStatus.SUCCESS
@@ -282,3 +286,24 @@ async def test_a_listener_that_never_waits_leaves_the_loop_its_turn() -> None:
     await consumed(listener, 1000, 1)
     task.cancel()
     assert turns >= 1000 // 32
+
+
+async def test_properties_are_parsed_when_the_listener_reads_them(
+    namesrv: FakeNamesrv, broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+
+    def parse(properties: bytes) -> dict[str, str]:
+        parsed.append(properties)
+        return decode_properties(properties)
+
+    monkeypatch.setattr("cometmq.protocol.record.one.decode_properties", parse)
+    for n in range(3):
+        broker.store("T", 0, b"x", b"TAGS\x01TagA\x02n\x01%d" % n)
+    first = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    async with PushConsumer("g", box, {"T": "TagA"}, namesrv=namesrv.addr, options=first):
+        await box.has(3)
+    assert not parsed
+    for _ in range(2):
+        assert [each.user_properties for each in box.messages] == [{"n": str(n)} for n in range(3)]
+    assert len(parsed) == 3

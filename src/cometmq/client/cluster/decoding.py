@@ -3,6 +3,9 @@
 Every body is checked against the CRC of its record. A damaged message is never returned: depending on the
 request, it is omitted or an exception is raised. A compressed body may be a thousand times smaller than its
 content, so the decompressed size of each body and of each answer is limited.
+
+Budget: 1.2 µs for a message of 100 bytes, 1.4 µs for one of 1 KiB, with uncompressed bodies. Therefore no
+code on the way of a message to its listener reads `properties`: the first access parses them (MessageExt).
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch, LeasedQueue
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.protocol.traces import ConsumeCode
 from cometmq.text import counted
 
@@ -132,7 +131,7 @@ class Delivery(Generic[C, S]):
                 await self._refuse(batch, context, batch.refusal)
                 continue
             (message,) = batch.messages
-            message.properties[CONSUME_START_TIME] = str(int(time.time() * 1000))
+            batch.add_start_time(time.time())
             trace = None if self._traces is None else self._traces.consuming(self._group, batch.messages)
             self._delivered[id(message)] = _Delivered(message, batch, context, trace)
             if self._telemetry is not None:

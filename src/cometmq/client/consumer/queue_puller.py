@@ -1,4 +1,8 @@
-"""The pull loop of one assigned queue, with one request in progress at a time."""
+"""The pull loop of one assigned queue, with one request in progress at a time.
+
+Budget, from the answer to the batches: 1.4 µs for a message of 100 bytes in batches of 32, of which the
+decoding takes 1.2 µs. A subscription with tags adds 0.3 µs, and batches of one message another 0.3 µs.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.group.subscription import Subscription
 from cometmq.errors import BrokerError, NoRouteError, RemotingError
-from cometmq.message import MessageQueue, PullResult
+from cometmq.message import MessageQueue, PullResult, add_properties
 from cometmq.protocol.codes import MASTER_ID, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import MAX_OFFSET, MIN_OFFSET
@@ -80,8 +80,7 @@ class Pulls:
         else:
             self._suggested.pop(queue, None)
         bounds = {MIN_OFFSET: str(result.min_offset), MAX_OFFSET: str(result.max_offset)}
-        for message in result.messages:
-            message.properties.update(bounds)
+        add_properties(result.messages, bounds)
         return result
 
     async def _pull(

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cometmq.client.group.statistics import TopicStats
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageExt, MessageQueue, add_properties
+from cometmq.protocol.properties.values import CONSUME_START_TIME
 
 _MIB = 1024 * 1024
 
@@ -51,6 +52,10 @@ class Batch(msgspec.Struct, eq=False):
     @property
     def first_offset(self) -> int:
         return self.messages[0].queue_offset
+
+    def add_start_time(self, start_s: float) -> None:
+        """Set the property CONSUME_START_TIME of the messages, as Java's client does (seconds since 1970)."""
+        add_properties(self.messages, {CONSUME_START_TIME: str(int(start_s * 1000))})
 
 
 @dataclass(slots=True, eq=False)

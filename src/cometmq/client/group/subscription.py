@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cometmq.errors import ConfigError, MessageIllegal
-from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text, check_topic_name
+from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text, check_topic_name, with_tags
 from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.properties.values import tags_code
 
@@ -63,10 +63,7 @@ class Subscription:
         The broker compares only the hashes of tags, so it may also send messages whose tag is not subscribed
         but has the same hash as a subscribed tag.
         """
-        if not self.tags:
-            return list(messages)
-        wanted = self.tags
-        return [message for message in messages if message.tags in wanted]
+        return with_tags(messages, self.tags) if self.tags else list(messages)
 
     def after(self, before: Subscription | None) -> Subscription:
         """Return this subscription with a higher version than `before`, even if the clock was set back."""

@@ -134,10 +134,10 @@ def decode_properties(properties: bytes) -> dict[str, str]:
     """Return the properties of a string, in the string's order. Bytes that are not UTF-8 are replaced."""
     found: dict[str, str] = {}
     for piece in properties.decode("utf-8", "replace").split("\x02"):
-        name, separator, value = piece.partition("\x01")
+        name, _, value = piece.partition("\x01")
         # The first 0x01 of an entry ends its name, as in Java's readers since 4.9.1. Earlier readers ignored
         # an entry with a second 0x01.
-        if separator and name and value:
+        if value and name:
             found[name] = value
     return found
 

@@ -227,7 +227,7 @@ def decode_record(
         _topic_text(bytes(data[topic_at:topic_end])),
         body,
         flag,
-        decode_properties(bytes(data[topic_end + 2 : pos + size])),
+        (decode_properties, bytes(data[topic_end + 2 : pos + size])),  # type: ignore[arg-type]
         queue_id,
         queue_offset,
         physical_offset,
@@ -335,8 +335,9 @@ def record_starts(
 def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False) -> Iterator[MessageExt]:
     """Yield the messages of consecutive records, until the end of the data or a blank record.
 
-    Nearly all records are V1 with IPv4 hosts. This function decodes these itself, in 1.6 µs for a record with
-    four properties. It calls `decode_record`, which takes 2.2 µs, for all other records and to report errors.
+    Nearly all records are V1 with IPv4 hosts. This function decodes these itself, in 1.0 µs for a body of 100
+    bytes and 1.2 µs for 1 KiB. It calls `decode_record`, which takes 1.5 µs, for all other records and to
+    report errors. The first access to the properties of a message parses them, in 1.3 µs for four properties.
 
     Raises:
         RecordError: A record is invalid. All records before it have been yielded.
@@ -364,7 +365,7 @@ def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False
             _topic_text(data[topic_at:topic_end]),
             body,
             flag,
-            decode_properties(data[topic_end + 2 : stop]),
+            (decode_properties, data[topic_end + 2 : stop]),  # type: ignore[arg-type]
             queue_id,
             queue_offset,
             physical_offset,
