@@ -2,6 +2,7 @@
 
 from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
 from cometmq.remoting.addresses import check_port, listen, port_error, resolve
+from cometmq.remoting.calls import Waiter
 from cometmq.remoting.client import RemotingClient, parse_addr
 from cometmq.remoting.connection import Connection, Handler, Shortcut, describe_peer
 from cometmq.remoting.dialing import dial
@@ -36,6 +37,7 @@ __all__ = [
     "Shortcut",
     "Tick",
     "TlsFile",
+    "Waiter",
     "check_port",
     "client_tls",
     "describe_peer",

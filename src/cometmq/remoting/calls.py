@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -19,10 +20,20 @@ OPAQUE_MASK = 0x7FFF_FFFF
 TIMER_GRAIN_S = 0.02
 
 
-class PendingCall(msgspec.Struct, eq=False):
-    """One outstanding call: its future, request code, and deadline on the loop's clock."""
+class Waiter(Protocol):
+    """Receives the response to a call, or an error: a future, or an object whose methods act at once."""
 
-    future: asyncio.Future[Frame]
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Frame, /) -> None: ...
+
+    def set_exception(self, exception: RemotingError, /) -> None: ...
+
+
+class PendingCall(msgspec.Struct, eq=False):
+    """One outstanding call: what waits for it, its request code, and its deadline on the loop's clock."""
+
+    waiter: Waiter
     code: int
     deadline: float
     timeout_s: float
@@ -53,32 +64,29 @@ class CallTable:
         self._next_opaque = (opaque + 1) & OPAQUE_MASK
         return opaque
 
-    def add(self, opaque: int, code: int, timeout_s: float) -> asyncio.Future[Frame]:
-        """Register a call and return the future of its response.
+    def add(self, opaque: int, code: int, timeout_s: float, waiter: Waiter) -> None:
+        """Register a call.
 
-        The future fails with RequestTimeout after `timeout_s` seconds, or with the error that `fail_all`
-        creates.
+        It fails with RequestTimeout after `timeout_s` seconds, or with the error that `fail_all` creates.
         """
         deadline = self._loop.time() + timeout_s
-        future: asyncio.Future[Frame] = self._loop.create_future()
-        self._pending[opaque] = PendingCall(future, code, deadline, timeout_s)
+        self._pending[opaque] = PendingCall(waiter, code, deadline, timeout_s)
         if self._timer is None:
             self._arm(deadline)
         elif deadline < self._timer_at - TIMER_GRAIN_S:
             self._timer.cancel()
             self._arm(deadline)
-        return future
 
     def resolve(self, frame: Frame) -> bool:
         """Pass a response to the call that waits for it. Return False if no call waits for it."""
         call = self._pending.pop(frame.opaque, None)
         if call is None:
             return False
-        if not call.future.done():
+        if not call.waiter.done():
             # Copy the body: the task that awaits the response runs after the receive buffer is overwritten.
             if type(frame.body) is not bytes:
                 frame.body = bytes(frame.body)
-            call.future.set_result(frame)
+            call.waiter.set_result(frame)
         return True
 
     def fail_all(self, error: Callable[[int], RemotingError]) -> None:
@@ -88,8 +96,8 @@ class CallTable:
             self._timer = None
         pending, self._pending = self._pending, {}
         for call in pending.values():
-            if not call.future.done():
-                call.future.set_exception(error(call.code))
+            if not call.waiter.done():
+                call.waiter.set_exception(error(call.code))
 
     def _arm(self, at: float) -> None:
         self._timer_at = at
@@ -101,13 +109,13 @@ class CallTable:
         earliest: float | None = None
         expired: list[int] = []
         for opaque, call in self._pending.items():
-            if call.deadline <= now or call.future.done():
+            if call.deadline <= now or call.waiter.done():
                 expired.append(opaque)
             elif earliest is None or call.deadline < earliest:
                 earliest = call.deadline
         for opaque in expired:
             call = self._pending.pop(opaque)
-            if not call.future.done():
-                call.future.set_exception(RequestTimeout(self.addr, call.code, call.timeout_s))
+            if not call.waiter.done():
+                call.waiter.set_exception(RequestTimeout(self.addr, call.code, call.timeout_s))
         if earliest is not None:
             self._arm(max(earliest, now + TIMER_GRAIN_S))

@@ -24,7 +24,7 @@ from cometmq import logs
 from cometmq.errors import FrameError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting import http2_answer
-from cometmq.remoting.calls import CallTable
+from cometmq.remoting.calls import CallTable, Waiter
 from cometmq.remoting.limits import HANDLER_BYTES, Limits
 from cometmq.remoting.tick import Tick
 
@@ -60,13 +60,15 @@ class Connection(asyncio.BufferedProtocol):
             connected; in a server it equals `peer`.
         working: The number of the peer's requests that are processed after the read callback has returned;
             see `Limits.handlers`.
+        partner: The other end of a connection in memory within one event loop. Responses, and the requests of
+            `ask`, are passed to it as frames, without being encoded. None for all other connections.
     """
 
     __slots__ = (
         "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_frame_since", "_fresh",
         "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_outgoing",
         "_reading", "_resuming", "_scratch", "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent",
-        "_start", "_tail", "_tick", "_transport", "_write_paused", "addr", "closed", "peer",
+        "_start", "_tail", "_tick", "_transport", "_write_paused", "addr", "closed", "partner", "peer",
         "peer_host", "state", "working",
     )  # fmt: skip
 
@@ -114,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         self._active = True
         self._idle_since = self._loop.time()
         self.closed = False
+        self.partner: Connection | None = None
         self.working = 0
         self.addr = addr
         self.peer = ""
@@ -148,7 +151,19 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Respond to `request`, unless it is one-way."""
         if not request.is_oneway:
-            self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
+            self.answer(request.response(code, remark, ext=ext, body=body))
+
+    def answer(self, response: Frame) -> None:
+        """Send a response."""
+        if self.partner is None:
+            self.write(encode_frame(response))
+        else:
+            self.partner.resolve(response)
+
+    def resolve(self, response: Frame) -> None:
+        """Pass a received response to the call that waits for it."""
+        if not self._calls.resolve(response):
+            log.debug("%s answered request %d, for which no caller waits", self.peer, response.opaque)
 
     def flush(self) -> None:
         """Pass the queued bytes to the transport.
@@ -191,16 +206,38 @@ class Connection(asyncio.BufferedProtocol):
 
         Raises SendFailed if the connection is closed.
         """
-        calls = self._calls
-        if self.closed or self._transport is None:
-            raise SendFailed(self.addr, frame.code)
-        if self._outgoing is not None:
-            self._outgoing(frame)
-        frame.opaque = calls.next_opaque()
+        self._number(frame)
         data = encode_frame(frame)
-        future = calls.add(frame.opaque, frame.code, timeout_s)
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self._calls.add(frame.opaque, frame.code, timeout_s, future)
         self.write(data)
         return future
+
+    def ask(self, frame: Frame, timeout_s: float, waiter: Waiter) -> None:
+        """Let the other end of a connection in memory handle a request now, and pass on its response.
+
+        The numbers in the header must be valid, because they are not decoded. The waiter may be called before
+        this method returns. Raises SendFailed if the connection is closed.
+        """
+        partner = self.partner
+        if partner is None or partner.closed:
+            raise SendFailed(self.addr, frame.code)
+        self._number(frame)
+        self._calls.add(frame.opaque, frame.code, timeout_s, waiter)
+        self._tick.schedule()
+        partner.handle(frame)
+
+    def handle(self, request: Frame) -> None:
+        """Handle a received request."""
+        self._dispatch(self, request)
+
+    def _number(self, request: Frame) -> None:
+        """Prepare a request, and give it a new opaque number. Raises SendFailed."""
+        if self.closed or self._transport is None:
+            raise SendFailed(self.addr, request.code)
+        if self._outgoing is not None:
+            self._outgoing(request)
+        request.opaque = self._calls.next_opaque()
 
     async def call(self, frame: Frame, timeout_s: float = 3.0) -> Frame:
         """Send a request and return its response.
@@ -211,13 +248,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def oneway(self, frame: Frame) -> None:
         """Send a request that gets no response. Raises SendFailed if the connection is closed."""
-        calls = self._calls
-        if self.closed or self._transport is None:
-            raise SendFailed(self.addr, frame.code)
-        if self._outgoing is not None:
-            self._outgoing(frame)
+        self._number(frame)
         frame.flag |= 2
-        frame.opaque = calls.next_opaque()
         self.write(encode_frame(frame))
 
     @property
@@ -447,8 +479,7 @@ class Connection(asyncio.BufferedProtocol):
                 return end
             pos = stop
             if frame.flag & 1:
-                if not self._calls.resolve(frame):
-                    log.debug("%s answered request %d, for which no caller waits", self.peer, frame.opaque)
+                self.resolve(frame)
             else:
                 until = until or monotonic() + limits.callback_s
                 dispatch(self, frame)

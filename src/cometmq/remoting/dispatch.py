@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Mapping
 from cometmq import logs
 from cometmq.errors import CommandError, FrameError, ProtocolError
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.frame import Frame, encode_frame
+from cometmq.protocol.frame import Frame
 from cometmq.remoting.connection import Connection, Handler
 from cometmq.text import shortened
 
@@ -88,4 +88,4 @@ class Dispatcher:
 
 def _answer(connection: Connection, request: Frame, answer: Frame) -> None:
     if not request.is_oneway:
-        connection.write(encode_frame(answer))
+        connection.answer(answer)

@@ -70,22 +70,20 @@ class MemoryNetwork:
 
 
 def connect_in_memory(
-    make: MakeProtocol, make_there: MakeProtocol, name: tuple[str, int]
-) -> asyncio.BufferedProtocol:
-    """Connect a client to a server of the same event loop, and return the client's protocol.
+    client: asyncio.BaseProtocol, server: asyncio.BaseProtocol, name: tuple[str, int]
+) -> None:
+    """Connect a client to a server of the same event loop.
 
     Args:
-        make: Creates the client's protocol.
-        make_there: Creates the server's protocol.
+        client: The client's protocol.
+        server: The server's protocol.
         name: The host and port that the server sees as the client's address.
     """
     loop = asyncio.get_running_loop()
     here, there = MemoryTransport(loop, LOOPBACK, 0), MemoryTransport(loop, *name)
     here.peer, there.peer = there, here
-    there.begin(make_there())
-    protocol = make()
-    here.begin(protocol)
-    return protocol
+    there.begin(server)
+    here.begin(client)
 
 
 class MemoryTransport(asyncio.Transport):

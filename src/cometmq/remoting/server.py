@@ -12,7 +12,7 @@ from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import stop_accepting
 from cometmq.remoting.memory import connect_in_memory
-from cometmq.remoting.networks import MakeProtocol, network_of
+from cometmq.remoting.networks import network_of
 from cometmq.remoting.opening import Openings, Tls
 from cometmq.remoting.tick import Tick
 
@@ -98,14 +98,16 @@ class RemotingServer:
         self._listeners.append(close)
         return bound
 
-    def connect_in_memory(self, make: MakeProtocol, name: tuple[str, int]) -> asyncio.BufferedProtocol:
-        """Connect a client of this event loop without a socket, and return its protocol.
+    def connect_in_memory(self, client: Connection, name: tuple[str, int]) -> None:
+        """Connect a client of this event loop without a socket.
 
         Args:
-            make: Creates the client's protocol.
+            client: The client's end, which is not connected yet.
             name: The host and port that this server sees as the client's address.
         """
-        return connect_in_memory(make, self._make_connection, name)
+        client.partner = self._make_connection()
+        client.partner.partner = client
+        connect_in_memory(client, client.partner, name)
 
     def stop_listening(self) -> None:
         """Stop accepting connections. Open connections continue."""

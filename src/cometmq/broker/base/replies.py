@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from cometmq.protocol.codes import VERSION_4_9_7
+from cometmq.protocol.frame import RESPONSE_FLAG, Frame
+from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.remoting import Connection
 from cometmq.store import TickMessage
 
@@ -125,11 +127,21 @@ class SendReplies:
         template = self._ok
         for message in messages:
             sender: Sender = message.sender
+            if sender.connection.partner is not None and not sender.more:
+                sender.connection.answer(self._frame(sender, message))
+                continue
             header = template % (
                 message.physical_offset, sender.queue_id, message.queue_offset, sender.more, sender.opaque
             )  # fmt: skip
             size = len(header)
             sender.connection.write(_WORDS[size] + header if size < 512 else frame_of(header))
+
+    def _frame(self, sender: Sender, message: TickMessage) -> Frame:
+        """Return the response for a client in memory."""
+        header = SendMessageResponseHeader(
+            self.message_id(message.physical_offset).decode(), sender.queue_id, message.queue_offset
+        )
+        return Frame(code=0, opaque=int(sender.opaque), flag=RESPONSE_FLAG, typed=header)
 
     def reply(
         self,

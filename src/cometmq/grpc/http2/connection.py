@@ -145,6 +145,13 @@ class Http2Connection:
         if stream is not None and not stream.ending:
             self._sender.send_data(stream, data, end_stream)
 
+    def send_response(self, stream_id: int, block: bytes, data: bytes, trailers: bytes) -> None:
+        """Send a whole response: its headers and trailers, which `hpack.encode` has encoded, and its data."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.ending:
+            block, self._preamble = self._preamble + block, b""
+            self._sender.send_response(stream, block, data, trailers)
+
     def reset(self, stream_id: int, error_code: int) -> None:
         """End a stream at once. Its queued data is discarded."""
         stream = self._streams.get(stream_id)

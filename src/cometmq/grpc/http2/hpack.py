@@ -97,14 +97,14 @@ class Decoder:
                 index = byte & 0x7F
                 if index == 0x7F:
                     index, pos = _integer(block, pos, 0x7F)
-                if index < _FIRST_DYNAMIC:
-                    append(_STATIC[index])
-                else:
-                    append(entries[_FIRST_DYNAMIC - 1 - index])
+                append(_STATIC[index] if index < _FIRST_DYNAMIC else entries[_FIRST_DYNAMIC - 1 - index])
             elif 0x40 <= byte < 0x80:
                 header, pos = self._literal(block, pos, byte & 0x3F, 0x3F)
                 append(header)
-                self._add(header)
+                entries.append(header)
+                self._size += len(header[0]) + len(header[1]) + ENTRY_OVERHEAD
+                if self._size > self._max_size:
+                    self._evict()
             elif byte < 0x20:
                 header, pos = self._literal(block, pos, byte & 0x0F, 0x0F)
                 append(header)
@@ -123,14 +123,12 @@ class Decoder:
                 index, pos = _integer(block, pos, prefix)
             entry = _STATIC[index] if index < _FIRST_DYNAMIC else self._entries[_FIRST_DYNAMIC - 1 - index]
             name = entry[0]
+        # Most values are short and have no Huffman code.
+        end = pos + 1 + block[pos]
+        if block[pos] < 0x7F and end <= len(block):
+            return (name, block[pos + 1 : end]), end
         value, pos = _string(block, pos)
         return (name, value), pos
-
-    def _add(self, header: Header) -> None:
-        self._entries.append(header)
-        self._size += len(header[0]) + len(header[1]) + ENTRY_OVERHEAD
-        if self._size > self._max_size:
-            self._evict()
 
     def _resize(self, size: int) -> None:
         if size > TABLE_SIZE:

@@ -28,12 +28,14 @@ def check_request(stream_id: int, headers: Sequence[Header], max_size: int) -> N
     Raises:
         Http2Error: The request is malformed or too large.
     """
-    names = tuple([name for name, _ in headers])
-    values = [value for _, value in headers]
-    if sum(map(len, names)) + sum(map(len, values)) + ENTRY_OVERHEAD * len(names) > max_size:
+    names, values = zip(*headers, strict=True) if headers else ((), ())
+    size, problem = sum(map(len, values)) + ENTRY_OVERHEAD * len(values), None
+    if size <= max_size:
+        of_names, problem = _checked_names(names)
+        size += of_names
+    if size > max_size:
         reason = f"the headers are larger than {max_size} bytes"
         raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason, stream_id)
-    problem = _problem_of_names(names)
     text = b"".join(values)
     if len(text.translate(None, _NO_VALUE_BYTES)) < len(text):
         problem = "a header's value has an illegal character"
@@ -44,8 +46,16 @@ def check_request(stream_id: int, headers: Sequence[Header], max_size: int) -> N
 
 
 @lru_cache(maxsize=64)
+def _checked_names(names: tuple[bytes, ...]) -> tuple[int, str | None]:
+    """Return the size of the names in bytes, and what is wrong with them, or None.
+
+    Cached, because a client's requests have equal names.
+    """
+    return sum(map(len, names)), _problem_of_names(names)
+
+
 def _problem_of_names(names: tuple[bytes, ...]) -> str | None:
-    """Return what is wrong with the names, or None. Cached, because a client's requests have equal names."""
+    """Return what is wrong with the names, or None."""
     special = 0
     while special < len(names) and names[special].startswith(b":"):
         special += 1

@@ -98,6 +98,22 @@ class Sender:
         if len(stream.queue) == 1:
             self._send_queue(stream)
 
+    def send_response(self, stream: Stream, block: bytes, data: bytes, trailers: bytes) -> None:
+        """Send a whole response: headers, data and trailers, of which each header block fits into a frame."""
+        size = len(data)
+        if stream.queue or size > min(stream.send_window, self._window, self._max_frame):
+            self.send_headers(stream, block, False)
+            self.send_data(stream, data, False)
+            self.send_headers(stream, trailers, True)
+            return
+        self._window -= size
+        self.write(
+            frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block)
+            + frames.frame(frames.DATA, 0, stream.id, data)
+            + frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream.id, trailers)
+        )
+        self._sent_end(stream)
+
     def discard(self, stream: Stream) -> None:
         """Discard the queued data of a stream that has ended."""
         self._waiting.pop(stream, None)

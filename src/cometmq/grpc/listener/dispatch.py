@@ -38,9 +38,11 @@ class Dispatcher:
                 answer = method.handler(call)
             else:
                 answer = method.handler(call, _parse(method, request))
-            if isinstance(answer, Awaitable):
+            if answer is None:
+                pass  # The handler responds, or has responded
+            elif isinstance(answer, Awaitable):
                 self._start_task(call, answer)
-            elif answer is not None:
+            else:
                 call.respond(answer)
         except Exception as error:
             self.fail(call, error)

@@ -12,11 +12,12 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from cometmq.grpc.http2 import hpack
 from cometmq.grpc.http2.connection import Http2Connection
 from cometmq.grpc.http2.errors import ErrorCode
 from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, HeadersReceived
 from cometmq.grpc.rpc.framing import MessageReader, frame_message
-from cometmq.grpc.rpc.status import GrpcStatus, Headers, RpcError, timeout_s, trailers
+from cometmq.grpc.rpc.status import OK_TRAILERS, GrpcStatus, Headers, RpcError, timeout_s, trailers
 
 CONTENT_TYPE = b"application/grpc"
 RESPONSE_HEADERS: Headers = (
@@ -24,6 +25,7 @@ RESPONSE_HEADERS: Headers = (
     (b"content-type", CONTENT_TYPE),
     (b"grpc-accept-encoding", b"identity"),
 )
+RESPONSE_BLOCK, OK_BLOCK = hpack.encode(RESPONSE_HEADERS), hpack.encode(OK_TRAILERS)
 NOT_GRPC = (
     "This port serves the gRPC API of RocketMQ (apache.rocketmq.v2.MessagingService) for 5.x clients.\n"
 )
@@ -148,10 +150,21 @@ class Call:
 
     def respond(self, message: Message) -> None:
         """Send a response and end the call."""
-        self.send(message.SerializeToString())
-        if not self.ended:
-            self.outcome = message.status.code
-        self.finish()
+        if self.ended:
+            return
+        self.outcome = message.status.code
+        if self._headers_sent:
+            self.send(message.SerializeToString())
+            self.finish()
+            return
+        calls, data = self._calls, frame_message(message.SerializeToString())
+        calls.http.send_response(self.stream_id, RESPONSE_BLOCK, data, OK_BLOCK)
+        calls.end(self)
+        calls.connection.mark_dirty()
+
+    def fail(self, error: Exception) -> None:
+        """End the call with the response to an exception of its handler."""
+        self._calls.dispatch.fail(self, error)
 
 
 class Dispatch(Protocol):
@@ -212,7 +225,7 @@ class Calls:
         self.completed = 0  # Number of messages received so far
         self.handled = 0  # Bytes of the requests that are handled
         self._methods = methods
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._max_buffered = max_buffered
         self._open: dict[int, Call] = {}
         self._waiting: dict[int, Call] = {}
@@ -238,7 +251,7 @@ class Calls:
                 if call is not None:
                     self._cancel(call)
                 elif (call := self._waiting.pop(event.stream_id, None)) is not None:
-                    self._dispatch.notify(call, call.on_lost)
+                    self.dispatch.notify(call, call.on_lost)
         return None
 
     def expire(self, now: float, grace_s: float, rate: int) -> None:
@@ -251,7 +264,7 @@ class Calls:
             if call.deadline is not None and call.deadline <= now and self.http.is_open(call.stream_id):
                 del self._waiting[call.stream_id]
                 self.http.reset(call.stream_id, ErrorCode.CANCEL)
-                self._dispatch.notify(call, call.on_lost)
+                self.dispatch.notify(call, call.on_lost)
                 self.connection.mark_dirty()
         for call in list(self._open.values()):
             if call.deadline is not None and call.deadline <= now:
@@ -275,12 +288,12 @@ class Calls:
         waiting, self._waiting = self._waiting, {}
         for stream_id, call in waiting.items():
             if self.http.is_open(stream_id):
-                self._dispatch.notify(call, call.on_lost)
+                self.dispatch.notify(call, call.on_lost)
 
     def end(self, call: Call) -> None:
         """Forget a call that ends."""
         call.ended = True
-        self._dispatch.count(call)
+        self.dispatch.count(call)
         self._open.pop(call.stream_id, None)
         if call.on_lost is not None and self.http.is_open(call.stream_id):
             self._waiting = {key: each for key, each in self._waiting.items() if self.http.is_open(key)}
@@ -298,7 +311,7 @@ class Calls:
     def _cancel(self, call: Call) -> None:
         if not call.ended:
             self.end(call)
-        self._dispatch.notify(call, call.on_cancel)
+        self.dispatch.notify(call, call.on_cancel)
 
     def _count_buffered(self, call: Call, size: int) -> None:
         """Record that `size` bytes of incomplete requests of a call are kept."""
@@ -325,7 +338,7 @@ class Calls:
             return
         self._open[event.stream_id] = call
         if method.kind is Kind.BIDI:
-            self._dispatch.begin(call, None)
+            self.dispatch.begin(call, None)
         if event.end_stream:
             self._half_close(call)
 
@@ -358,7 +371,7 @@ class Calls:
         if call.method.kind is Kind.BIDI:
             self._count_buffered(call, 0)
             if not call.ended:  # an earlier message of the same data may have ended it
-                self._dispatch.deliver(call, message)
+                self.dispatch.deliver(call, message)
         elif call.request is not None:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the call has more than one request")
         else:
@@ -373,14 +386,14 @@ class Calls:
             problem = f"the call ends {incomplete} bytes into a message"
             self._abort(call, GrpcStatus.INVALID_ARGUMENT, problem)
         elif call.method.kind is Kind.BIDI:
-            self._dispatch.notify(call, call.on_half_close)
+            self.dispatch.notify(call, call.on_half_close)
         elif call.request is None:
             self._abort(call, GrpcStatus.INVALID_ARGUMENT, "the call has no request")
         else:
             request, call.request = call.request, None
             call.size = len(request)
             self.handled += call.size
-            self._dispatch.begin(call, request)
+            self.dispatch.begin(call, request)
 
     # -- refused requests
 

@@ -38,6 +38,8 @@ class MessageReader:
     def read(self, data: bytes) -> list[bytes]:
         """Return the messages that the next part of the data completes. Raises RpcError."""
         buffer: bytes | bytearray = data
+        if not self._buffer and len(data) >= PREFIX and PREFIX + self._size_at(data, 0) == len(data):
+            return [data[PREFIX:]]
         if self._buffer:
             self._buffer += data
             buffer = self._buffer

@@ -23,20 +23,20 @@ from cometmq.broker.access.accounts import Account
 from cometmq.broker.access.guard import Guard
 from cometmq.broker.access.rights import Right, Rights
 from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
-from cometmq.errors import RequestTimeout, SendFailed
+from cometmq.errors import RemotingError, SendFailed
 from cometmq.grpc.http2.limits import Allowance
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
-from cometmq.grpc.service.outcomes import failure
+from cometmq.grpc.service.outcomes import checked
 from cometmq.protocol.acl import MAX_KEY_LENGTH, Credentials, sign
 from cometmq.protocol.bodies import SubscriptionData
 from cometmq.protocol.codes import LANGUAGES, VERSION_5_0_0, RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header, WithdrawPopRequestHeader
-from cometmq.remoting import Connection, Dispatcher, Handler, Limits, RemotingServer, Tick
+from cometmq.remoting import Connection, Dispatcher, Handler, Limits, RemotingServer, Tick, Waiter
 
 MAX_CLIENTS_PER_CONNECTION = 1_000
 """As many clients may share a connection of a load balancer as it may have open streams."""
@@ -128,6 +128,22 @@ class Client:
             raise SendFailed(self.peer[0], frame.code)
         return self._open_link().request(frame, timeout_s)
 
+    def ask(self, frame: Frame, waiter: Waiter, timeout_s: float | None = None) -> None:
+        """Let the broker handle a request now. The waiter receives its response (`Connection.ask`).
+
+        Raises SendFailed after the end of the client.
+        """
+        if self.ended:
+            raise SendFailed(self.peer[0], frame.code)
+        timeout_s = self._clients.call_timeout_s if timeout_s is None else timeout_s
+        self._open_link().ask(frame, timeout_s, waiter)
+
+    def asked(self, frame: Frame, timeout_s: float | None = None) -> asyncio.Future[Frame]:
+        """Let the broker handle a request now, and return the future of its response (see `ask`)."""
+        outcome: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.ask(frame, outcome, timeout_s)
+        return outcome
+
     def _open_link(self) -> Connection:
         link = self._link
         if link is None or link.closed:
@@ -154,14 +170,9 @@ class Client:
         """Send a request to the broker and return its response. Raises ServiceError if it fails."""
         try:
             timeout_s = self._clients.call_timeout_s if timeout_s is None else timeout_s
-            response = await self.request(frame, timeout_s)
-        except RequestTimeout as error:
-            raise ServiceError(Code.PROXY_TIMEOUT, str(error)) from None
-        except SendFailed as error:
-            raise ServiceError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
-        if response.code:
-            raise failure(response)
-        return response
+            return checked(await self.request(frame, timeout_s))
+        except RemotingError as error:
+            return checked(error)
 
     def frame(
         self, code: int, header: Header | None = None, body: bytes = b"", *, ext: dict[str, str] | None = None
@@ -368,11 +379,10 @@ class Clients:
             if client.credentials is not None and not frame.is_response:
                 sign(frame, client.credentials)
 
-        def make() -> Connection:
-            dispatcher = Dispatcher(self._handlers(client))
-            return Connection(dispatcher.__call__, self._tick, self._limits, outgoing=outgoing)
-
-        return cast(Connection, self._server.connect_in_memory(make, client.peer))
+        dispatcher = Dispatcher(self._handlers(client))
+        link = Connection(dispatcher.__call__, self._tick, self._limits, outgoing=outgoing)
+        self._server.connect_in_memory(link, client.peer)
+        return link
 
     def remove(self, connection: GrpcConnection) -> list[Client]:
         """Forget the clients whose last connection has closed, and return them with open links."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from cometmq.errors import RemotingError, RequestTimeout
+from cometmq.grpc.rpc.calls import Call, Message
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
@@ -33,6 +36,17 @@ CODES: dict[int, Code] = {
 """The code of a 5.x client for each response code. All others become INTERNAL_SERVER_ERROR."""
 
 
+def checked(outcome: Frame | RemotingError) -> Frame:
+    """Return the response of the broker. Raises ServiceError if there is none, or none of success."""
+    if isinstance(outcome, RequestTimeout):
+        raise ServiceError(Code.PROXY_TIMEOUT, str(outcome))
+    if isinstance(outcome, RemotingError):
+        raise ServiceError(Code.INTERNAL_SERVER_ERROR, str(outcome))
+    if outcome.code:
+        raise failure(outcome)
+    return outcome
+
+
 def failure(response: Frame) -> ServiceError:
     """Return the error for a response of the broker that is none of success."""
     text = response.remark or response_name(response.code)
@@ -42,3 +56,35 @@ def failure(response: Frame) -> ServiceError:
 def status(code: Code, text: str = "") -> Any:
     """Return a `Status` message."""
     return messages().Status(code=code, message=text or code.name)
+
+
+def set_status(message: Any, code: Code, text: str = "") -> None:
+    """Set a `Status` message that is part of another one. This costs a third of a copy."""
+    message.code = code
+    message.message = text or code.name
+
+
+class Responder:
+    """Waits for the outcome of a request to the broker, and responds to a call immediately.
+
+    Args:
+        call: The call.
+        respond: Returns the response for the broker's response or for an error. It may raise ServiceError.
+    """
+
+    __slots__ = ("_call", "_respond")
+
+    def __init__(self, call: Call, respond: Callable[[Frame | RemotingError], Message]) -> None:
+        self._call = call
+        self._respond = respond
+
+    def done(self) -> bool:
+        return False  # The outcome also matters if the call has been cancelled
+
+    def set_result(self, outcome: Frame | RemotingError) -> None:
+        try:
+            self._call.respond(self._respond(outcome))
+        except Exception as error:
+            self._call.fail(error)
+
+    set_exception = set_result

@@ -10,10 +10,12 @@ delivered, and a message of an ordered group that was delivered too often become
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from cometmq import logs
+from cometmq.errors import RemotingError
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import messages
@@ -21,7 +23,7 @@ from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import delivered_message, popped_messages
-from cometmq.grpc.service.outcomes import failure, status
+from cometmq.grpc.service.outcomes import Responder, checked, failure, status
 from cometmq.grpc.service.renewals import Groups, Renewals, Renewed
 from cometmq.grpc.service.traces import Traces
 from cometmq.periodic import Tasks
@@ -38,7 +40,6 @@ from cometmq.protocol.headers import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ConsumerSendMsgBackRequestHeader,
-    Header,
     PopLiteMessageRequestHeader,
     PopMessageRequestHeader,
 )
@@ -116,7 +117,7 @@ class Receives:
         invisible_ms = renewals.RENEWED_MS if request.auto_renew else _invisible_ms(request)
         poll_ms = self._poll_ms(call, request)
         frame = _pop_frame(client, request, config, invisible_ms, poll_ms)
-        outcome = client.request(frame, poll_ms / 1000 + self._clients.call_timeout_s)
+        outcome = client.asked(frame, poll_ms / 1000 + self._clients.call_timeout_s)
         call.on_cancel = partial(client.withdraw, frame.opaque)
         expression = request.filter_expression
         receive = Receive(
@@ -214,46 +215,69 @@ class Receives:
 
     # -- leases
 
-    async def ack_message(self, call: Call, request: Any) -> Any:
+    def ack_message(self, call: Call, request: Any) -> Any:
         """Mark messages as consumed."""
         client = self._clients.find(call)
         entries = request.entries
         if not 0 < len(entries) <= MAX_ACKS:
             raise ServiceError(Code.BAD_REQUEST, f"entries: {len(entries)}, from 1 to {MAX_ACKS} are allowed")
+        if len(entries) > 1:
+            return self._ack_all(client, request, entries)
+        # Most requests have one entry. A waiter costs less than a task.
+        entry = entries[0]
+
+        def respond(outcome: Frame | RemotingError) -> Any:
+            return _acked([entry], [self._acked(client, lease, entry, outcome, ConsumeCode.SUCCESS)])
+
+        try:
+            lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
+        except ServiceError as error:
+            return _acked([entry], [status(error.code, error.problem)])
+        client.ask(self._ack_frame(client, lease, entry), Responder(call, respond))
+        return None
+
+    async def _ack_all(self, client: Client, request: Any, entries: Sequence[Any]) -> Any:
         outcomes = await asyncio.gather(*(self._ack(client, request, entry) for entry in entries))
-        m = messages()
-        results = [
-            m.AckMessageResultEntry(
-                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
-            )
-            for entry, outcome in zip(entries, outcomes, strict=True)
-        ]
-        same = len({outcome.code for outcome in outcomes}) == 1
-        overall = outcomes[0] if same else status(Code.MULTIPLE_RESULTS)
-        return m.AckMessageResponse(status=overall, entries=results)
+        return _acked(entries, outcomes)
 
     async def _ack(
         self, client: Client, request: Any, entry: Any, code: ConsumeCode = ConsumeCode.SUCCESS
     ) -> Any:
-        lease: Renewed | None = None
+        outcome: Frame | RemotingError
         try:
             lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
-            renewals.forget(client, entry.receipt_handle)
-            handle = lease.handle
-            header = AckMessageRequestHeader(
-                consumer_group=lease.group,
-                topic=handle.kind.topic(lease.topic, lease.group),
-                queue_id=handle.queue_id,
-                extra_info=entry.receipt_handle,
-                offset=handle.offset or 0,
-                lite_topic=lease.lite_topic or None,
-            )
-            await _change_lease(client, RequestCode.ACK_MESSAGE, header)
+            outcome = await client.asked(self._ack_frame(client, lease, entry))
         except ServiceError as error:
-            if lease is not None and error.code == Code.INVALID_RECEIPT_HANDLE:
+            return status(error.code, error.problem)
+        except RemotingError as error:
+            outcome = error
+        return self._acked(client, lease, entry, outcome, code)
+
+    def _ack_frame(self, client: Client, lease: Renewed, entry: Any) -> Frame:
+        """Return the request that ends a lease, which is not renewed any more."""
+        renewals.forget(client, entry.receipt_handle)
+        handle = lease.handle
+        header = AckMessageRequestHeader(
+            consumer_group=lease.group,
+            topic=handle.kind.topic(lease.topic, lease.group),
+            queue_id=handle.queue_id,
+            extra_info=entry.receipt_handle,
+            offset=handle.offset or 0,
+            lite_topic=lease.lite_topic or None,
+        )
+        return client.frame(RequestCode.ACK_MESSAGE, header)
+
+    def _acked(
+        self, client: Client, lease: Renewed, entry: Any, outcome: Frame | RemotingError, code: ConsumeCode
+    ) -> Any:
+        """Return the status of an acknowledgement, for the broker's response or an error."""
+        try:
+            _check_lease(outcome)
+        except ServiceError as error:
+            if error.code == Code.INVALID_RECEIPT_HANDLE:
                 self._traces.refused(client, lease.group, lease.topic, lease.handle, entry.message_id)
             return status(error.code, error.problem)
-        self._traces.consumed(client, lease.group, lease.topic, handle, entry.message_id, code)
+        self._traces.consumed(client, lease.group, lease.topic, lease.handle, entry.message_id, code)
         return status(Code.OK)
 
     async def change_invisible_duration(self, call: Call, request: Any) -> Any:
@@ -276,7 +300,10 @@ class Receives:
             suspend=request.suspend or None,
             lite_topic=lease.lite_topic or None,
         )
-        await _change_lease(client, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        try:
+            _check_lease(await client.asked(client.frame(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)))
+        except RemotingError as error:
+            checked(error)
         if renewed:  # Only push consumers have such leases. They change them to give a message back.
             self._traces.consumed(
                 client, lease.group, lease.topic, handle, request.message_id, ConsumeCode.FAILED
@@ -357,18 +384,32 @@ def _tags(expression: str) -> frozenset[str] | None:
     return None if expression in ("", "*") else frozenset(map(str.strip, expression.split("||")))
 
 
-async def _change_lease(client: Client, code: int, header: Header) -> None:
-    """Send a request about a lease to the broker. Raises ServiceError if it fails.
+def _check_lease(outcome: Frame | RemotingError) -> None:
+    """Check the outcome of a request about a lease. Raises ServiceError if it has failed.
 
     If the message's topic or queue no longer exists, neither does the lease. Clients repeat a request every
     second until it succeeds or is refused for its receipt handle.
     """
     try:
-        await client.call(code, header)
+        checked(outcome)
     except ServiceError as error:
         if error.code in (Code.TOPIC_NOT_FOUND, Code.BAD_REQUEST):
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, error.problem) from None
         raise
+
+
+def _acked(entries: Sequence[Any], outcomes: Sequence[Any]) -> Any:
+    """Return the response to acknowledgements with these statuses."""
+    m = messages()
+    results = [
+        m.AckMessageResultEntry(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
+        )
+        for entry, outcome in zip(entries, outcomes, strict=True)
+    ]
+    same = len({outcome.code for outcome in outcomes}) == 1
+    overall = outcomes[0] if same else status(Code.MULTIPLE_RESULTS)
+    return m.AckMessageResponse(status=overall, entries=results)
 
 
 async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:

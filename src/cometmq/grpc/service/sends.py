@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.errors import CometError, RequestTimeout, SendFailed
+from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
 from cometmq.grpc.rpc.messages import messages
-from cometmq.grpc.rpc.status import GrpcStatus, ServiceError
+from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.grpc.service.outcomes import CODES, status
+from cometmq.grpc.service.outcomes import CODES, Responder, set_status, status
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.grpc.service.traces import Traces
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
@@ -100,72 +100,68 @@ class Sends:
         if sent[0].type is MessageType.TRANSACTION:
             _register(client, request.messages[0].topic.name)
         begun_ms = self._traces.now_ms()
-        outcomes = [
-            client.request(
-                client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body),
-                self._clients.call_timeout_s,
-            )
-            for each in sent
-        ]
+        frames = [client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body) for each in sent]
         if len(sent) > 1:
-            return self._respond_all(client, begun_ms, sent, outcomes)
-        # Most requests have one message. A callback costs less than a task.
-        outcomes[0].add_done_callback(partial(self._respond, call, client, begun_ms, sent[0]))
+            return self._respond_all(client, begun_ms, sent, [client.asked(frame) for frame in frames])
+        client.ask(frames[0], Responder(call, partial(self._response, client, begun_ms, sent[0])))
         return None
 
-    def _respond(
-        self, call: Call, client: Client, begun_ms: int, sent: SendRequest, outcome: asyncio.Future[Frame]
-    ) -> None:
-        try:
-            entry = self._entry(client, begun_ms, sent, outcome.exception() or outcome.result())
-        except (CometError, asyncio.CancelledError) as error:
-            call.finish(GrpcStatus.INTERNAL, f"the response of the broker: {error}")
-            return
-        call.respond(messages().SendMessageResponse(status=entry.status, entries=[entry]))
+    def _response(
+        self, client: Client, begun_ms: int, sent: SendRequest, outcome: Frame | RemotingError
+    ) -> Any:
+        """Return the response to a request with one message."""
+        response = messages().SendMessageResponse()
+        code, text = self._fill(response.entries.add(), client, begun_ms, sent, outcome)
+        set_status(response.status, code, text)
+        return response
 
     async def _respond_all(
         self, client: Client, begun_ms: int, sent: list[SendRequest], outcomes: list[asyncio.Future[Frame]]
     ) -> Any:
         responses = await asyncio.gather(*outcomes, return_exceptions=True)
-        entries = [
-            self._entry(client, begun_ms, each, response)
-            for each, response in zip(sent, responses, strict=True)
+        response = messages().SendMessageResponse()
+        results = [
+            self._fill(response.entries.add(), client, begun_ms, each, outcome)
+            for each, outcome in zip(sent, responses, strict=True)
         ]
-        codes = {entry.status.code for entry in entries}
-        overall = entries[0].status if len(codes) == 1 else status(Code.MULTIPLE_RESULTS)
-        return messages().SendMessageResponse(status=overall, entries=entries)
+        same = len({code for code, _ in results}) == 1
+        set_status(response.status, *(results[0] if same else (Code.MULTIPLE_RESULTS,)))
+        return response
 
-    def _entry(
-        self, client: Client, begun_ms: int, sent: SendRequest, response: Frame | BaseException
-    ) -> Any:
-        """Return the entry that tells a client whether its message was stored."""
-        m = messages()
-        if isinstance(response, RequestTimeout):
-            return m.SendResultEntry(status=status(Code.PROXY_TIMEOUT, str(response)))
-        if isinstance(response, SendFailed):
-            return m.SendResultEntry(status=status(Code.INTERNAL_SERVER_ERROR, str(response)))
-        if isinstance(response, BaseException):
-            raise response
-        code = CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
-        if response.code not in STORED:
-            return m.SendResultEntry(status=status(code, response.remark or ""))
+    def _fill(
+        self, entry: Any, client: Client, begun_ms: int, sent: SendRequest, outcome: Frame | BaseException
+    ) -> tuple[Code, str]:
+        """Fill the entry that tells a client whether its message was stored. Return its status."""
+        if isinstance(outcome, BaseException):
+            if not isinstance(outcome, RemotingError):
+                raise outcome
+            timed_out = isinstance(outcome, RequestTimeout)
+            code, text = Code.PROXY_TIMEOUT if timed_out else Code.INTERNAL_SERVER_ERROR, str(outcome)
+        else:
+            code, text = CODES.get(outcome.code, Code.INTERNAL_SERVER_ERROR), outcome.remark or ""
+            if outcome.code in STORED:
+                self._fill_stored(entry, client, begun_ms, sent, outcome)
+        set_status(entry.status, code, text)
+        return code, text
+
+    def _fill_stored(
+        self, entry: Any, client: Client, begun_ms: int, sent: SendRequest, response: Frame
+    ) -> None:
         stored = response.header(SendMessageResponseHeader)
         success = response.code == ResponseCode.SUCCESS
         self._traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
-        entry = m.SendResultEntry(
-            status=status(code, response.remark or ""), message_id=sent.message_id, offset=stored.queue_offset
-        )
+        entry.message_id = sent.message_id
+        entry.offset = stored.queue_offset
         if sent.type is MessageType.TRANSACTION:
             position = decode_offset_id(stored.msg_id).physical_offset
             entry.transaction_id = transaction_id(stored.queue_offset, position)
         if stored.recall_handle:
             entry.recall_handle = stored.recall_handle
-        return entry
 
     def _prepared(self, message: Any) -> SendRequest:
         topic = find_topic(self._topics, message.topic.name)
         max_body = self._config.store.max_message_size
-        sent = send_request(message, max_body, topic.write_queue_nums if topic is not None else 0)
+        sent = send_request(message, max_body, topic)
         if sent.type is MessageType.DELAY:
             wait_s = message.system_properties.delivery_timestamp.ToMilliseconds() / 1000 - time.time()
             if wait_s > self._config.timer_max_delay_sec:

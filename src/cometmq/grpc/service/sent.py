@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cometmq.errors import CometError
 from cometmq.grpc.rpc.enums import Code, Encoding, MessageType
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.message import check_topic_name
+from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.headers import SendMessageRequestHeaderV2
 from cometmq.protocol.lite import is_lite_topic
@@ -43,7 +46,8 @@ class SendRequest(NamedTuple):
     type: MessageType
 
 
-def accepted_types(attribute: str) -> list[MessageType]:
+@lru_cache(maxsize=16)
+def accepted_types(attribute: str) -> Sequence[MessageType]:
     """Return the types of messages that a topic accepts, by its attribute `message.type`.
 
     A topic without the attribute accepts all types but LITE. (Apache's proxy accepts only NORMAL there. Its
@@ -73,28 +77,29 @@ def type_of(message: Any) -> MessageType:
     return MessageType.LITE if system.lite_topic else MessageType.NORMAL
 
 
-def send_request(message: Any, max_body: int, write_queues: int) -> SendRequest:
+def send_request(message: Any, max_body: int, config: TopicConfig | None) -> SendRequest:
     """Return the send request for a message.
 
     Args:
         message: The `Message` of the client.
         max_body: The maximum size of a body in bytes.
-        write_queues: The number of queues of the topic, among which a message group has one.
+        config: The topic that is named in the message, or None if it is unknown.
 
     Raises:
         ServiceError: A field of the message is invalid.
     """
-    system, topic = message.system_properties, message.topic.name
-    try:
-        check_topic_name(topic)
-    except CometError as error:
-        raise ServiceError(Code.ILLEGAL_TOPIC, f"topic: {error}") from None
+    system, topic, body = message.system_properties, message.topic.name, message.body
+    if config is None:
+        try:
+            check_topic_name(topic)
+        except CometError as error:
+            raise ServiceError(Code.ILLEGAL_TOPIC, f"topic: {error}") from None
     if not system.message_id:
         raise ServiceError(Code.ILLEGAL_MESSAGE_ID, "message_id: the message has none")
-    if not message.body:
+    if not body:
         raise ServiceError(Code.MESSAGE_BODY_EMPTY, "body: the message has none")
-    if len(message.body) > max_body:
-        problem = f"body: {len(message.body)} bytes, at most {max_body}"
+    if len(body) > max_body:
+        problem = f"body: {len(body)} bytes, at most {max_body}"
         raise ServiceError(Code.MESSAGE_BODY_TOO_LARGE, problem)
     kind = type_of(message)
     properties = _user_properties(message)
@@ -106,7 +111,10 @@ def send_request(message: Any, max_body: int, write_queues: int) -> SendRequest:
     sys_flag = SysFlag.COMPRESSED if system.body_encoding == Encoding.GZIP else 0
     if kind is MessageType.TRANSACTION:
         sys_flag |= SysFlag.TRANSACTION_PREPARED
-    sharded = system.message_group or system.lite_topic
+    sharded, write_queues = (
+        system.message_group or system.lite_topic,
+        config.write_queue_nums if config else 0,
+    )
     header = SendMessageRequestHeaderV2(
         topic=topic,
         queue_id=queue_of(sharded, write_queues) if sharded and write_queues else -1,
@@ -121,11 +129,14 @@ def send_request(message: Any, max_body: int, write_queues: int) -> SendRequest:
         unit_mode=False,
         batch=False,
     )
-    return SendRequest(header, message.body, system.message_id, kind)
+    return SendRequest(header, body, system.message_id, kind)
 
 
 def _user_properties(message: Any) -> dict[str, str]:
-    _check_count("user_properties", len(message.user_properties), MAX_PROPERTIES)
+    count = len(message.user_properties)
+    if not count:
+        return {}
+    _check_count("user_properties", count, MAX_PROPERTIES)
     given = dict(message.user_properties)
     size = 0
     for name, value in given.items():
