@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from cometmq.errors import ProtocolError
@@ -70,6 +71,9 @@ class TopicKind(IntEnum):
         return f"{RETRY_PREFIX}{group}{'_' if self is TopicKind.RETRY_V1 else '+'}{topic}"
 
 
+_KINDS = tuple(TopicKind)
+
+
 def subscribed_topic(topic: str, group: str) -> str:
     """Return the topic to which a group has subscribed, for the topic in which a message was found."""
     for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2):
@@ -123,23 +127,28 @@ class ReceiptHandle(NamedTuple):
     @classmethod
     def decode(cls, text: str) -> ReceiptHandle:
         """Parse a receipt handle. Raises PopFormatError, which names the invalid part."""
-        format_ = "receipt handle"
-        words = _words(format_, text, MAX_HANDLE_LENGTH, " ")
-        if not 7 <= len(words) <= 9:
-            raise PopFormatError(format_, text, f"it has {len(words)} words instead of 7 to 9")
-        if not words[5]:
-            raise PopFormatError(format_, text, "the broker name is empty")
-        start, popped, invisible, revive, kind, broker_name, queue_id, *rest = words
-        return cls(
-            _number(format_, text, "start offset", start),
-            _number(format_, text, "pop time", popped),
-            _number(format_, text, "invisible time", invisible),
-            _number(format_, text, "revive queue id", revive, "i32"),
-            _kind(format_, text, kind),
-            broker_name,
-            _number(format_, text, "queue id", queue_id, "i32"),
-            *(_number(format_, text, "offset", each) for each in rest),
-        )
+        return _decoded_handle(text)
+
+
+@lru_cache(maxsize=64)  # One request decodes a handle more than once
+def _decoded_handle(text: str) -> ReceiptHandle:
+    format_ = "receipt handle"
+    words = _words(format_, text, MAX_HANDLE_LENGTH, " ")
+    if not 7 <= len(words) <= 9:
+        raise PopFormatError(format_, text, f"it has {len(words)} words instead of 7 to 9")
+    if not words[5]:
+        raise PopFormatError(format_, text, "the broker name is empty")
+    start, popped, invisible, revive, kind, broker_name, queue_id, *rest = words
+    return ReceiptHandle(
+        _number(format_, text, "start offset", start),
+        _number(format_, text, "pop time", popped),
+        _number(format_, text, "invisible time", invisible),
+        _number(format_, text, "revive queue id", revive, "i32"),
+        _kind(format_, text, kind),
+        broker_name,
+        _number(format_, text, "queue id", queue_id, "i32"),
+        *(_number(format_, text, "offset", each) for each in rest),
+    )
 
 
 # -- fields of a response
@@ -281,11 +290,13 @@ def _words(format_: str, text: str, longest: int, separator: str) -> list[str]:
 def _kind(format_: str, text: str, word: str) -> TopicKind:
     if word not in ("0", "1", "2"):
         raise PopFormatError(format_, text, f"the kind of topic {word[:20]!r} is not 0, 1 or 2")
-    return TopicKind(int(word))
+    return _KINDS[int(word)]
 
 
 def _number(format_: str, text: str, field: str, word: str, kind: str = "i64") -> int:
     """Return a word as a number that is not negative. Raises PopFormatError, which names the field."""
+    if len(word) < 10 and word.isdecimal():
+        return int(word)
     try:
         value = int(parse_value(word, kind))
     except ValueError as error:

@@ -9,10 +9,12 @@ body are checked by the body's decoder.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 
 from cometmq.broker.base import compat
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, RequestCode, is_legal_name
+from cometmq.protocol.ext import Header, plan_of
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH
 from cometmq.remoting import Connection, Handler
@@ -82,11 +84,21 @@ def names_checked(handler: Handler) -> Handler:
     """Return a handler that checks topic and group names in the ext fields and then calls `handler`."""
 
     def checked(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        ext = frame.ext
-        if ext:
+        typed, version = frame.typed, frame.version
+        if typed is not None and not frame.raw_header:  # The request has not been encoded
+            for attribute, check in _checked_fields(type(typed)):
+                if name := getattr(typed, attribute):
+                    check(name, version)
+        elif ext := frame.ext:
             for field, name in ext.items():
                 if name and field in FIELDS:
-                    FIELDS[field](name, frame.version)
+                    FIELDS[field](name, version)
         return handler(connection, frame)
 
     return checked
+
+
+@cache
+def _checked_fields(kind: type[Header]) -> list[tuple[str, Check]]:
+    """Return the attributes of a header that contain names, with the functions that check them."""
+    return [(attribute, FIELDS[name]) for attribute, name, _, _ in plan_of(kind) if name in FIELDS]

@@ -158,11 +158,11 @@ class LiteProcessor:
     # -- acks and changes of leases
 
     @handles(RequestCode.ACK_MESSAGE)
-    def ack_message(self, connection: Connection, frame: Frame) -> Frame:
+    def ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark a leased message as consumed."""
-        if not (frame.ext or {}).get("liteTopic"):
-            return self.pops.ack_message(connection, frame)
         header = frame.header(AckMessageRequestHeader)
+        if not header.lite_topic:
+            return self.pops.ack_message(frame, header)
         key, handle = self._lease(header.consumer_group, header.topic, header.lite_topic, header.extra_info)
         end = self.service.queues.end(key[1])
         if not 0 <= header.offset < end:

@@ -143,10 +143,8 @@ class PopProcessor:
 
     # -- acks and changes of leases
 
-    @handles(RequestCode.ACK_MESSAGE)
-    def ack_message(self, _connection: Connection, frame: Frame) -> Frame:
+    def ack_message(self, frame: Frame, header: AckMessageRequestHeader) -> Frame:
         """Mark a leased message as consumed."""
-        header = frame.header(AckMessageRequestHeader)
         self._checks.check_message(header.topic, header.queue_id, header.offset)
         handle = self.decoded_handle(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id

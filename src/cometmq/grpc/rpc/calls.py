@@ -123,15 +123,15 @@ class Call:
         """The number of bytes of responses that wait for the client to receive earlier ones."""
         return self._calls.http.unsent(self.stream_id)
 
-    def send(self, message: bytes) -> None:
-        """Send an encoded message. A message after the end of the call is dropped."""
+    def send(self, *messages: bytes) -> None:
+        """Send encoded messages. Messages after the end of the call are dropped."""
         if self.ended:
             return
         calls = self._calls
         if not self._headers_sent:
             self._headers_sent = True
             calls.http.send_headers(self.stream_id, RESPONSE_HEADERS)
-        calls.http.send_data(self.stream_id, frame_message(message))
+        calls.http.send_data(self.stream_id, b"".join(map(frame_message, messages)))
         calls.connection.mark_dirty()
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:

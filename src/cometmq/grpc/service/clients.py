@@ -17,7 +17,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from cometmq.broker.access.accounts import Account
 from cometmq.broker.access.guard import Guard
@@ -285,7 +285,7 @@ class Clients:
         Calls that lead to a request on the link need no `rights` here, because the broker checks the request.
         Raises ServiceError if the client has no id, no valid signature or not the rights.
         """
-        connection = cast(GrpcConnection, call.connection)
+        connection: GrpcConnection = call.connection  # type: ignore[assignment]
         client_id = call.text(b"x-mq-client-id")
         credentials, is_signed = None, False
         if self._guard is not None:

@@ -21,6 +21,9 @@ from cometmq.protocol.record.one import iter_records
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999, the last time that a protobuf timestamp can hold. Producers may send any time."""
 MAX_INT32 = 2**31 - 1
+# Numbers, because protobuf accepts members of enums more slowly.
+_MD5, _IDENTITY, _GZIP = int(DigestType.MD5), int(Encoding.IDENTITY), int(Encoding.GZIP)
+_COMPRESSED = int(SysFlag.COMPRESSED)
 _NOT_USERS = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
 
 
@@ -48,7 +51,7 @@ def popped_messages(response: Frame, topic: str, broker_name: str) -> Iterator[P
     receipts = Receipts(header, topic, broker_name)
     for message in iter_records(response.body):
         handle, deliveries = receipts.of(message)
-        yield Popped(message, handle._replace(commit_log_offset=message.physical_offset), deliveries)
+        yield Popped(message, ReceiptHandle(*handle[:8], message.physical_offset), deliveries)
 
 
 def _popped_from_lite_topics(
@@ -65,47 +68,59 @@ def _popped_from_lite_topics(
         yield Popped(message, handle, int(count or 0), message.properties[LITE_TOPIC])
 
 
-def delivered_message(popped: Popped, topic: str, invisible_ms: int) -> Any:
-    """Return the `Message` for a consumer.
+def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) -> None:
+    """Fill an empty `Message` for a consumer.
+
+    To fill a message that is part of a response takes 9 µs; a message of its own would be copied into it.
 
     Args:
-        popped: The message.
+        message: The message.
+        popped: The content of the message.
         topic: The topic to which the consumer has subscribed.
         invisible_ms: How long the message stays leased.
     """
-    stored, properties = popped.message, popped.message.properties
-    m = messages()
-    message = m.Message(topic=m.Resource(name=topic), body=stored.body)
+    stored = popped.message
+    properties, body = stored.properties, stored.body
+    message.topic.name = topic
+    message.body = body
+    system = message.system_properties
     for name, value in properties.items():
         if not is_reserved(name) and name not in _NOT_USERS:
             message.user_properties[name] = value
-    system = message.system_properties
     if stored.tags:
         system.tag = stored.tags
-    system.keys.extend(stored.keys)
+    if stored.keys:
+        system.keys.extend(stored.keys)
     system.message_id = stored.msg_id
-    system.body_digest.type = DigestType.MD5
-    system.body_digest.checksum = hashlib.md5(stored.body, usedforsecurity=False).hexdigest().upper()
-    compressed = stored.sys_flag & SysFlag.COMPRESSED
-    system.body_encoding = Encoding.GZIP if compressed else Encoding.IDENTITY
+    digest = system.body_digest
+    digest.type = _MD5
+    digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    system.body_encoding = _GZIP if stored.sys_flag & _COMPRESSED else _IDENTITY
     system.message_type = _type_of(properties)
-    system.born_timestamp.FromMilliseconds(max(0, min(stored.born_timestamp_ms, MAX_TIME_MS)))
+    _set_ms(system.born_timestamp, max(0, min(stored.born_timestamp_ms, MAX_TIME_MS)))
     system.born_host = stored.born_host
-    system.store_timestamp.FromMilliseconds(max(0, min(stored.store_timestamp_ms, MAX_TIME_MS)))
+    _set_ms(system.store_timestamp, max(0, min(stored.store_timestamp_ms, MAX_TIME_MS)))
     system.store_host = stored.store_host
     system.receipt_handle = popped.handle.encode()
     system.queue_id = stored.queue_id
     system.queue_offset = stored.queue_offset
-    system.invisible_duration.FromMilliseconds(invisible_ms)
+    _set_ms(system.invisible_duration, invisible_ms)
     system.delivery_attempt = max(1, min(popped.deliveries + 1, MAX_INT32))
     _set_optional(system, properties)
-    return message
+
+
+def _set_ms(time: Any, value_ms: int) -> None:
+    """Set a `Timestamp` or a `Duration`, which is not negative. This costs half of its own method."""
+    seconds, rest = divmod(value_ms, 1000)
+    time.seconds = seconds
+    time.nanos = rest * 1_000_000
 
 
 def unleased_message(stored: MessageExt) -> Any:
     """Return the `Message` for a client that receives it in a command, without a lease."""
     handle = ReceiptHandle(0, 0, 0, 0, TopicKind.NORMAL, "-", stored.queue_id, stored.queue_offset)
-    message = delivered_message(Popped(stored, handle, 0), stored.topic, 0)
+    message = messages().Message()
+    fill_message(message, Popped(stored, handle, 0), stored.topic, 0)
     message.system_properties.ClearField("receipt_handle")
     return message
 

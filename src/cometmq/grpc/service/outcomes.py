@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.grpc.rpc.calls import Call, Message
@@ -34,6 +34,10 @@ CODES: dict[int, Code] = {
     ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
 }
 """The code of a 5.x client for each response code. All others become INTERNAL_SERVER_ERROR."""
+
+
+Result: TypeAlias = tuple[Code, str]
+"""The code and the text of a `Status`."""
 
 
 def checked(outcome: Frame | RemotingError) -> Frame:
@@ -69,12 +73,13 @@ class Responder:
 
     Args:
         call: The call.
-        respond: Returns the response for the broker's response or for an error. It may raise ServiceError.
+        respond: Returns the response for the broker's response or for an error, or None if the call needs
+            more outcomes. It may raise ServiceError.
     """
 
     __slots__ = ("_call", "_respond")
 
-    def __init__(self, call: Call, respond: Callable[[Frame | RemotingError], Message]) -> None:
+    def __init__(self, call: Call, respond: Callable[[Frame | RemotingError], Message | None]) -> None:
         self._call = call
         self._respond = respond
 
@@ -83,7 +88,9 @@ class Responder:
 
     def set_result(self, outcome: Frame | RemotingError) -> None:
         try:
-            self._call.respond(self._respond(outcome))
+            response = self._respond(outcome)
+            if response is not None:
+                self._call.respond(response)
         except Exception as error:
             self._call.fail(error)
 

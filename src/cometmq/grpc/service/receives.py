@@ -10,7 +10,7 @@ delivered, and a message of an ordered group that was delivered too often become
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.grpc.service.delivered import delivered_message, popped_messages
-from cometmq.grpc.service.outcomes import Responder, checked, failure, status
+from cometmq.grpc.service.delivered import fill_message, popped_messages
+from cometmq.grpc.service.outcomes import Responder, Result, checked, failure, set_status, status
 from cometmq.grpc.service.renewals import Groups, Renewals, Renewed
 from cometmq.grpc.service.traces import Traces
 from cometmq.periodic import Tasks
@@ -173,6 +173,7 @@ class Receives:
             self._finish(call, failure(response))
             return
         now, m, tags, leases = self._loop.time(), messages(), _tags(receive.tags), list[Renewed]()
+        sent = [m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString()]
         for popped in popped_messages(response, receive.topic, self._broker_name):
             lease = Renewed(
                 receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
@@ -186,20 +187,20 @@ class Receives:
             if receive.max_retries is not None and popped.deliveries > receive.max_retries:
                 self._tasks.start(self._bury(client, lease, popped.message.msg_id))
                 continue
-            if not leases:
-                call.send(m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString())
-            message = delivered_message(popped, receive.topic, receive.invisible_ms)
-            call.send(m.ReceiveMessageResponse(message=message).SerializeToString())
+            delivered = m.ReceiveMessageResponse()
+            fill_message(delivered.message, popped, receive.topic, receive.invisible_ms)
+            sent.append(delivered.SerializeToString())
             leases.append(lease)
             self._traces.delivered(client, receive.group, receive.topic, popped)
-            if receive.renewed:
-                renewals.keep(client, lease)
         if not leases:
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
             return
         delivered = m.ReceiveMessageResponse()
         delivered.delivery_timestamp.GetCurrentTime()
-        call.send(delivered.SerializeToString())
+        call.send(*sent, delivered.SerializeToString())
+        if receive.renewed:
+            for lease in leases:
+                renewals.keep(client, lease)
         call.on_lost = partial(self._give_back, client, leases)
         call.finish()
 
@@ -221,37 +222,21 @@ class Receives:
         entries = request.entries
         if not 0 < len(entries) <= MAX_ACKS:
             raise ServiceError(Code.BAD_REQUEST, f"entries: {len(entries)}, from 1 to {MAX_ACKS} are allowed")
-        if len(entries) > 1:
-            return self._ack_all(client, request, entries)
-        # Most requests have one entry. A waiter costs less than a task.
-        entry = entries[0]
+        results: dict[int, Result] = {}
 
-        def respond(outcome: Frame | RemotingError) -> Any:
-            return _acked([entry], [self._acked(client, lease, entry, outcome, ConsumeCode.SUCCESS)])
+        def acked(number: int, lease: Renewed, outcome: Frame | RemotingError) -> Any:
+            results[number] = self._acked(client, lease, entries[number], outcome)
+            return _ack_response(entries, results) if len(results) == len(entries) else None
 
-        try:
-            lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
-        except ServiceError as error:
-            return _acked([entry], [status(error.code, error.problem)])
-        client.ask(self._ack_frame(client, lease, entry), Responder(call, respond))
-        return None
-
-    async def _ack_all(self, client: Client, request: Any, entries: Sequence[Any]) -> Any:
-        outcomes = await asyncio.gather(*(self._ack(client, request, entry) for entry in entries))
-        return _acked(entries, outcomes)
-
-    async def _ack(
-        self, client: Client, request: Any, entry: Any, code: ConsumeCode = ConsumeCode.SUCCESS
-    ) -> Any:
-        outcome: Frame | RemotingError
-        try:
-            lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
-            outcome = await client.asked(self._ack_frame(client, lease, entry))
-        except ServiceError as error:
-            return status(error.code, error.problem)
-        except RemotingError as error:
-            outcome = error
-        return self._acked(client, lease, entry, outcome, code)
+        for number, entry in enumerate(entries):
+            try:
+                lease = self._lease(request, entry.receipt_handle, entry.lite_topic)
+            except ServiceError as error:
+                results[number] = error.code, error.problem
+            else:
+                frame = self._ack_frame(client, lease, entry)
+                client.ask(frame, Responder(call, partial(acked, number, lease)))
+        return _ack_response(entries, results) if len(results) == len(entries) and not call.ended else None
 
     def _ack_frame(self, client: Client, lease: Renewed, entry: Any) -> Frame:
         """Return the request that ends a lease, which is not renewed any more."""
@@ -268,17 +253,22 @@ class Receives:
         return client.frame(RequestCode.ACK_MESSAGE, header)
 
     def _acked(
-        self, client: Client, lease: Renewed, entry: Any, outcome: Frame | RemotingError, code: ConsumeCode
-    ) -> Any:
-        """Return the status of an acknowledgement, for the broker's response or an error."""
+        self,
+        client: Client,
+        lease: Renewed,
+        entry: Any,
+        outcome: Frame | RemotingError,
+        code: ConsumeCode = ConsumeCode.SUCCESS,
+    ) -> Result:
+        """Return the result of an acknowledgement, for the broker's response or an error."""
         try:
             _check_lease(outcome)
         except ServiceError as error:
             if error.code == Code.INVALID_RECEIPT_HANDLE:
                 self._traces.refused(client, lease.group, lease.topic, lease.handle, entry.message_id)
-            return status(error.code, error.problem)
+            return error.code, error.problem
         self._traces.consumed(client, lease.group, lease.topic, lease.handle, entry.message_id, code)
-        return status(Code.OK)
+        return Code.OK, ""
 
     async def change_invisible_duration(self, call: Call, request: Any) -> Any:
         """Change when a lease expires. Its handle stays the same."""
@@ -317,7 +307,12 @@ class Receives:
         client = self._clients.find(call)
         lease = self._lease(request, request.receipt_handle, request.lite_topic)
         await _send_back(client, lease, request.message_id)
-        await self._ack(client, request, request, ConsumeCode.FAILED)
+        outcome: Frame | RemotingError
+        try:
+            outcome = await client.asked(self._ack_frame(client, lease, request))
+        except RemotingError as error:
+            outcome = error
+        self._acked(client, lease, request, outcome, ConsumeCode.FAILED)
         return messages().ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))
 
     async def _bury(self, client: Client, lease: Renewed, message_id: str) -> None:
@@ -398,18 +393,17 @@ def _check_lease(outcome: Frame | RemotingError) -> None:
         raise
 
 
-def _acked(entries: Sequence[Any], outcomes: Sequence[Any]) -> Any:
-    """Return the response to acknowledgements with these statuses."""
-    m = messages()
-    results = [
-        m.AckMessageResultEntry(
-            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=outcome
-        )
-        for entry, outcome in zip(entries, outcomes, strict=True)
-    ]
-    same = len({outcome.code for outcome in outcomes}) == 1
-    overall = outcomes[0] if same else status(Code.MULTIPLE_RESULTS)
-    return m.AckMessageResponse(status=overall, entries=results)
+def _ack_response(entries: Sequence[Any], results: Mapping[int, Result]) -> Any:
+    """Return the response to acknowledgements. `results` has one of each entry."""
+    response = messages().AckMessageResponse()
+    for number, entry in enumerate(entries):
+        found = response.entries.add()
+        found.message_id = entry.message_id
+        found.receipt_handle = entry.receipt_handle
+        set_status(found.status, *results[number])
+    same = len({code for code, _ in results.values()}) == 1
+    set_status(response.status, *(results[0] if same else (Code.MULTIPLE_RESULTS,)))
+    return response
 
 
 async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:

@@ -15,7 +15,7 @@ from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, Tra
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.grpc.service.outcomes import CODES, Responder, set_status, status
+from cometmq.grpc.service.outcomes import CODES, Responder, Result, set_status, status
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.grpc.service.traces import Traces
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
@@ -89,16 +89,16 @@ class Sends:
     def send_message(self, call: Call, request: Any) -> Awaitable[Any] | None:
         """Store the messages of a request. Each has an outcome of its own."""
         client = self._clients.find(call)
-        if not request.messages:
+        given = list(request.messages)
+        if not given:
             raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: the request has none")
-        if len(request.messages) > MAX_MESSAGES:
-            problem = f"messages: {len(request.messages)}, at most {MAX_MESSAGES}"
-            raise ServiceError(Code.BAD_REQUEST, problem)
-        if len({each.topic.name for each in request.messages}) > 1:
+        if len(given) > MAX_MESSAGES:
+            raise ServiceError(Code.BAD_REQUEST, f"messages: {len(given)}, at most {MAX_MESSAGES}")
+        if len(given) > 1 and len({each.topic.name for each in given}) > 1:
             raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: they have different topics")
-        sent = [self._prepared(message) for message in request.messages]
+        sent = [self._prepared(message) for message in given]
         if sent[0].type is MessageType.TRANSACTION:
-            _register(client, request.messages[0].topic.name)
+            _register(client, sent[0].header.topic)
         begun_ms = self._traces.now_ms()
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body) for each in sent]
         if len(sent) > 1:
@@ -130,7 +130,7 @@ class Sends:
 
     def _fill(
         self, entry: Any, client: Client, begun_ms: int, sent: SendRequest, outcome: Frame | BaseException
-    ) -> tuple[Code, str]:
+    ) -> Result:
         """Fill the entry that tells a client whether its message was stored. Return its status."""
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RemotingError):
@@ -160,8 +160,7 @@ class Sends:
 
     def _prepared(self, message: Any) -> SendRequest:
         topic = find_topic(self._topics, message.topic.name)
-        max_body = self._config.store.max_message_size
-        sent = send_request(message, max_body, topic)
+        sent = send_request(message, self._config.store.max_message_size, topic)
         if sent.type is MessageType.DELAY:
             wait_s = message.system_properties.delivery_timestamp.ToMilliseconds() / 1000 - time.time()
             if wait_s > self._config.timer_max_delay_sec:
@@ -169,7 +168,7 @@ class Sends:
                 problem = f"delivery_timestamp: {wait_s:.0f} s from now, at most {most} s are allowed"
                 raise ServiceError(Code.ILLEGAL_DELIVERY_TIME, problem)
         if topic is not None:
-            accepted = accepted_types((topic.attributes or {}).get("message.type", ""))
+            accepted = accepted_types(topic.attributes.get("message.type", "") if topic.attributes else "")
             if sent.type not in accepted:
                 names = ", ".join(each.name for each in accepted)
                 problem = f"message_type: {sent.type.name}, but topic {topic.topic_name} accepts {names}"

@@ -27,6 +27,8 @@ MAX_KEYS = 1024
 MAX_PROPERTIES_BYTES = 16 * 1024
 MAX_GROUP_BYTES = 64
 MAX_IMMUNITY_S = 3600
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
+"""The years 1 to 9999, which a protobuf timestamp can hold."""
 SHARDING_KEY = "__SHARDINGKEY"
 PRIORITY = "_SYS_MSG_PRIORITY_"
 LITE_TOPIC = "__LITE_TOPIC"
@@ -200,10 +202,10 @@ def _system_properties(message: Any, kind: MessageType) -> dict[str, str]:
 
 def _epoch_ms(field: str, timestamp: Any, code: Code) -> int:
     """Return the epoch ms of a protobuf timestamp. Raises ServiceError if it is invalid."""
-    try:
-        return int(timestamp.ToMilliseconds())
-    except ValueError as error:
-        raise ServiceError(code, f"{field}: {error}") from None
+    seconds, nanos = timestamp.seconds, timestamp.nanos
+    if not (FIRST_SECOND <= seconds <= LAST_SECOND and 0 <= nanos < 10**9):
+        raise ServiceError(code, f"{field}: {seconds} s and {nanos} ns are no valid time")
+    return int(seconds * 1000 + nanos // 1_000_000)
 
 
 def _checked(field: str, text: str, code: Code, forbidden: str = "") -> str:
