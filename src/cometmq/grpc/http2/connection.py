@@ -10,6 +10,7 @@ Frames of a stream that has ended are ignored, because the peer may have sent th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from cometmq.grpc.http2 import frames, hpack
 from cometmq.grpc.http2.errors import ErrorCode, Http2Error
@@ -17,6 +18,7 @@ from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, Head
 from cometmq.grpc.http2.limits import EARLY_S, Allowance, Http2Limits
 from cometmq.grpc.http2.requests import check_request
 from cometmq.grpc.http2.sending import Sender, Stream
+from cometmq.grpc.http2.templates import HeaderTemplates
 
 _OF_CONNECTION = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 _OF_STREAMS = frozenset(
@@ -30,6 +32,14 @@ _PRIORITY_BYTES = 5
 _MIN_GOAWAY_BYTES = 8
 # With this many open streams, a change of their windows costs as much as one more idle frame.
 _STREAMS_PER_COST = 10
+
+MAX_LEARNED = 256
+"""The maximum number of header blocks of one connection that are cached (templates.py)."""
+
+
+@cache
+def _templates_of(max_header_list: int) -> HeaderTemplates:  # noqa: ARG001 (caches depend on the limit)
+    return HeaderTemplates()
 
 
 class Http2Connection:
@@ -45,8 +55,18 @@ class Http2Connection:
 
     __slots__ = (
         *("_block", "_block_end", "_block_frames", "_block_stream", "_credit", "_decoder", "_early_resets"),
-        *("_end", "_events", "_goaways", "_idle_frames", "_last_stream", "_limits", "_now", "_only"),
-        *("_peer_leaves", "_preamble", "_reader", "_replies", "_sender", "_streams", "_window"),
+        *(
+            "_end",
+            "_events",
+            "_goaways",
+            "_idle_frames",
+            "_last_stream",
+            "_learned",
+            "_limits",
+            "_now",
+            "_only",
+        ),
+        *("_peer_leaves", "_preamble", "_reader", "_replies", "_sender", "_streams", "_templates", "_window"),
     )
 
     def __init__(self, limits: Http2Limits, now: float) -> None:
@@ -55,6 +75,8 @@ class Http2Connection:
         self._events: list[Event] = []
         self._reader = frames.FrameReader(limits.max_frame)
         self._decoder = hpack.Decoder()
+        self._templates = _templates_of(limits.max_header_list)
+        self._learned = 0  # the number of blocks that this connection has added to the cache
         self._sender = Sender(self._sent_end)
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
@@ -83,6 +105,7 @@ class Http2Connection:
         self._sender.write(
             frames.settings(
                 {
+                    frames.HEADER_TABLE_SIZE: 0,
                     frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
                     frames.INITIAL_WINDOW_SIZE: limits.stream_window,
                     frames.MAX_FRAME_SIZE: limits.max_frame,
@@ -321,7 +344,9 @@ class Http2Connection:
 
     def _on_block(self, stream_id: int, block: bytes, end: bool) -> None:
         # Each block must be decoded, even for a stream that is refused: it changes the decoder's table.
-        headers = self._decoder.decode(block)
+        independent = self._decoder.is_independent(block)
+        known = self._templates.find(block) if independent else None
+        headers = self._decoder.decode(block) if known is None else known
         stream = self._streams.get(stream_id)
         if stream is not None:
             if stream.peer_ended:
@@ -343,7 +368,11 @@ class Http2Connection:
         if len(self._streams) >= self._limits.max_streams:
             self._reply(frames.reset(stream_id, ErrorCode.REFUSED_STREAM))
             return
-        check_request(stream_id, headers, self._limits.max_header_list)
+        if known is None:
+            check_request(stream_id, headers, self._limits.max_header_list)
+            if independent and self._learned < MAX_LEARNED:
+                self._learned += 1
+                self._templates.learn(block, headers)
         stream = self._sender.new_stream(stream_id, self._now, self._limits.stream_window)
         stream.peer_ended = end
         self._streams[stream_id] = stream

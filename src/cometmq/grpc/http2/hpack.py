@@ -67,6 +67,10 @@ class Decoder:
         self._size = 0
         self._max_size = TABLE_SIZE
 
+    def is_independent(self, block: bytes) -> bool:
+        """Return whether a block neither depends on earlier ones nor changes the meaning of later ones."""
+        return self._max_size == 0 and not 0x20 <= block[0] < 0x40 if block else False
+
     def decode(self, block: bytes) -> list[Header]:
         """Return the headers of a block.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from cometmq.grpc.http2.errors import ErrorCode, Http2Error
@@ -36,13 +36,18 @@ def check_request(stream_id: int, headers: Sequence[Header], max_size: int) -> N
     if size > max_size:
         reason = f"the headers are larger than {max_size} bytes"
         raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason, stream_id)
-    text = b"".join(values)
-    if len(text.translate(None, _NO_VALUE_BYTES)) < len(text):
+    if not has_legal_bytes(values):
         problem = "a header's value has an illegal character"
     elif b"te" in names and (b"te", b"trailers") not in headers:
         problem = "the header te is not trailers"
     if problem is not None:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, problem, stream_id)
+
+
+def has_legal_bytes(values: Iterable[bytes]) -> bool:
+    """Return whether values of headers contain no bytes that are not allowed there."""
+    text = b"".join(values)
+    return len(text.translate(None, _NO_VALUE_BYTES)) == len(text)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,103 @@
+"""Header blocks that equal an earlier block, except for the values that differ in each call.
+
+The headers of one client and method repeat, apart from the request's id, its time and its timeout. The
+decoded form of such a block is cached under the bytes around these values. From then on, these bytes are only
+compared, not decoded and checked. A block of 16 headers then takes 1.5 µs instead of 7.
+
+Nothing is assumed about how clients write headers. Before a block is cached, a twin with other values is
+decoded, and the result must be the same except for these values. The meaning of a block must not depend on
+the blocks before it, so only blocks of peers without a dynamic table are cached. The settings of the server
+ask for that (SETTINGS_HEADER_TABLE_SIZE is 0).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cometmq.grpc.http2.errors import Http2Error
+from cometmq.grpc.http2.hpack import NO_TABLE, Decoder, Header
+from cometmq.grpc.http2.requests import has_legal_bytes
+
+VARYING = frozenset((b"authorization", b"grpc-timeout", b"x-mq-date-time", b"x-mq-request-id"))
+"""The headers whose values differ in each call."""
+MAX_TEMPLATES = 2_048
+"""The maximum number of cached blocks. They take about 4 KiB each. A full cache is cleared."""
+MAX_CUTS = 8
+"""The maximum number of layouts of equally long blocks."""
+_MAX_LENGTH = 126  # of a varying value: the length of a longer one has more than one byte
+
+Parts = tuple[bytes, ...]
+
+
+class Template(NamedTuple):
+    """The headers of a block, and which of them have varying values, in their order."""
+
+    headers: list[Header]
+    varying: list[int]
+
+
+class HeaderTemplates:
+    """A cache of header blocks."""
+
+    __slots__ = ("_cuts", "_known")
+
+    def __init__(self) -> None:
+        # Functions that divide blocks of a length into constant and varying parts, in turn.
+        self._cuts: dict[int, list[Callable[[bytes], Parts]]] = {}
+        self._known: dict[Parts, Template] = {}
+
+    def find(self, block: bytes) -> list[Header] | None:
+        """Return the headers of a block, which need no further check, or None if it is not cached."""
+        for cut in self._cuts.get(len(block), ()):
+            parts = cut(block)
+            known = self._known.get(parts[::2])
+            if known is not None:
+                values = parts[1::2]
+                if not has_legal_bytes(values):
+                    return None
+                headers = known.headers.copy()
+                for index, value in zip(known.varying, values, strict=True):
+                    headers[index] = headers[index][0], value
+                return headers
+        return None
+
+    def learn(self, block: bytes, headers: list[Header]) -> None:
+        """Cache a block with its headers, which are valid."""
+        varying = [index for index, (name, _) in enumerate(headers) if name in VARYING]
+        parts: list[bytes] = []
+        pos = 0
+        for index in varying:
+            value = headers[index][1]
+            at = block.find(bytes((len(value),)) + value, pos) if 0 < len(value) <= _MAX_LENGTH else -1
+            if at < 0:  # The value is long, or has Huffman's code
+                return
+            parts += block[pos : at + 1], value
+            pos = at + 1 + len(value)
+        parts.append(block[pos:])
+        if not _is_confirmed(parts, headers, varying):
+            return
+        if len(self._known) >= MAX_TEMPLATES:
+            self._known.clear()
+            self._cuts.clear()
+        cuts = self._cuts.setdefault(len(block), [])
+        if all(cut(block) != tuple(parts) for cut in cuts):
+            if len(cuts) >= MAX_CUTS:
+                return
+            cuts.append(struct.Struct("".join([f"{len(part)}s" for part in parts])).unpack)
+        self._known[tuple(parts[::2])] = Template(headers, varying)
+
+
+def _is_confirmed(parts: list[bytes], headers: list[Header], varying: list[int]) -> bool:
+    """Return whether a block with other varying values has the same headers with these values."""
+    twin, expected = parts.copy(), headers.copy()
+    for number, index in enumerate(varying):
+        name, value = headers[index]
+        other = bytes([0x61 + (byte + 1) % 26 for byte in value])
+        twin[2 * number + 1] = other
+        expected[index] = name, other
+    try:
+        return Decoder().decode(NO_TABLE + b"".join(twin)) == expected
+    except Http2Error:
+        return False
