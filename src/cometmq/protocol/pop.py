@@ -295,7 +295,7 @@ def _kind(format_: str, text: str, word: str) -> TopicKind:
 
 def _number(format_: str, text: str, field: str, word: str, kind: str = "i64") -> int:
     """Return a word as a number that is not negative. Raises PopFormatError, which names the field."""
-    if len(word) < 10 and word.isdecimal():
+    if len(word) < (10 if kind == "i32" else 19) and word.isdecimal():
         return int(word)
     try:
         value = int(parse_value(word, kind))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -179,6 +180,32 @@ class TestSend:
         assert stored.born_timestamp_ms == sent.system_properties.born_timestamp.ToMilliseconds()
         assert stored.born_host.startswith("127.0.0.1:")
 
+    async def test_messages_that_differ_only_in_id_and_time(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, "Orders", 1, 1)
+        for number in range(3):
+            sent = message(message_id=f"id-{number}", tag="paid")
+            sent.system_properties.born_timestamp.FromMilliseconds(number)
+            assert (await caller.send(sent)).entries[0].message_id == f"id-{number}"
+        found = records(await peer.pull())
+        assert [(each.msg_id, each.born_timestamp_ms) for each in found] == [
+            (f"id-{number}", number) for number in range(3)
+        ]
+        assert {each.tags for each in found} == {"paid"}
+
+    async def test_a_response_that_cannot_be_made_fails_its_own_call_only(self, cluster, caller, monkeypatch):
+        await create(cluster.peer())
+
+        def failing(client, sent, *_args, **_more):
+            assert sent.message_id != "id-1"
+
+        monkeypatch.setattr(cluster.broker.endpoint.traces, "sent", failing)
+        calls = (caller.send(message(message_id=f"id-{number}")) for number in range(3))
+        first, second, third = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(second, grpc.aio.AioRpcError)
+        assert second.code() is grpc.StatusCode.INTERNAL
+        assert code_of(first) == code_of(third) == Code.OK
+
     async def test_empty_tags_and_keys_do_not_count_and_blanks_divide_keys(self, cluster, caller):
         peer = cluster.peer()
         await create(peer, "Orders", 1, 1)
@@ -231,6 +258,7 @@ class TestSend:
         ("field", "value", "code"),
         [
             ("message_id", "", Code.ILLEGAL_MESSAGE_ID),
+            ("message_id", "a\x02b", Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
             ("tag", " ", Code.ILLEGAL_MESSAGE_TAG),
             ("tag", "a|b", Code.ILLEGAL_MESSAGE_TAG),
             ("keys", [" "], Code.ILLEGAL_MESSAGE_KEY),

@@ -166,7 +166,7 @@ class SendProcessor:
         if queue_id >= rules.queue_limit:
             raise self.bad_queue(connection, frame, header)
         if queue_id < 0:
-            queue_id = random.randrange(max(rules.write_queues, 1))
+            queue_id = int(random.random() * rules.write_queues)
         if header.batch:
             return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
         delay_ms, more = None, b""
