@@ -2,6 +2,11 @@
 
 All connections of a loop read into one buffer, and send the output of one iteration of the event loop in one
 write (cometmq/remoting/tick.py).
+
+Budget, for calls of which 16 arrive together, on a busy machine and without the sockets: 40 µs of CPU for a
+SendMessage of 1 KiB, 40 µs for an AckMessage, 30 µs for each received message of 1 KiB. A send consists of
+frames and headers (5 µs, templates.py), the call with its response (8 µs), the conversion (7 µs, sent.py) and
+the broker (20 µs). No call needs a task, a timer or an encoded request to the broker.
 """
 
 from __future__ import annotations

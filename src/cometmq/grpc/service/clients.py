@@ -8,7 +8,8 @@ has no telemetry stream.
 To the broker, each client is a remoting client of version 5: it has a connection in memory, its *link*, which
 has the client's own address. Its requests therefore pass the same checks as those of remoting clients, its
 groups are registered on the link, and requests of the broker, such as transaction checks, arrive on it. The
-link closes when the client ends, and the broker then forgets the client.
+link closes when the client ends, and the broker then forgets the client. Sends, receives and acknowledgements
+pass the link as frames that are not encoded (`Client.ask`).
 """
 
 from __future__ import annotations
