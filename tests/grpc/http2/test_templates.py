@@ -69,6 +69,11 @@ def test_blocks_with_huffman_codes_or_empty_or_long_values_are_not_cached() -> N
     assert known.find(block) is None
 
 
+def test_large_blocks_are_not_cached() -> None:
+    headers = call(1, (b"x", b"v" * templates.MAX_BLOCK_BYTES))
+    assert learned(headers).find(encode(headers)) is None
+
+
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_TEMPLATES", 3)
     known = HeaderTemplates()

@@ -2,7 +2,7 @@
 
 The headers of one client and method repeat, apart from the request's id, its time and its timeout. The
 decoded form of such a block is cached under the bytes around these values. From then on, these bytes are only
-compared, not decoded and checked. A block of 16 headers then takes 1.5 µs instead of 7.
+compared, not decoded and checked. A block of 16 headers then takes 2 µs instead of 7.
 
 Nothing is assumed about how clients write headers. Before a block is cached, a twin with other values is
 decoded, and the result must be the same except for these values. The meaning of a block must not depend on
@@ -24,6 +24,8 @@ VARYING = frozenset((b"authorization", b"grpc-timeout", b"x-mq-date-time", b"x-m
 """The headers whose values differ in each call."""
 MAX_TEMPLATES = 2_048
 """The maximum number of cached blocks. They take about 4 KiB each. A full cache is cleared."""
+MAX_BLOCK_BYTES = 1_024
+"""The maximum size of a cached block. Those of RocketMQ's clients have 300 to 700 bytes."""
 MAX_CUTS = 8
 """The maximum number of layouts of equally long blocks."""
 _MAX_LENGTH = 126  # of a varying value: the length of a longer one has more than one byte
@@ -65,6 +67,8 @@ class HeaderTemplates:
 
     def learn(self, block: bytes, headers: list[Header]) -> None:
         """Cache a block with its headers, which are valid."""
+        if len(block) > MAX_BLOCK_BYTES:
+            return
         varying = [index for index, (name, _) in enumerate(headers) if name in VARYING]
         parts: list[bytes] = []
         pos = 0

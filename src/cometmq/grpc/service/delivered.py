@@ -69,9 +69,7 @@ def _popped_from_lite_topics(
 
 
 def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) -> None:
-    """Fill an empty `Message` for a consumer.
-
-    To fill a message that is part of a response takes 9 µs; a message of its own would be copied into it.
+    """Fill an empty `Message` for a consumer, which is part of a response: a separate one would be copied.
 
     Args:
         message: The message.

@@ -40,12 +40,16 @@ Result: TypeAlias = tuple[Code, str]
 """The code and the text of a `Status`."""
 
 
+def lost(error: RemotingError) -> Result:
+    """Return the status for a request to which the broker has not responded."""
+    timed_out = isinstance(error, RequestTimeout)
+    return Code.PROXY_TIMEOUT if timed_out else Code.INTERNAL_SERVER_ERROR, str(error)
+
+
 def checked(outcome: Frame | RemotingError) -> Frame:
     """Return the response of the broker. Raises ServiceError if there is none, or none of success."""
-    if isinstance(outcome, RequestTimeout):
-        raise ServiceError(Code.PROXY_TIMEOUT, str(outcome))
     if isinstance(outcome, RemotingError):
-        raise ServiceError(Code.INTERNAL_SERVER_ERROR, str(outcome))
+        raise ServiceError(*lost(outcome))
     if outcome.code:
         raise failure(outcome)
     return outcome

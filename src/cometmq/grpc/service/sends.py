@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.errors import RemotingError, RequestTimeout
+from cometmq.errors import RemotingError
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Client, Clients
-from cometmq.grpc.service.outcomes import CODES, Responder, Result, set_status, status
+from cometmq.grpc.service.outcomes import CODES, Responder, Result, lost, set_status, status
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.grpc.service.traces import Traces
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
@@ -135,8 +135,7 @@ class Sends:
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RemotingError):
                 raise outcome
-            timed_out = isinstance(outcome, RequestTimeout)
-            code, text = Code.PROXY_TIMEOUT if timed_out else Code.INTERNAL_SERVER_ERROR, str(outcome)
+            code, text = lost(outcome)
         else:
             code, text = CODES.get(outcome.code, Code.INTERNAL_SERVER_ERROR), outcome.remark or ""
             if outcome.code in STORED:
