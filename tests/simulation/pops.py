@@ -18,9 +18,8 @@ from tests.simulation.scheduler import Process
 
 from cometmq.client import ConsumeFromWhere, SimpleConsumer, SimpleOptions
 from cometmq.client.simple.receipts import receipt_of
-from cometmq.errors import BrokerError, CometError
+from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.pop import TopicKind
 
 WAIT_S = 0.3
@@ -142,10 +141,13 @@ class LeaseWatch:
             )
 
     def acking(self, lease: Lease) -> float:
-        """Record that an acknowledgement is sent. Return the time until which it is certainly in time."""
+        """Record that an acknowledgement is sent. Return the time until which it is certainly in time.
+
+        Return 0 if the broker may have lost the lease, so that the acknowledgement may have no effect.
+        """
         self._done.add(lease.place)
         lasted, lease.lasts = lease.lasts, min(lease.lasts, self.now())
-        return lasted
+        return lasted if lease.epoch == self.epochs()[lease.place.broker] else 0.0
 
     def acked(self, lease: Lease, before: Epochs) -> None:
         """Record that the message is certainly acknowledged. `before` are the epochs before the request."""
@@ -243,24 +245,22 @@ class PopMembers:
 
     async def _ack(self, consumer: SimpleConsumer, handled: list[tuple[MessageExt, Lease, int]]) -> None:
         """Acknowledge messages. The response to several acks does not tell which ones were too late."""
-        history, watch = self._clients.history, self._watch
+        watch = self._watch
         until = [watch.acking(lease) for _, lease, _ in handled]
-        before, known = watch.epochs(), True
+        before = watch.epochs()
+        # If its member is killed before the response, an ack may have taken effect, so that nobody else
+        # receives the message. Therefore the message counts as handled, whatever the response will be.
+        for message, _, call in handled:
+            self._clients.history.ok(call)
+            self._clients.handled.add(_body(message))
         try:
             if handled:
                 await consumer.ack(*(message for message, _, _ in handled))
-        except BrokerError as refusal:
-            if len(handled) == 1 and refusal.code == ResponseCode.NO_MESSAGE:
-                history.fail(handled[0][2])
-                return
-            known = False
         except CometError:
-            known = False
-        for (message, lease, call), lasted in zip(handled, until, strict=True):
-            if known and (len(handled) == 1 or watch.now() < lasted):
+            return
+        for (_, lease, _), lasted in zip(handled, until, strict=True):
+            if len(handled) == 1 or watch.now() < lasted:
                 watch.acked(lease, before)
-            history.ok(call)
-            self._clients.handled.add(_body(message))
 
 
 def _body(message: MessageExt) -> str:
