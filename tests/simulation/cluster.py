@@ -19,6 +19,7 @@ from cometmq.broker.server import Broker
 from cometmq.errors import ClientStateError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
+from cometmq.protocol.codes import MASTER_ID
 from cometmq.raft import RaftOptions
 from cometmq.store import SLAVE, MessageStore
 
@@ -108,12 +109,21 @@ class Machine:
 
 
 class NameServerMachine(Machine):
-    """A machine that runs a name server."""
+    """A machine that runs a name server, which loses its routes when it restarts."""
+
+    server: NameServer
 
     async def _start(self, process: Process) -> None:
         files = {"kv_config_path": "/nowhere/kv", "config_store_path": "/nowhere/namesrv"}
         config = NamesrvConfig(listen_port=NAMESRV_PORT, bind_address=self.host, **files)
-        await NameServer(config).start()
+        self.server = NameServer(config)
+        await self.server.start()
+
+    def knows(self, broker: Broker) -> bool:
+        """Return whether the name server has this broker registered as a master."""
+        config = broker.config
+        known = self.server.tables.member_group(config.broker_cluster_name, config.broker_name)
+        return known.broker_addrs.get(MASTER_ID) == broker.addr
 
 
 class BrokerMachine(Machine):

@@ -36,7 +36,10 @@ HEALED_S = 120.0
 _SETTLED_S = 2.5
 """Time, in seconds, in which queue owners are watched: enough for a rebalance and an offset commit."""
 _QUIET_S = 6.0
-"""Time, in seconds, for which each queue must have had a single owner before it counts as settled."""
+"""Time, in seconds, for which each queue must have had a single owner before it counts as settled.
+
+It is longer than clients need to find a newly registered broker and to rebalance.
+"""
 _OFFSETS_S = 0.2
 """Interval, in seconds, between two records of the group's offsets."""
 _SETTLES = 0.4
@@ -428,7 +431,7 @@ class Run:
 
         def quiet() -> bool:
             nonlocal since
-            if self.clients.owned != Counter(queues):
+            if self.clients.owned != Counter(queues) or not self._registered():
                 since = self.scheduler.now
             return self.scheduler.now - since >= _QUIET_S
 
@@ -445,6 +448,15 @@ class Run:
         if settled is not None:
             history.ok(settled)
         self._note_offsets()
+
+    def _registered(self) -> bool:
+        """Return whether the name servers know all masters.
+
+        A broker that could not register, and any broker after a restart of a name server, is unknown until
+        its next registration 10 s later. Until then new members have no route and have not joined the group.
+        """
+        brokers = [each.broker for each in self.cluster.brokers if each.broker and not each.store.slave]
+        return all(server.knows(broker) for server in self.cluster.name_servers for broker in brokers)
 
     def _watch_offsets(self) -> None:
         """Record the group's offsets at intervals. Without kills and lost queues they must not decrease."""

@@ -131,6 +131,26 @@ def test_a_seed_alone() -> None:
         each_of([ALONE])
 
 
+class _LateRegistration(Run):
+    """A run with a member that cannot join until a broker registers, 10 s after the broker's start."""
+
+    def _disturb(self) -> None:
+        (name_server,), (broker,) = self.cluster.name_servers, self.cluster.brokers
+        self.scheduler.run_for(3.0)
+        name_server.kill()
+        broker.kill()
+        broker.start()
+        self.scheduler.run_for(0.5)
+        name_server.start()
+        self._add_member()
+        self.scheduler.run_for(1.5)
+
+
+def test_a_group_has_settled_after_the_brokers_have_registered_again() -> None:
+    with many(), mock.patch("tests.simulation.run._SETTLES", 1.0):
+        assert _LateRegistration(1, Plan("one", "plain", frozenset({"kill"}), True))().problems == []
+
+
 def test_a_failure_names_its_seed() -> None:
     with (
         mock.patch("tests.simulation.seeds.Run", side_effect=RuntimeError("boom")),
