@@ -19,7 +19,7 @@ from tests.cli.conftest import Run
 
 from cometmq.cli import bench
 from cometmq.cli.bench import Figures
-from cometmq.client import Producer
+from cometmq.client import Producer, ProducerOptions
 from cometmq.client.producer import outgoing
 from cometmq.errors import BrokerError
 from cometmq.message import Message, SendResult
@@ -129,6 +129,25 @@ def test_bodies_are_not_compressed(memory: TestBroker, monkeypatch: pytest.Monke
     done = invoke(memory.namesrv, "send", "large", "--seconds", "0.05", "--size", "8192")
     assert done.exit_code == 0
     assert {len(message.body) for message in memory.messages("large")} == {8192}
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"), [(("send", "--in-flight", "5000"), 5000), (("latency",), bench.MAX_IN_FLIGHT)]
+)
+def test_as_many_messages_are_in_flight_as_the_command_says(
+    memory: TestBroker, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], limit: int
+) -> None:
+    made: list[int] = []
+    plain_init = ProducerOptions.__post_init__
+
+    def note(options: ProducerOptions) -> None:
+        made.append(options.max_in_flight)
+        plain_init(options)
+
+    monkeypatch.setattr(ProducerOptions, "__post_init__", note)
+    work, *more = command
+    invoke(memory.namesrv, work, "full", "--seconds", "0.01", "--size", "16", *more)
+    assert limit in made
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import TaskContext
 from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import SinkRowError
 from cometmq.pipeline.base.options import WriteOptions, write_options
+from cometmq.pipeline.sink import encoded, sink
 from cometmq.pipeline.sink.bad_rows import SCHEMA
-from cometmq.pipeline.sink.encoded import encode_rows
-from cometmq.pipeline.sink.rows import check_columns, messages_of
-from cometmq.pipeline.sink.sink import MessageIds
+from cometmq.pipeline.sink.encoded import EncodedRows, encode_rows
+from cometmq.pipeline.sink.rows import RowMessage, check_columns, messages_of
+from cometmq.pipeline.sink.sink import CometWriter, MessageIds
 from cometmq.protocol.batch import encode_batch
 
 IDS = MessageIds("query", "0", 3)
@@ -108,6 +112,57 @@ def test_a_body_is_bytes_of_any_kind_and_a_column_that_does_not_count_may_hold_a
     batch = pa.record_batch({"value": broken, "topic": broken, "flag": pa.array([1])})
     (message,) = messages_of(batch, options(), 0, IDS)
     assert (message.topic, message.body) == ("t", b"a\xff")
+
+
+class SentRows:
+    """A sender that keeps the messages, and the size of each `EncodedRows`."""
+
+    messages = bytes = 0
+
+    def __init__(self) -> None:
+        self.sent: list[RowMessage] = []
+        self.sizes: list[int] = []
+
+    def send_rows(self, rows: EncodedRows) -> None:
+        self.sent.extend(rows)
+        self.sizes.append(rows.body_bytes)
+
+    def flush(self) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_large_batch_is_encoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's arrays of binary values hold less than 2 GiB, but Spark's batches may have more."""
+    sender = SentRows()
+    monkeypatch.setattr(encoded, "MAX_SLICE_BYTES", 1000)
+    monkeypatch.setattr(sink, "Sender", lambda *_: sender)
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(partitionId=lambda: 3))
+    rows = [{"body": b"b" * (3000 if row == 20 else 100), "keys": f"k{row}"} for row in range(45)]
+    writer = CometWriter(StructType([StructField("body", StringType())]), options(writeId="query"))
+    writer.write(iter([batch_of(rows, body=pa.large_binary()), batch_of(rows[:3])]))
+    expected = messages_of(batch_of(rows + rows[:3]), options(), 0, IDS)
+    assert sender.sent == list(expected)
+    assert max(sender.sizes) == 3000
+    assert sorted(sender.sizes)[-2] <= 1000
+
+
+def test_the_end_of_a_large_array_is_encoded() -> None:
+    data = np.zeros(2**31 + 8, np.uint8)  # Memory is used only for the pages that are written
+    data[-8:] = np.frombuffer(b"abcdefgh", np.uint8)
+    offsets = pa.py_buffer(np.array([0, 2**31, 2**31 + 3, 2**31 + 8]))
+    bodies = pa.Array.from_buffers(pa.large_binary(), 3, [None, offsets, pa.py_buffer(data)])
+    rows = encode_rows(pa.record_batch({"body": bodies}).slice(1), options(), 0, IDS.prefix)
+    assert rows is not None
+    assert [message.body for message in rows] == [b"abc", b"defgh"]
+
+
+def test_a_separator_outside_of_a_slice_does_not_count() -> None:
+    batch = batch_of([{"body": b"b", "keys": "a\x01b"}, {"body": b"b", "keys": "k"}])
+    assert encode_rows(batch, options(), 0, IDS.prefix) is None
+    assert encode_rows(batch.slice(1), options(), 0, IDS.prefix) is not None
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "SCHEDULE_TOPIC_XXXX", "a b"])

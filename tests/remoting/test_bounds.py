@@ -33,9 +33,11 @@ class Cuttable(CountingTransport):
 class Line:
     """A connection with manual input and a manual clock."""
 
-    def __init__(self, tick: Tick, limits: Limits) -> None:
+    def __init__(self, tick: Tick, limits: Limits, *, dialed: bool = False) -> None:
         self.bodies: list[int] = []
-        self.connection = Connection(lambda _c, request: self.bodies.append(len(request.body)), tick, limits)
+        self.connection = Connection(
+            lambda _c, request: self.bodies.append(len(request.body)), tick, limits, dialed=dialed
+        )
         self.transport = Cuttable()
         self.connection.connection_made(self.transport)
         self.now = asyncio.get_running_loop().time()
@@ -166,6 +168,23 @@ async def test_all_unsent_answers_share_one_budget_and_who_has_waited_longest_go
     for line in lines:
         line.connection.connection_lost(None)
     assert tick.unsent.total == 0
+
+
+async def test_only_a_stall_closes_a_connection_because_of_the_clients_own_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tick, limits = Tick(), Limits(write_evict=MIB, write_total=MIB)
+    line = Line(tick, limits, dialed=True)
+    line.transport.unsent = 3 * MIB
+    line.connection.pause_writing()
+    line.connection.write(b"x")
+    line.connection.flush()
+    line.wait(limits.write_stall_s - 1)
+    assert (line.transport.aborted, line.transport.reading, tick.unsent.total) == (False, True, 0)
+    line.wait(2)
+    assert line.transport.aborted
+    assert "it has received none of its requests for 30 s" in caplog.text
+    line.connection.connection_lost(None)
 
 
 async def test_a_connection_that_goes_gives_its_part_of_the_budget_back() -> None:

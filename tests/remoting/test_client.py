@@ -20,6 +20,10 @@ from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer, parse_addr
 
 ECHO, LATER, NOTIFY = 1, 2, 40
+KIB, MIB = 1024, 1024 * 1024
+TIGHT = Limits(
+    write_high=64 * KIB, write_low=16 * KIB, write_wait=256 * KIB, write_evict=MIB, write_total=MIB
+)
 
 
 @contextlib.asynccontextmanager
@@ -55,6 +59,21 @@ async def plain_server(script: Callable[[RawPeer], Awaitable[None]]) -> AsyncIte
 
 async def deaf(raw: RawPeer) -> None:
     await raw.read_end()
+
+
+def reads_later(go: asyncio.Event) -> Callable[[RawPeer], Awaitable[None]]:
+    """Return a script that reads one request, notifies the client, and reads and answers all after `go`."""
+
+    async def script(raw: RawPeer) -> None:
+        header, _ = await raw.read()
+        await raw.send(raw_frame(NOTIFY, 7, flag=2))
+        await go.wait()
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await raw.send(raw_frame(0, header["opaque"], flag=1))
+                header, _ = await raw.read()
+
+    return script
 
 
 @pytest.fixture
@@ -375,6 +394,52 @@ async def test_a_oneway_request_is_handled_and_not_answered() -> None:
         answer = await client.call(addr, Frame.request(ECHO, body=b"x"))
 
     assert (got, answer.body) == ([b"one way"], b"x")
+
+
+async def test_unsent_requests_neither_close_the_connection_nor_stop_its_reads() -> None:
+    go = asyncio.Event()
+    client = RemotingClient({NOTIFY: lambda *_: go.set()}, limits=TIGHT)
+    async with plain_server(reads_later(go)) as addr:
+        calls = [client.call(addr, Frame.request(ECHO, body=bytes(MIB)), 20) for _ in range(16)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        go.set()
+        await client.close(1)
+    assert {type(answer) for answer in answers} == {Frame}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_sends_wait_while_much_is_unsent_and_small_requests_do_not(is_lost: bool) -> None:
+    go, was_full = asyncio.Event(), []
+
+    def note(frame: Frame) -> None:
+        if frame.code == ECHO:
+            was_full.append(connection.full)
+
+    client = RemotingClient({NOTIFY: lambda *_: None}, limits=TIGHT, outgoing=note)
+
+    def send(timeout_s: float) -> asyncio.Task[Frame]:
+        frame = Frame.request(ECHO, body=bytes(MIB))
+        return asyncio.create_task(client.call(addr, frame, timeout_s, wait_for_room=True))
+
+    async with plain_server(reads_later(go)) as addr:
+        connection = await client.connect(addr)
+        sends = [send(60) for _ in range(40)]
+        await until(lambda: connection.full)
+        with pytest.raises(RequestTimeout):
+            await send(0.1)
+        small = asyncio.create_task(client.call(addr, Frame.request(LATER), 60))
+        await until(lambda: connection.outstanding > len(was_full))
+        assert len(was_full) < 40
+        if is_lost:
+            connection.abort()
+        else:
+            go.set()
+        ends = await soon(asyncio.gather(small, *sends, return_exceptions=True), 30)
+        go.set()
+        await client.close(1)
+
+    assert {type(end) for end in ends} == {SendFailed if is_lost else Frame}
+    assert not any(was_full)
 
 
 async def test_closing_the_client_fails_outstanding_calls(client: RemotingClient) -> None:

@@ -197,11 +197,13 @@ async def _new_group(admin: Admin, namesrv: str) -> AsyncIterator[str]:
             click.echo(f"{printable(text, MAX_ERROR_CHARS)}. To delete both: {command}", err=True)
 
 
-def _new_producer(admin: Admin) -> Producer:
+def _new_producer(admin: Admin, in_flight: int) -> Producer:
     from cometmq.client import Producer, ProducerOptions
 
     # No body is compressed, so that the broker is measured and not zlib.
-    options = ProducerOptions(send_timeout_s=SEND_TIMEOUT_S, compress_over=MAX_MESSAGE_SIZE + 1)
+    options = ProducerOptions(
+        send_timeout_s=SEND_TIMEOUT_S, compress_over=MAX_MESSAGE_SIZE + 1, max_in_flight=in_flight
+    )
     return Producer(PRODUCER_GROUP, client=admin.client, options=options)
 
 
@@ -274,7 +276,7 @@ def bench_send(topic: str, namesrv: str, seconds: float, as_json: bool, size: in
                 else:
                     figures.add(1, size, time.perf_counter() - began)
 
-        async with _new_producer(admin) as producer:
+        async with _new_producer(admin, in_flight) as producer:
             await producer.send(Message(topic, body))  # creates the topic and the connection
             asyncio.get_running_loop().call_later(seconds, ended.set)
             async with figures.timed():
@@ -369,7 +371,7 @@ def bench_latency(
                 elif due_ns in waiting:
                     waiting[due_ns] = True
 
-        async with _new_producer(admin) as producer:
+        async with _new_producer(admin, MAX_IN_FLIGHT) as producer:
             await producer.send(Message(topic, bytes(size)))  # creates the topic and the connection
             async with _new_group(admin, namesrv) as group:
                 await skip_to_end(admin.client, group, topic)

@@ -143,13 +143,17 @@ class RemotingClient:
                 raise ConnectError(addr, "the client is closed") from None
             raise
 
-    async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:
+    async def call(
+        self, addr: str, frame: Frame, timeout_s: float = 3.0, *, wait_for_room: bool = False
+    ) -> Frame:
         """Send a request and return its response. Connect first if necessary.
 
         Args:
             addr: The server's address.
             frame: The request.
             timeout_s: The timeout in seconds for connecting and for the response together.
+            wait_for_room: Whether to wait while the connection is `full`. Small requests, such as heartbeats,
+                do not wait.
 
         Raises:
             ConnectError: No connection could be made. Nothing was sent.
@@ -157,9 +161,11 @@ class RemotingClient:
             RequestTimeout: No response arrived in time.
         """
         connection = self._by_addr.get(addr)
-        if connection is None or connection.closed:
+        if connection is None or connection.closed or (wait_for_room and connection.full):
             begun = self._loop.time()
             connection = await self.connect(addr, timeout_s)
+            if wait_for_room:
+                await connection.room(frame.code, timeout_s)
             left_s = timeout_s - (self._loop.time() - begun)
             if left_s <= 0:
                 raise ConnectError(addr, f"no connection within {seconds(timeout_s)}")
@@ -207,7 +213,7 @@ class RemotingClient:
     def _make_connection(self, addr: str) -> Connection:
         return Connection(
             self._dispatcher, self.tick, self._limits, self._on_open, self._on_close, addr,
-            outgoing=self._outgoing,
+            outgoing=self._outgoing, dialed=True,
         )  # fmt: skip
 
     def _on_open(self, connection: Connection) -> None:

@@ -8,7 +8,9 @@ memory, and it is freed with the frame. A frame must arrive at a minimum rate (`
 all buffers is limited (PartialFrames of tick.py).
 
 Writing. `write` queues bytes. At the end of an event-loop iteration, tick.py passes all of them to the
-transport in one call.
+transport in one call. A server reads no more from a peer that does not read its responses, and finally closes
+the connection. A client does neither because of its own unsent requests: two peers that wait for each other
+to read would not go on, and a lost connection fails all requests. Instead, its sends wait (`full`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from time import monotonic
 from typing import Any, TypeAlias, cast
 
 from cometmq import logs
-from cometmq.errors import FrameError, SendFailed
+from cometmq.errors import FrameError, RequestTimeout, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting import http2_answer
 from cometmq.remoting.calls import CallTable, Waiter
@@ -65,11 +67,11 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_active", "_backlog", "_buf", "_calls", "_dispatch", "_end", "_ending", "_frame_since", "_fresh",
-        "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes", "_outgoing",
-        "_reading", "_resuming", "_scratch", "_sent_bytes", "_shortcuts", "_stalled_at", "_stalled_sent",
-        "_start", "_tail", "_tick", "_transport", "_write_paused", "addr", "closed", "partner", "peer",
-        "peer_host", "state", "working",
+        "_active", "_backlog", "_buf", "_calls", "_dialed", "_dispatch", "_end", "_ending", "_frame_since",
+        "_fresh", "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes",
+        "_outgoing", "_reading", "_resumed", "_resuming", "_scratch", "_sent_bytes", "_shortcuts",
+        "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport", "_write_paused", "addr",
+        "closed", "partner", "peer", "peer_host", "state", "working",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +84,9 @@ class Connection(asyncio.BufferedProtocol):
         addr: str = "",
         shortcuts: Mapping[bytes, Shortcut] | None = None,
         outgoing: Callable[[Frame], None] | None = None,
+        dialed: bool = False,
     ) -> None:
+        self._dialed = dialed  # Whether this side is the client
         self._outgoing = outgoing
         self._dispatch = dispatch
         # This is the server's own mapping, not a copy, so later changes by the server take effect here.
@@ -111,6 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._sent_bytes = 0  # Number of bytes passed to the transport so far
         self._write_paused = False
+        self._resumed: asyncio.Event | None = None  # Set when the transport has sent most of its bytes
         self._stalled_at = 0.0
         self._stalled_sent = 0
         self._active = True
@@ -187,15 +192,10 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(b"".join(out))
         else:
             transport.writelines(out)
-        if self._write_paused:
+        if self._write_paused and not self._dialed:
             waiting = transport.get_write_buffer_size()
             if waiting > self._limits.write_evict:
-                log.warning(
-                    "closing the connection of %s, which does not read its responses: %d bytes are pending",
-                    self.peer,
-                    waiting,
-                )
-                self.abort()
+                self.cut(f"it does not read its responses: {waiting} bytes are unsent")
             else:
                 self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
 
@@ -253,6 +253,30 @@ class Connection(asyncio.BufferedProtocol):
         self.write(encode_frame(frame))
 
     @property
+    def full(self) -> bool:
+        """Whether so many bytes are unsent that requests with messages must wait (`room`)."""
+        unsent = self._out_bytes
+        if self._write_paused and self._transport is not None:
+            unsent += self._transport.get_write_buffer_size()
+        return unsent > self._limits.write_wait
+
+    async def room(self, code: int, timeout_s: float) -> None:
+        """Wait until the connection is not `full`, or is closed.
+
+        Raises RequestTimeout, for a request with this code, if that takes longer than `timeout_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.full and not self.closed:
+                    if self._write_paused:
+                        self._resumed = self._resumed or asyncio.Event()
+                        await self._resumed.wait()
+                    else:  # The queued bytes are passed to the transport at the end of this loop iteration
+                        await asyncio.sleep(0)
+        except TimeoutError:
+            raise RequestTimeout(self.addr, code, timeout_s) from None
+
+    @property
     def outstanding(self) -> int:
         """The number of this side's requests that wait for responses."""
         return len(self._calls)
@@ -308,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """Close the connection if it is idle, and abort it if its peer is stalled.
 
-        A peer is stalled if it receives none of its responses or does not complete a frame. This method is
+        A peer is stalled if it receives none of the bytes for it or does not complete a frame. This method is
         called about once per second.
         """
         transport = self._transport
@@ -320,13 +344,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._write_paused:
             waiting = transport.get_write_buffer_size()
-            self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
+            if not self._dialed:
+                self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
             taken = self._sent_bytes - waiting
             if taken != self._stalled_sent:
                 self._stalled_sent = taken
                 self._stalled_at = now
             elif now - self._stalled_at >= self._limits.write_stall_s:
-                self.cut(f"none of its answers taken for {now - self._stalled_at:.0f} s")
+                what = "requests" if self._dialed else "responses"
+                self.cut(f"it has received none of its {what} for {now - self._stalled_at:.0f} s")
                 return
         if (self._tail or self._buf is not None) and self._frame_is_late(now):
             return
@@ -371,6 +397,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out.clear()
         self._forget()
         self._tick.unsent.drop(self)
+        self._wake()
         self._calls.fail_all(lambda code: SendFailed(self.addr, code))
         if self._on_close is not None:
             try:
@@ -386,17 +413,25 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
-        """Stop reading, because the peer receives its responses too slowly."""
+        """Stop reading requests, because the peer receives its responses too slowly."""
         self._write_paused = True
         self._stalled_at = self._loop.time()
         self._stalled_sent = -1
-        self._pause_reading()
+        if not self._dialed:
+            self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Start reading again, because the peer has received enough of its responses."""
+        """Start reading and sending again, because the peer has received enough."""
         self._write_paused = False
         self._tick.unsent.drop(self)
+        self._wake()
         self._resume_soon()
+
+    def _wake(self) -> None:
+        """Continue the callers of `room`."""
+        if self._resumed is not None:
+            self._resumed.set()
+            self._resumed = None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
         """Return the buffer for the next read."""
@@ -555,7 +590,9 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self) -> None:
         """Continue reading: first handle the frames in the buffer, then read the socket again."""
         self._resuming = False
-        if self.closed or self._ending or self._write_paused or self.working >= self._limits.handlers:
+        if self.closed or self._ending or self.working >= self._limits.handlers:
+            return
+        if self._write_paused and not self._dialed:
             return
         if self._backlog:
             self._tick.schedule()

@@ -19,14 +19,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         frames_per_callback: The number of frames of one connection that are handled before other connections
             are served.
         callback_s: The time after which other connections are served even if fewer frames have been handled.
-        write_high, write_low: Reading from a peer stops at `write_high` unsent bytes and starts again at
-            `write_low`.
-        write_evict: The unsent bytes at which the connection is aborted. Their number can still grow after
-            reading has stopped, by responses to parked pulls.
-        write_total: The maximum unsent bytes of all connections of a loop: 64 of the largest frames. Above
-            it, the connection whose peer has received nothing for the longest time is aborted.
-        write_stall_s: The time after which a connection is aborted if its peer receives no part of its
-            responses.
+        write_high, write_low: A server stops reading from a peer at `write_high` unsent bytes and starts
+            again at `write_low`.
+        write_wait: The unsent bytes of a client's connection above which its sends wait, until at most
+            `write_low` are unsent.
+        write_evict: The unsent bytes at which a server aborts the connection. Their number can still grow
+            after reading has stopped, by responses to parked pulls.
+        write_total: The maximum unsent bytes of all connections of a server's loop: 64 of the largest frames.
+            Above it, the connection whose peer has received nothing for the longest time is aborted.
+        write_stall_s: The time after which a connection is aborted if its peer receives none of at least
+            `write_high` unsent bytes.
         idle_s: The time without reads and writes after which a connection is closed, as in Apache's broker
             and clients.
         frame_grace_s, frame_rate: A frame may take `frame_grace_s`. If it takes longer, `frame_rate` bytes of
@@ -46,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     callback_s: float = 0.01
     write_high: int = 1 * MIB
     write_low: int = 256 * 1024
+    write_wait: int = 16 * MIB
     write_evict: int = 64 * MIB
     write_total: int = 1024 * MIB
     write_stall_s: float = 30.0

@@ -33,6 +33,7 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import decode_properties
+from cometmq.remoting import Connection, Limits
 
 SEND = RequestCode.SEND_MESSAGE_V2
 STORED = {"msgId": "A" * 32, "queueId": "0", "queueOffset": "5"}
@@ -506,6 +507,35 @@ async def test_a_cancelled_send_leaves_the_producer_whole(namesrv: FakeNamesrv, 
         del broker.scripts[SEND]
         results = await asyncio.gather(*(sender.send(Message("T", b"y")) for _ in range(12)))
     assert len(results) == 12
+
+
+@pytest.mark.parametrize("way", ["send", "batch", "oneway"])
+async def test_sends_beyond_the_connections_limit_of_unsent_bytes_wait(
+    namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """All requests are queued in one iteration of the event loop, unless they wait."""
+    limits = Limits(write_high=2**16, write_low=2**14, write_wait=2**20, write_evict=2**20, write_total=2**20)
+    monkeypatch.setattr("cometmq.remoting.client.Limits", lambda: limits)
+    message, plain_write = Message("T", bytes(60_000)), Connection.write
+    was_full: list[bool] = []
+
+    def write(connection: Connection, data: bytes) -> None:
+        was_full.append(connection.full)
+        plain_write(connection, data)
+
+    monkeypatch.setattr(Connection, "write", write)
+    async with producer(namesrv, compress_over=2**20, send_timeout_s=60.0) as sender:
+        await sender.send(Message("T", b"x"))
+        if way == "send":
+            await asyncio.gather(*(sender.send(message) for _ in range(200)))
+        elif way == "batch":
+            await asyncio.gather(*(sender.send_batch([message, message]) for _ in range(100)))
+        else:
+            for _ in range(200):
+                await sender.send_oneway(message)
+        await broker.wait_for(lambda: sum(len(body) for _, body in broker.sent) > 200 * 60_000)
+    assert len(broker.connections) == 1
+    assert not any(was_full)
 
 
 async def test_a_stop_waits_for_the_sends_under_way(namesrv: FakeNamesrv, broker: FakeBroker) -> None:

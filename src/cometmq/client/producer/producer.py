@@ -221,7 +221,8 @@ class Producer(QueryClient):
         The loss of the message is not reported.
 
         If necessary, the producer first requests the route, for at most `ProducerOptions.send_timeout_s`
-        seconds, and connects to the broker.
+        seconds, and connects to the broker. While more than 16 MiB of requests to the broker are unsent, the
+        call waits, for as long at most.
 
         Args:
             message: The message.
@@ -233,6 +234,9 @@ class Producer(QueryClient):
             MessageIllegal: The message or the queue is invalid.
             NoRouteError: The topic has no route with writable queues.
             ConnectError: The broker cannot be reached.
+            SendFailed: The connection failed. The message was not sent.
+            RequestTimeout: The broker did not receive enough of the earlier requests in time. The message was
+                not sent.
             ClientStateError: The producer is not running.
         """
         client = self._running()
@@ -247,7 +251,10 @@ class Producer(QueryClient):
         sending = self._begin_sending(outgoing, chosen, oneway=True)
         try:
             connection = await client.remoting.connect(sending.broker_addr)
-            connection.oneway(outgoing.frame(self.group, chosen, self.options))
+            frame = outgoing.frame(self.group, chosen, self.options)
+            if connection.full:
+                await connection.room(frame.code, self.options.send_timeout_s)
+            connection.oneway(frame)
         except BaseException as error:
             sending.error = error
             raise
@@ -505,8 +512,8 @@ class Producer(QueryClient):
         frame = outgoing.frame(self.group, queue, self.options)
         begun_s = time.monotonic()
         try:
-            if connection is None:
-                answer = await client.remoting.call(addr, frame, timeout_s)
+            if connection is None or connection.full:
+                answer = await client.remoting.call(addr, frame, timeout_s, wait_for_room=True)
             else:
                 answer = await connection.request(frame, timeout_s)
             result = outgoing.result(answer, queue, addr)

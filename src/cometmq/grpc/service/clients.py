@@ -381,7 +381,7 @@ class Clients:
                 sign(frame, client.credentials)
 
         dispatcher = Dispatcher(self._handlers(client))
-        link = Connection(dispatcher.__call__, self._tick, self._limits, outgoing=outgoing)
+        link = Connection(dispatcher.__call__, self._tick, self._limits, outgoing=outgoing, dialed=True)
         self._server.connect_in_memory(link, client.peer)
         return link
 

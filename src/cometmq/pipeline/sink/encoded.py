@@ -26,6 +26,8 @@ _ALONE = ("properties", "delay_level", "sharding_key", "msg_id", "flag")
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _SHIFTS = np.arange(36, -1, -4)
 _HEAD = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")])
+MAX_SLICE_BYTES = 64 * 1024 * 1024
+"""Maximum number of bytes that are encoded together. Arrow's arrays of binary values hold less than 2 GiB."""
 _RECORD_EXTRA = 32  # Size of a record's fixed part in bytes, which counts towards `batchBytes`
 
 
@@ -102,10 +104,10 @@ def encode_rows(
     if not one_kind or columns["body"].null_count or not len(batch):
         return None
     given = [(name, columns[column]) for name, column in _TEXTS if column in columns]
-    texts = [(name, text.cast(pa.binary())) for name, text in given]
+    texts = [(name, _binary(text)) for name, text in given]
     if any(_holds_separators(text) for _, text in texts) or not all(is_valid(text) for _, text in given):
         return None
-    body = columns["body"].cast(pa.binary())
+    body = _binary(columns["body"])
     parts = [b"UNIQ_KEY\x01" + id_prefix.encode(), _row_numbers(first_row, len(batch)), b"\x02WAIT\x01true"]
     for name, text in texts:
         present = pc.fill_null(pc.greater(pc.binary_length(text), 0), False)
@@ -126,19 +128,34 @@ def encode_rows(
     return EncodedRows(topic, (offsets, memoryview(items.buffers()[2])), sums, 0, len(items))
 
 
+def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide a batch into slices of at most MAX_SLICE_BYTES. A larger row is a slice of its own."""
+    if batch.nbytes <= MAX_SLICE_BYTES or batch.num_rows < 2:
+        yield batch
+    else:
+        middle = batch.num_rows // 2
+        yield from slices(batch.slice(0, middle))
+        yield from slices(batch.slice(middle))
+
+
 _TEXTS = ((b"\x02KEYS\x01", "keys"), (b"\x02TAGS\x01", "tags"))
 
 
-def _holds_separators(text: pa.BinaryArray) -> bool:
-    """Return whether a value of the array may contain one of the bytes that separate properties.
+def _binary(values: pa.Array) -> pa.BinaryArray:
+    """Return binary values or texts with offsets of 32 bits, which begin at 0 for a large type."""
+    if pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type):
+        values = pa.concat_arrays([values, values[:0]])  # A cast refuses offsets of 2 GiB, even of a slice
+    return values.cast(pa.binary())
 
-    The array's whole buffer is searched. If the array is a slice of a longer one, the result may be True for
-    a separator that is in the buffer, but outside the slice.
-    """
-    data = text.buffers()[2]
-    return data is not None and any(
-        separator in memoryview(data).tobytes() for separator in (b"\x01", b"\x02")
-    )
+
+def _holds_separators(text: pa.BinaryArray) -> bool:
+    """Return whether a value of the array may contain one of the bytes that separate properties."""
+    _, offsets, data = text.buffers()
+    if data is None:
+        return False
+    ends = np.frombuffer(offsets, np.int32)
+    values = memoryview(data)[ends[text.offset] : ends[text.offset + len(text)]].tobytes()
+    return b"\x01" in values or b"\x02" in values
 
 
 def _row_numbers(first: int, count: int) -> pa.BinaryArray:

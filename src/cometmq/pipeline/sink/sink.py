@@ -12,6 +12,7 @@ import hashlib
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,7 +22,7 @@ from pyspark.sql.types import StructType
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.options import WriteOptions
 from cometmq.pipeline.sink.bad_rows import BadRows
-from cometmq.pipeline.sink.encoded import encode_rows
+from cometmq.pipeline.sink.encoded import encode_rows, slices
 from cometmq.pipeline.sink.rows import check_columns, messages_of
 from cometmq.pipeline.sink.sending import Sender
 
@@ -88,7 +89,7 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str
     on_bad, on_illegal = (bad.add, bad.refused) if bad else (None, None)
     with Sender(options, partition, on_illegal) as sender:
         row = 0
-        for records in iterator:
+        for records in chain.from_iterable(map(slices, iterator)):
             encoded = encode_rows(records, options, row, ids.prefix)
             if encoded is not None:
                 sender.send_rows(encoded)
