@@ -77,6 +77,15 @@ class Receiver:
         while self._requests:
             await self._requests.finish()
 
+    async def wait(self, wait_s: float) -> bool:
+        """Return whether a broker has a message, or may have one, within `wait_s` seconds. Leases nothing.
+
+        Raises:
+            ClientStateError: The group has no subscription, or this receiver was closed.
+            NoRouteError: No topic has a route.
+        """
+        return await self._notified(await self._targets(), self._nudged, self._loop.time() + wait_s)
+
     def nudge(self) -> None:
         """Have all waiting calls ask the brokers now: they may have messages that they do not announce."""
         self._nudged.set_result(True)

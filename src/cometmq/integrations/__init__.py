@@ -1,0 +1,1 @@
+"""Adapters that make CometMQ the broker of other frameworks."""
