@@ -96,6 +96,20 @@ async def test_the_timeout_and_the_end_of_the_connection() -> None:
             client.ask(Frame.request(1), 30, waiter)
 
 
+async def test_requests_keep_the_other_end_from_being_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with link() as client:
+        partner = client.partner
+        assert partner is not None
+        now = asyncio.get_running_loop().time()
+        idle_s = Limits().idle_s
+        for number in range(1, 4):
+            client.ask(Frame.request(1), 30, Waiter())
+            partner.check(now + 0.9 * idle_s * number)
+        assert not partner.closed
+        partner.check(now + 0.9 * idle_s * 4 + idle_s)
+        assert partner.closed
+
+
 async def test_a_connection_over_a_socket_has_no_other_end() -> None:
     client = Connection(Dispatcher({}).__call__, RemotingServer({}).tick, Limits())
     with pytest.raises(SendFailed):

@@ -229,6 +229,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def handle(self, request: Frame) -> None:
         """Handle a received request."""
+        self._active = True
         self._dispatch(self, request)
 
     def _number(self, request: Frame) -> None:

@@ -56,17 +56,41 @@ def test_a_value_that_also_stands_elsewhere_is_not_confused(text: bytes) -> None
     assert learned(after).find(encode(call(2, (b"x-last", text)))) == call(2, (b"x-last", text))
 
 
-def test_blocks_with_huffman_codes_or_empty_or_long_values_are_not_cached() -> None:
+def test_blocks_with_huffman_codes_or_empty_values_are_not_cached() -> None:
     encoder = reference.Encoder()
     encoder.header_table_size = 0
     block = encoder.encode(call(1))
     known = HeaderTemplates()
-    known.learn(block, call(1))
-    for value in (b"", b"v" * 127):
-        headers = [*REQUEST, (b"authorization", value)]
-        known.learn(encode(headers), headers)
-        assert known.find(encode(headers)) is None
+    assert not known.learn(block, call(1))
+    headers = [*REQUEST, (b"authorization", b"")]
+    assert not known.learn(encode(headers), headers)
+    assert known.find(encode(headers)) is None
     assert known.find(block) is None
+
+
+@pytest.mark.parametrize("length", [1, 126, 127, 128, 300])
+def test_values_of_any_length_are_replaced(length: int) -> None:
+    first, second = ([*REQUEST, (b"authorization", byte * length)] for byte in (b"v", b"w"))
+    assert learned(first).find(encode(second)) == second
+
+
+@pytest.mark.parametrize("more", [[(b"grpc-timeout", b"a")], [(b"%d" % number, b"") for number in range(32)]])
+def test_blocks_with_repeated_varying_or_with_many_headers_are_not_cached(more: list[Header]) -> None:
+    headers = call(1, *more)
+    assert learned(headers).find(encode(headers)) is None
+
+
+def test_a_stranger_cannot_use_up_the_layouts_of_a_length() -> None:
+    known = HeaderTemplates()
+    size = len(encode(call(1)))
+    for number in range(templates.MAX_CUTS):
+        headers = [*REQUEST, (b"grpc-timeout", b"%07du" % 1), (b"x" * (number + 1), b"")]
+        headers.append((b"y", b"v" * (size - len(encode(headers)) - 4)))
+        assert len(encode(headers)) == size
+        known.learn(encode(headers), headers)
+        assert known.find(encode(headers)) == headers
+    known.learn(encode(call(1)), call(1))
+    assert known.find(encode(call(2))) == call(2)
 
 
 def test_large_blocks_are_not_cached() -> None:

@@ -13,10 +13,12 @@ from tests.grpc.serving import M, connected
 from tests.kit.brokers import create
 from tests.kit.waiting import until
 
+from cometmq.errors import SendFailed
 from cometmq.grpc.rpc.enums import ClientType, Code
 from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service import clients, sessions
+from cometmq.remoting import Connection
 
 
 @pytest.fixture
@@ -54,6 +56,17 @@ class TestConnections:
         await other.channel.channel.close()
         await until(lambda: not known(orders))
         await until(lambda: "G" not in orders.broker.parts.consumers.groups)
+
+    async def test_without_a_link_each_entry_of_an_ack_has_a_status(self, orders, caller, monkeypatch):
+        await caller.send(message())
+        (got,) = await caller.receive()
+
+        def ask(*_args: object) -> None:
+            raise SendFailed("broker")
+
+        monkeypatch.setattr(Connection, "ask", ask)
+        response = await caller.ack(got)
+        assert [each.status.code for each in response.entries] == [Code.INTERNAL_SERVER_ERROR]
 
     async def test_clients_of_one_connection_end_alone(self, orders, caller):
         second = Caller(caller.channel, "client-2")

@@ -371,8 +371,7 @@ class Http2Connection:
         if known is None:
             check_request(stream_id, headers, self._limits.max_header_list)
             if independent and self._learned < MAX_LEARNED:
-                self._learned += 1
-                self._templates.learn(block, headers)
+                self._learned += self._templates.learn(block, headers)
         stream = self._sender.new_stream(stream_id, self._now, self._limits.stream_window)
         stream.peer_ended = end
         self._streams[stream_id] = stream

@@ -190,11 +190,12 @@ def _encode_header(header: Header) -> bytes:
         return _encode_integer(index, 0x80, 0x7F)
     name, value = header
     index = _STATIC_NAME_INDEX.get(name)
-    start = b"\x00" + _encode_string(name) if index is None else _encode_integer(index, 0, 0x0F)
-    return start + _encode_string(value)
+    start = b"\x00" + encode_string(name) if index is None else _encode_integer(index, 0, 0x0F)
+    return start + encode_string(value)
 
 
-def _encode_string(text: bytes) -> bytes:
+def encode_string(text: bytes) -> bytes:
+    """Return a string literal without Huffman's code."""
     return _encode_integer(len(text), 0, 0x7F) + text
 
 

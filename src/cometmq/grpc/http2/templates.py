@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cometmq.grpc.http2.errors import Http2Error
-from cometmq.grpc.http2.hpack import NO_TABLE, Decoder, Header
+from cometmq.grpc.http2.hpack import NO_TABLE, Decoder, Header, encode_string
 from cometmq.grpc.http2.requests import has_legal_bytes
 
 VARYING = frozenset((b"authorization", b"grpc-timeout", b"x-mq-date-time", b"x-mq-request-id"))
@@ -27,8 +27,9 @@ MAX_TEMPLATES = 2_048
 MAX_BLOCK_BYTES = 1_024
 """The maximum size of a cached block. Those of RocketMQ's clients have 300 to 700 bytes."""
 MAX_CUTS = 8
-"""The maximum number of layouts of equally long blocks."""
-_MAX_LENGTH = 126  # of a varying value: the length of a longer one has more than one byte
+"""The maximum number of layouts of equally long blocks. The oldest makes room for another one."""
+MAX_HEADERS = 32
+"""The maximum number of headers of a cached block. RocketMQ's clients send up to 18."""
 
 Parts = tuple[bytes, ...]
 
@@ -65,32 +66,36 @@ class HeaderTemplates:
                 return headers
         return None
 
-    def learn(self, block: bytes, headers: list[Header]) -> None:
-        """Cache a block with its headers, which are valid."""
-        if len(block) > MAX_BLOCK_BYTES:
-            return
+    def learn(self, block: bytes, headers: list[Header]) -> bool:
+        """Cache a block with its headers, which are valid. Return False if it cannot be cached."""
+        if len(block) > MAX_BLOCK_BYTES or len(headers) > MAX_HEADERS:
+            return False
         varying = [index for index, (name, _) in enumerate(headers) if name in VARYING]
+        if len({headers[index][0] for index in varying}) < len(varying):
+            return False
         parts: list[bytes] = []
         pos = 0
         for index in varying:
             value = headers[index][1]
-            at = block.find(bytes((len(value),)) + value, pos) if 0 < len(value) <= _MAX_LENGTH else -1
-            if at < 0:  # The value is long, or has Huffman's code
-                return
-            parts += block[pos : at + 1], value
-            pos = at + 1 + len(value)
+            at = block.find(encode_string(value), pos) if value else -1
+            if at < 0:  # The value has Huffman's code
+                return False
+            end = at + len(encode_string(value))
+            parts += block[pos : end - len(value)], value
+            pos = end
         parts.append(block[pos:])
         if not _is_confirmed(parts, headers, varying):
-            return
+            return False
         if len(self._known) >= MAX_TEMPLATES:
             self._known.clear()
             self._cuts.clear()
         cuts = self._cuts.setdefault(len(block), [])
         if all(cut(block) != tuple(parts) for cut in cuts):
             if len(cuts) >= MAX_CUTS:
-                return
+                del cuts[0]
             cuts.append(struct.Struct("".join([f"{len(part)}s" for part in parts])).unpack)
         self._known[tuple(parts[::2])] = Template(headers, varying)
+        return True
 
 
 def _is_confirmed(parts: list[bytes], headers: list[Header], varying: list[int]) -> bool:

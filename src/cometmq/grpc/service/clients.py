@@ -132,12 +132,15 @@ class Client:
     def ask(self, frame: Frame, waiter: Waiter, timeout_s: float | None = None) -> None:
         """Let the broker handle a request now. The waiter receives its response (`Connection.ask`).
 
-        Raises SendFailed after the end of the client.
+        After the end of the client, or without a link, it receives a SendFailed.
         """
-        if self.ended:
-            raise SendFailed(self.peer[0], frame.code)
         timeout_s = self._clients.call_timeout_s if timeout_s is None else timeout_s
-        self._open_link().ask(frame, timeout_s, waiter)
+        try:
+            if self.ended:
+                raise SendFailed(self.peer[0], frame.code)
+            self._open_link().ask(frame, timeout_s, waiter)
+        except SendFailed as error:
+            waiter.set_exception(error)
 
     def asked(self, frame: Frame, timeout_s: float | None = None) -> asyncio.Future[Frame]:
         """Let the broker handle a request now, and return the future of its response (see `ask`)."""
