@@ -11,6 +11,7 @@ from tests.kit.waiting import until
 
 from cometmq.broker.pop import leases, polls
 from cometmq.broker.pop.retries import Retries
+from cometmq.broker.pull import pull
 from cometmq.protocol.bodies import BatchAckMessageRequestBody, pack_acks
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
@@ -267,19 +268,34 @@ class TestLeases:
         assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
         assert (await consumer.pop(consumer_group="a", topic="b_c")).code == 210
 
-    async def test_a_group_that_pulls_gets_no_retries_of_pops(self, cluster, peer, consumer):
+    async def test_a_group_that_pulls_gets_no_retries_of_pops(self, peer, consumer, monkeypatch):
         """`%RETRY%a_b_c` is the retry topic of the group that pulls, too."""
+        monkeypatch.setattr(pull, "FILTER_SCAN_S", 60.0)
         await create(peer, "b_c")
-        await peer.send("b_c", b"popped")
+        await peer.send("b_c", b"popped", 0, {"n": "5"})
         of_bc = {"consumer_group": "a", "topic": "b_c"}
         assert (await consumer.pop(**of_bc, invisible_ms=1)).bodies == ["popped"]
         assert (await consumer.pop_until(3, **of_bc)).bodies == ["popped"]
         await create(peer, "%RETRY%a_b_c", 1, 1)
-        sent_back = {"RETRY_TOPIC": "Orders"}
-        await peer.send("%RETRY%a_b_c", b"sent back", 0, {**sent_back, "ORIGIN_GROUP": "x"})
-        pulled = await peer.pull("%RETRY%a_b_c", group="a_b_c")
-        assert [each.body for each in records(pulled)] == [b"sent back"]
-        assert len(records(await peer.pull("%RETRY%a_b_c", group="tool"))) == 2
+        for body, number in ((b"sent back", "5"), (b"other", "6")):
+            properties = {"RETRY_TOPIC": "Orders", "ORIGIN_GROUP": "x", "n": number}
+            await peer.send("%RETRY%a_b_c", body, 0, properties)
+        fives = {"expression": "n = 5", "expression_type": "SQL92"}
+        for group in ("a_b_c", "tool"):
+            pulled = records(await peer.pull("%RETRY%a_b_c", group=group))
+            assert [each.body for each in pulled] == [b"sent back", b"other"]
+            pulled = records(await peer.pull("%RETRY%a_b_c", group=group, **fives))
+            assert [each.body for each in pulled] == [b"sent back"]
+
+    async def test_a_retry_topic_cannot_be_popped(self, peer, consumer):
+        """The members of several groups may have the rights to it."""
+        await create(peer, "%RETRY%a_b_c", 1, 1)
+        for group in ("a", "a_b_c"):
+            place = {"consumer_group": group, "topic": "%RETRY%a_b_c"}
+            refused((await consumer.pop(**place)).answer, 16, "retry topics cannot be popped")
+            header = PeekMessageRequestHeader(queue_id=-1, max_msg_nums=2, **place)
+            answer = await peer.call(RequestCode.PEEK_MESSAGE, header, version=V5)
+            refused(answer, 16, "retry topics cannot be popped")
 
     async def test_a_group_that_pops_gets_no_messages_that_another_group_sent_back(self, peer, consumer):
         for topic in ("c", "b_c"):

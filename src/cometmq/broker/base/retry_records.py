@@ -9,11 +9,13 @@ RETRY_TOPIC, its original topic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from cometmq.errors import RecordError
+from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.one import properties_of
-from cometmq.store import Buffer, Unit
+from cometmq.store import Buffer, RecordFilter, Unit
 
 ORIGIN_GROUP, RETRY_TOPIC = b"ORIGIN_GROUP", b"RETRY_TOPIC"
 
@@ -25,6 +27,33 @@ def is_retry_of(record: Buffer, group: str, topic: str) -> bool:
     if origin:
         return origin == group.encode()
     return value_of(properties, RETRY_TOPIC) in (b"", topic.encode())
+
+
+def sent_back_only(topic: str, wanted: RecordFilter) -> RecordFilter:
+    """Return a filter of the records that readers of a topic may have, and that `wanted` accepts.
+
+    It is `wanted` itself, unless the name of the topic may be that of a retry topic of pops.
+    """
+    group = topic.removeprefix(RETRY_PREFIX)
+    if group == topic or not ("_" in group or "+" in group):
+        return wanted
+    find = partial(find_sent_back, group.encode())
+    if wanted is None:
+        return find
+
+    def find_both(
+        data: bytes | bytearray, start: int, units: Sequence[Unit], first: int, stop: int
+    ) -> tuple[int, bool | None]:
+        while first < stop:
+            index, passes = find(data, start, units, first, stop)
+            if not passes:
+                return index, passes
+            first, passes = wanted(data, start, units, index, index + 1)
+            if passes is not False or first == index:
+                return first, passes
+        return first, False
+
+    return find_both
 
 
 def find_sent_back(

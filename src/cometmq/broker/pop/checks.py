@@ -11,7 +11,7 @@ from cometmq.broker.pull.checks import READ, Wanted
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, SqlError
 from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-from cometmq.protocol.codes import MAX_TOPIC_LENGTH, VERSION_5_0_0, ResponseCode
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH, RETRY_PREFIX, VERSION_5_0_0, ResponseCode
 from cometmq.protocol.pop import TopicKind
 from cometmq.store import MessageStore
 
@@ -77,6 +77,9 @@ class PopChecks(msgspec.Struct, eq=False, kw_only=True):
             raise CommandError(
                 ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] pop message is forbidden"
             )
+        if topic_name.startswith(RETRY_PREFIX):
+            # Several groups may share a retry topic. The pop of a topic reads the group's retries, too.
+            raise CommandError(ResponseCode.NO_PERMISSION, "retry topics cannot be popped: pop their topic")
         topic = self._topic(topic_name)
         if queue_id >= topic.read_queue_nums:
             raise CommandError(

@@ -35,7 +35,7 @@ from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.replies import pull_reply
-from cometmq.broker.base.retry_records import find_sent_back
+from cometmq.broker.base.retry_records import sent_back_only
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
@@ -46,7 +46,7 @@ from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, handles
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
@@ -218,15 +218,13 @@ class PullProcessor:
         find_match: RecordFilter = None
         if isinstance(codes, SqlFilter):
             find_match, codes = FilterScan(codes, FILTER_SCAN_S).find_match, None
-        elif "_" in header.consumer_group and header.topic == RETRY_PREFIX + header.consumer_group:
-            find_match = partial(find_sent_back, header.consumer_group.encode())
         return self.store.get_messages(
             header.topic,
             header.queue_id,
             request.offset,
             header.max_msg_nums,
             filter=codes,
-            record_filter=find_match,
+            record_filter=sent_back_only(header.topic, find_match),
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
             bulk=bool(header.bulk),
             reads=reads,
