@@ -156,6 +156,19 @@ def test_light_message_queues_of_apache_are_made_from_the_log(root: Path) -> Non
     assert verify(str(root), config=small(root)).findings == []
 
 
+@pytest.mark.parametrize("offset", ["9" * 20, "9" * 5000])
+def test_impossible_offsets_in_light_message_queues_are_left_out(root: Path, offset: str) -> None:
+    add_light_queue(root)
+    queues = queue_bytes(root)
+    store = open_store(root)
+    properties = f"INNER_MULTI_DISPATCH\x01%LMQ%$P$s\x02INNER_MULTI_QUEUE_OFFSET\x01{offset}\x02"
+    send(store, b"forged", "Other", properties=properties.encode())
+    store.close()
+    run(root)
+    made = queue_bytes(root)
+    assert {name: made[name] for name in queues} == queues
+
+
 def test_deleted_topics_stay_deleted(root: Path) -> None:
     store = open_store(root)
     delete_topic(store, "T")

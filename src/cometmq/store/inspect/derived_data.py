@@ -147,7 +147,8 @@ class DerivedData:
             properties = group.properties[row]
             names = value_of(properties, DISPATCH).decode(errors="replace").split(",")
             for name, offset in zip(names, value_of(properties, QUEUE_OFFSET).split(b","), strict=False):
-                if name in self._light and offset.isdigit():
+                # A producer can write anything into the property.
+                if name in self._light and offset.isdigit() and len(offset) <= 18:
                     made.append((self._number(name, 0), size, position, tags, int(offset)))
         self._units.append(np.array(made, UNITS))
 
