@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from tests.kit.raw_peer import RawPeer, raw_frame
@@ -442,6 +443,24 @@ async def test_sends_wait_while_much_is_unsent_and_small_requests_do_not(is_lost
     assert len(sent_before) < 41
     assert sent_before[-1] == (LATER, True)
     assert (ECHO, True) not in sent
+
+
+@pytest.mark.parametrize("room_until_s", [2.5, 3.5])
+async def test_a_send_waits_only_for_the_rest_of_its_timeout(
+    client: RemotingClient, monkeypatch: pytest.MonkeyPatch, room_until_s: float
+) -> None:
+    clock = Mock(**{"time.side_effect": [0.0, 2.0, room_until_s]})
+    connection = AsyncMock()
+    monkeypatch.setattr(client, "_loop", clock)
+    monkeypatch.setattr(client, "connect", AsyncMock(return_value=connection))
+    call = client.call("a:1", Frame.request(ECHO), 3.0, wait_for_room=True)
+    if room_until_s < 3:
+        await call
+        assert connection.request.call_args.args[1] == 0.5
+    else:
+        with pytest.raises(RequestTimeout):
+            await call
+    assert connection.room.call_args.args == (ECHO, 1.0)
 
 
 async def test_closing_the_client_fails_outstanding_calls(client: RemotingClient) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from cometmq.errors import ConnectError
+from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.frame import Frame
 from cometmq.remoting.connection import Connection, Handler
@@ -162,13 +162,16 @@ class RemotingClient:
         """
         connection = self._by_addr.get(addr)
         if connection is None or connection.closed or (wait_for_room and connection.full):
-            begun = self._loop.time()
+            until = self._loop.time() + timeout_s
             connection = await self.connect(addr, timeout_s)
-            if wait_for_room:
-                await connection.room(frame.code, timeout_s)
-            left_s = timeout_s - (self._loop.time() - begun)
+            left_s = until - self._loop.time()
             if left_s <= 0:
                 raise ConnectError(addr, f"no connection within {seconds(timeout_s)}")
+            if wait_for_room:
+                await connection.room(frame.code, left_s)
+                left_s = until - self._loop.time()
+                if left_s <= 0:
+                    raise RequestTimeout(addr, frame.code, timeout_s)
             timeout_s = left_s
         return await connection.request(frame, timeout_s)
 
