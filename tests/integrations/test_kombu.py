@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
+import queue as queues
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,11 +28,11 @@ from tests.ports import free_port
 
 from cometmq import SyncProducer
 from cometmq.client import ClientOptions, SyncPullConsumer
-from cometmq.errors import ConfigError, NoRouteError
+from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.integrations import kombu, kombu_session
-from cometmq.integrations.kombu_session import Session, topic_name
-from cometmq.message import Message, check_group_name, check_topic_name
-from cometmq.protocol.codes import DLQ_PREFIX, is_system_topic
+from cometmq.integrations.kombu_session import Inbox, QueueConsumer, Session, Settlement, topic_name
+from cometmq.message import Message, MessageExt, check_group_name, check_topic_name
+from cometmq.protocol.codes import DLQ_PREFIX, ResponseCode, is_system_topic
 from cometmq.testing import LocalBroker
 
 
@@ -197,6 +202,41 @@ class TestQueues:
         assert wait_until("none is left", lambda: size(connection, name) == 0)
         assert Queue(name)(connection.default_channel).get() is None
 
+    def test_a_queue_that_is_not_empty_keeps_its_bindings(self, connect: Connect, name: str) -> None:
+        connection, exchange = connect(), Exchange("bound")
+        queue = Queue(name, exchange, routing_key="k")
+        with connection.Producer() as producer:
+            producer.publish("a", exchange=exchange, routing_key="k", declare=[queue])
+            queue(connection.default_channel).delete(if_empty=True)
+            producer.publish("b", exchange=exchange, routing_key="k")
+        assert size(connection, name) == 2
+        queue(connection.default_channel).delete()
+        assert wait_until("it is empty", lambda: size(connection, name) == 0)
+
+    def test_unwanted_messages_do_not_prolong_a_wait(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connection = connect()
+        transport, channel = connection.transport, connection.default_channel
+        now = 0.0
+        waits: list[float] = []
+
+        def get(timeout: float) -> object:
+            nonlocal now
+            assert len(waits) < 5
+            waits.append(timeout)
+            now += 1
+            return channel, "unknown", "", MessageExt("t", b"")
+
+        def get_nowait() -> object:
+            raise queues.Empty
+
+        monkeypatch.setattr(kombu, "time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(transport, "_ready", SimpleNamespace(get=get, get_nowait=get_nowait))
+        with pytest.raises(TimeoutError):
+            transport.drain_events(connection, timeout=2.5)
+        assert waits == [2.5, 1.5, 0.5]
+
     def test_single_messages_can_be_asked_for(self, connect: Connect, name: str) -> None:
         with contextlib.closing(connect().SimpleQueue(name)) as simple:
             simple.put("x")
@@ -298,6 +338,93 @@ class TestLeases:
         assert bodies(received(parent, name, 3)) == ["child", "parent", "parent again"]
 
 
+class Scripted(QueueConsumer):
+    """A consumer whose requests fail as listed, per message, and whose repeated requests are refused."""
+
+    def __init__(self, **failures: list[Exception]) -> None:
+        self.failures = failures
+        self.done: list[str] = []
+
+    async def ack(self, *messages: MessageExt) -> None:
+        for each in messages:
+            if each.topic in self.done:
+                raise BrokerError(ResponseCode.NO_MESSAGE)
+            if self.failures.get(each.topic):
+                raise self.failures[each.topic].pop()
+            self.done.append(each.topic)
+
+    async def dead_letter(self, message: MessageExt) -> None:
+        await self.ack(message)
+
+    async def change_invisibility(self, message: MessageExt, seconds: float) -> None:
+        await self.ack(message)
+
+    async def wait(self) -> bool:
+        return True
+
+    async def receive(self, *_: Any, **__: Any) -> list[MessageExt]:
+        if self.failures["receive"]:
+            raise self.failures["receive"].pop()
+        await asyncio.sleep(0)
+        return [MessageExt("received", b"")]
+
+
+@pytest.fixture
+async def inbox(monkeypatch: pytest.MonkeyPatch) -> Inbox:
+    """An inbox without brokers, which tries again at once."""
+    monkeypatch.setattr(kombu_session, "_RETRY_S", 0)
+    session: Any = SimpleNamespace(visibility_s=60.0)
+    return Inbox(session, lambda *_: None)
+
+
+class TestFailures:
+    @pytest.mark.parametrize("how", [Settlement.ACK, Settlement.DEAD, Settlement.REQUEUE])
+    @pytest.mark.parametrize(
+        "error", [RemotingError("b:1"), ValueError("unexpected")], ids=["timeout", "other"]
+    )
+    async def test_each_broker_is_judged_alone(self, inbox: Inbox, how: Settlement, error: Exception) -> None:
+        consumer = Scripted(m0=[error])
+        consumer.failures["m1"] = [BrokerError(ResponseCode.NO_MESSAGE)]
+        for number in range(40):
+            message = MessageExt(f"m{number}", b"", broker_name=f"broker {number}")
+            inbox.settle(inbox._hold("q", consumer, message), how)  # noqa: SLF001
+
+        assert not await inbox.flush()
+        assert await inbox.flush()
+        assert sorted(consumer.done) == sorted(f"m{number}" for number in range(40) if number != 1)
+        assert inbox._sending == 0  # noqa: SLF001
+        await inbox.close()
+
+    async def test_an_interrupted_request_is_repeated(self, inbox: Inbox) -> None:
+        consumer = Scripted(m=[asyncio.CancelledError()])  # type: ignore[list-item]
+        inbox.settle(inbox._hold("q", consumer, MessageExt("m", b"")), Settlement.ACK)  # noqa: SLF001
+
+        with pytest.raises(asyncio.CancelledError):
+            await inbox.flush()
+        assert await inbox.flush()
+        assert consumer.done == ["m"]
+        await inbox.close()
+
+    async def test_receiving_goes_on_after_any_error(self, inbox: Inbox) -> None:
+        consumer = Scripted(receive=[ValueError("unexpected")])
+        inbox.set_limit(1)
+        fetch = asyncio.create_task(inbox._fetch({"q": consumer}))  # noqa: SLF001
+        async with asyncio.timeout(PATIENCE_S):
+            while not inbox._held:  # noqa: SLF001
+                assert not fetch.done()
+                await asyncio.sleep(0)
+        fetch.cancel()
+        inbox._held.clear()  # noqa: SLF001
+        await inbox.close()
+
+    async def test_a_large_prefetch_count_is_kept(self, inbox: Inbox) -> None:
+        inbox.set_limit(5000)
+        assert inbox.limit == 5000
+        inbox.set_limit(0)
+        assert inbox.limit == kombu_session.MAX_UNSETTLED
+        await inbox.close()
+
+
 class TestDelays:
     @pytest.mark.slow("a delay must pass")
     def test_a_message_is_not_delivered_before_its_eta(self, connect: Connect, name: str) -> None:
@@ -372,6 +499,54 @@ class TestBroadcast:
             drained(reader)
         assert bodies(found) == ["early"]
 
+    @pytest.mark.parametrize("names", [([1], "reply"), ("x", 5)], ids=str)
+    def test_messages_of_others_are_skipped(
+        self, connect: Connect, broker: LocalBroker, names: tuple[object, object]
+    ) -> None:
+        info = dict(zip(("exchange", "routing_key"), names, strict=True))
+        body = json.dumps({"body": "x", "properties": {"body_encoding": "utf-8", "delivery_info": info}})
+        reader = connect()
+        Exchange("x", "topic")(reader.default_channel).declare()
+        found: list[Received] = []
+        with reader.Consumer([Queue("hostile", auto_delete=True)], no_ack=True, on_message=found.append):
+            with SyncProducer("others", namesrv=broker.namesrv) as producer:
+                topic = topic_name("", kombu.BROADCAST)
+                producer.send(Message(topic, body.encode(), tags=topic_name("hostile")))
+            with connect().Producer() as sender:
+                sender.publish("good", routing_key="hostile")
+            wait_until("it is received", lambda: drained(reader, 0.05) or found)
+        assert bodies(found) == ["good"]
+
+    def test_a_live_queue_can_be_asked_for_single_messages(self, connect: Connect) -> None:
+        queue, reader, sender = Queue("single", auto_delete=True), connect(), connect().Producer()
+        bound = queue(reader.default_channel)
+        bound.declare()
+        assert bound.get() is None
+        for key, body in [("single", "a"), ("others", "b"), ("single", "c")]:
+            sender.publish(body, routing_key=key)
+
+        assert [bound.get().payload for _ in range(2)] == ["a", "c"]
+        assert bound.get() is None
+        assert not reader.transport.session._consumers  # noqa: SLF001
+
+    def test_the_offsets_of_few_queues_are_kept(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kombu, "_MAX_QUEUES", 2)
+        monkeypatch.setattr(kombu, "_offsets", {})
+        connection = connect()
+        for name in ("one", "two", "one", "three"):
+            Queue(name, auto_delete=True)(connection.default_channel).declare()
+        assert list(connection.transport.offsets) == ["one", "three"]
+
+    def test_other_name_servers_have_other_offsets(self) -> None:
+        first, other, again = (
+            Connection("cometmq://", transport_options={"namesrv": namesrv}).transport.offsets
+            for namesrv in ("a:1", "b:1", "a:1")
+        )
+        assert first is not other
+        assert first is again
+
     def test_a_mailbox_calls_the_nodes_of_other_connections(self, connect: Connect) -> None:
         mailbox = Mailbox("test", type="fanout")
         with ThreadPoolExecutor() as threads:
@@ -407,6 +582,24 @@ class TestConnections:
         connection = connect(f"cometmq://127.0.0.1:{free_port()};cometmq://{broker.namesrv}")
         connection.ensure_connection(max_retries=3, interval_start=0)
         publish(connection, name, "x")
+
+    def test_a_connection_whose_session_cannot_close_releases_its_thread(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def close(session: Session) -> None:
+            await closing(session)
+            raise ValueError("unexpected")
+
+        closing = Session.close
+        connection = connect()
+        connection.connect()
+        transport, hub = connection.transport, Hub()
+        transport.register_with_event_loop(connection, hub)
+        monkeypatch.setattr(Session, "close", close)
+        with pytest.raises(ValueError, match="unexpected"):
+            transport.close_connection(transport)
+        assert (transport._thread, transport._bell) == (None, None)  # noqa: SLF001
+        hub.close()
 
     def test_the_path_of_the_transport_serves_too(self, broker: LocalBroker, name: str) -> None:
         path = "cometmq.integrations.kombu:Transport"

@@ -14,7 +14,10 @@ from __future__ import annotations
 import os
 import queue as queues
 import socket
-from collections.abc import Callable, Coroutine
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -29,6 +32,7 @@ from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import ClientStateError, CometError, ConfigError, NoRouteError, RemotingError
 from cometmq.integrations.kombu_session import Inbox, Session, Settlement, topic_name
 from cometmq.message import Message, MessageExt, MessageQueue
+from cometmq.text import printable
 
 log = logs.logger("cometmq.integrations.kombu")
 T = TypeVar("T")
@@ -40,12 +44,16 @@ _CONNECT_S = 10.0
 """The maximum time of a connection attempt."""
 
 
-_Offsets = dict[str, dict[tuple[str, str], dict[MessageQueue, int]]]
-_offsets: dict[tuple[str, int, str], _Offsets] = {}
-"""Where queues continue to read broadcast topics: host, port and namespace, then queue, then topic and tag.
+_MAX_QUEUES = 5000
+"""The maximum number of queues whose offsets are kept."""
+
+_Offsets = OrderedDict[str, dict[tuple[str, str], dict[MessageQueue, int]]]
+_offsets: dict[tuple[str, str], _Offsets] = {}
+"""Where queues continue to read broadcast topics: name servers and namespace, then queue, then topic and tag.
 
 The connections of a process share it: Celery declares the queue of `rpc://` results on one connection, and
-consumes it later on another, when the first result may have been published.
+consumes it later on another, when the first result may have been published. The queues that were declared
+last are kept.
 """
 
 
@@ -123,6 +131,10 @@ class LeasingChannel(virtual.Channel):
         transport = self.connection
         topic = topic_name(exchange, BROADCAST)
         known = transport.offsets.setdefault(queue, {})
+        with suppress(KeyError):  # another thread has deleted it
+            transport.offsets.move_to_end(queue)
+            if len(transport.offsets) > _MAX_QUEUES:
+                transport.offsets.popitem(last=False)
         if (topic, tag) not in known:
             known[topic, tag] = transport.run(transport.session.ends(topic))
 
@@ -142,8 +154,13 @@ class LeasingChannel(virtual.Channel):
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None:
-        super().queue_delete(queue, if_unused, if_empty, **kwargs)
-        self.connection.offsets.pop(queue, None)
+        transport = self.connection
+        if if_empty and self._size(queue):
+            return
+        super().queue_delete(queue, if_unused, **kwargs)
+        transport.offsets.pop(queue, None)
+        transport.priorities.pop(queue, None)
+        transport.live.discard(queue)
         for exchange in self.state.exchanges.values():
             exchange["table"] = [each for each in exchange["table"] if each[2] != queue]
 
@@ -202,11 +219,15 @@ class LeasingChannel(virtual.Channel):
             self.no_ack.add(queue)
         if queue not in transport.live:
             transport.run(self.inbox.consume(queue))
-        watched = transport.offsets.get(queue, {})
-        for (topic, tag), offsets in watched.items():
-            if topic == topic_name("", BROADCAST) and len(watched) > 1:
-                continue  # a queue that is bound receives nothing by its name
+        for tag, offsets in self._watched(queue):
             transport.call_soon(self.inbox.read, queue, offsets, tag, transport.has_room)
+
+    def _watched(self, queue: str) -> Iterator[tuple[str, dict[MessageQueue, int]]]:
+        """Iterate over the tags and offsets of the broadcast topics from which a queue receives messages."""
+        watched = self.connection.offsets.get(queue, {})
+        for (topic, tag), offsets in list(watched.items()):
+            if topic != topic_name("", BROADCAST) or len(watched) == 1:
+                yield tag, offsets  # a queue that is bound receives nothing by its name
 
     def basic_cancel(self, consumer_tag: str) -> None:
         queue = self._tag_to_queue.get(consumer_tag)
@@ -216,6 +237,8 @@ class LeasingChannel(virtual.Channel):
             self.connection.run_if_open(lambda: self.inbox.cancel(queue))
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> virtual.Message | None:
+        if queue in self.connection.live:
+            return self._get_broadcast(queue)
         found = self.connection.run(self.inbox.get(queue))
         if found is None:
             return None
@@ -223,6 +246,16 @@ class LeasingChannel(virtual.Channel):
         if no_ack:
             self.settle(found[0], Settlement.ACK)
         return message
+
+    def _get_broadcast(self, queue: str) -> virtual.Message | None:
+        """Return the next broadcast message of a live queue, without waiting, or None."""
+        transport = self.connection
+        for tag, offsets in self._watched(queue):
+            while message := transport.run(transport.session.next_message(offsets, tag)):
+                decoded = self.decode(queue, "", message)
+                if decoded is not None:
+                    return decoded
+        return None
 
     def decode(self, queue: str, tag: str, message: MessageExt) -> virtual.Message | None:
         """Return what kombu has published. Return None for anything else, which becomes a dead letter.
@@ -234,11 +267,14 @@ class LeasingChannel(virtual.Channel):
             properties = payload["properties"]
             info = properties["delivery_info"]
             exchange, routing_key = info["exchange"], info["routing_key"]
+            if not (isinstance(exchange, str) and isinstance(routing_key, str)):
+                raise TypeError("exchange and routing_key must be text")
             properties["delivery_tag"] = tag
             info["redelivered"] = message.reconsume_times > 0
             decoded = self.Message(payload, channel=self)
         except Exception as error:  # anybody can send to the topic
-            log.error("message %s of queue %s is not from kombu: %r", message.msg_id, queue, error)
+            text = "message %s of queue %s is not from kombu: %s"
+            log.error(text, printable(message.msg_id), queue, printable(repr(error)))
             self.settle(tag, Settlement.DEAD)
             return None
         if tag or not exchange or exchange not in self.state.exchanges:
@@ -271,7 +307,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.live: set[str] = set()
         """Queues of this process alone (exclusive or auto_delete), which have no topic of their own."""
-        self.offsets = _offsets.setdefault((client.hostname, client.port, client.virtual_host), {})
+        self.offsets = _offsets.setdefault((str(self._namesrv()), client.virtual_host), OrderedDict())
         self.priorities: dict[str, int] = {}
         """The highest priority of each queue that has priorities."""
         self._thread: LoopThread | None = None
@@ -307,18 +343,30 @@ class Transport(virtual.Transport):
         if client.ssl:
             settings["tls"] = True
         settings |= options.get("client_options") or {}
-        host = f"[{client.hostname}]" if ":" in (client.hostname or "") else client.hostname
         return Session.open(
-            options.get("namesrv") or (f"{host}:{client.port or self.default_port}" if host else None),
+            self._namesrv(),
             ClientOptions(**settings),
             visibility_s=float(options.get("visibility_timeout", 60.0)),
             cluster=options.get("cluster"),
             topic_queues=int(options.get("topic_queues", 4)),
         )
 
+    def _namesrv(self) -> Any:
+        """Return the name servers of the option, otherwise those of the URL. None: the default of clients."""
+        client = self.client
+        host = f"[{client.hostname}]" if ":" in (client.hostname or "") else client.hostname
+        of_url = f"{host}:{client.port or self.default_port}" if host else None
+        return client.transport_options.get("namesrv") or of_url
+
     def close_connection(self, connection: Transport) -> None:
-        super().close_connection(connection)
-        self.run_if_open(lambda: self.session.close())
+        try:
+            super().close_connection(connection)
+            self.run_if_open(lambda: self.session.close())
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Release the background thread and the bell."""
         thread, self._thread = self._thread, None
         if self._bell is not None:
             if self._hub is not None and thread is not None and thread.pid == os.getpid():
@@ -370,9 +418,11 @@ class Transport(virtual.Transport):
 
     def drain_events(self, _connection: Transport, timeout: float | None = None) -> None:
         """Deliver one message. Raises TimeoutError if there is none within `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            left = None if deadline is None else deadline - time.monotonic()
             try:
-                item = self._ready.get(timeout=timeout) if timeout != 0 else self._ready.get_nowait()
+                item = self._ready.get(timeout=left) if left is None or left > 0 else self._ready.get_nowait()
             except queues.Empty:
                 raise TimeoutError("no message") from None
             if self._hand_over(*item):

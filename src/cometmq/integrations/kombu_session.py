@@ -113,15 +113,22 @@ class QueueConsumer(SimpleConsumer):
         return found
 
     async def settle(self, how: Settlement, messages: Sequence[MessageExt]) -> None:
-        """Send the requests that settle messages. Raises CometError."""
+        """Send the request that settles messages of one broker. Raises CometError.
+
+        Args:
+            how: What becomes of the messages.
+            messages: The messages: a single one, if it is requeued or becomes a dead letter.
+        """
         if how is Settlement.ACK:
             await self.ack(*messages)
         elif how is Settlement.RELEASE:
             await self._running_leases().give_back(messages)
         elif how is Settlement.DEAD:
-            await for_each(messages, self.dead_letter, _AT_ONCE)
+            (message,) = messages
+            await self.dead_letter(message)
         else:
-            await for_each(messages, lambda each: self.change_invisibility(each, 0), _AT_ONCE)
+            (message,) = messages
+            await self.change_invisibility(message, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -339,6 +346,19 @@ class Session:
                     await asyncio.sleep(_PAUSE_S)
             offsets[queue] = result.next_begin_offset
 
+    async def next_message(self, offsets: dict[MessageQueue, int], tag: str) -> MessageExt | None:
+        """Return the next message of a broadcast topic, without waiting, or None. See `read`."""
+        for queue in list(offsets):
+            offset = -1
+            while offset != offsets[queue]:
+                offset = offsets[queue]
+                result = await self._pulls.pull(queue, offset, max_count=1, expression=tag)
+                if offsets[queue] == offset:  # no reader was faster
+                    offsets[queue] = result.next_begin_offset
+                if result.messages:
+                    return result.messages[0]
+        return None
+
 
 def _queue_with_id(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
     """Return a queue with the id `argument`, or with the highest one."""
@@ -438,8 +458,8 @@ class Inbox:
         return True
 
     def set_limit(self, prefetch: int) -> None:
-        """Set the maximum number of messages that are not settled. 0: as many as are allowed."""
-        self.limit = min(prefetch, MAX_UNSETTLED) if prefetch > 0 else MAX_UNSETTLED
+        """Set the maximum number of messages that are not settled. 0: MAX_UNSETTLED."""
+        self.limit = prefetch if prefetch > 0 else MAX_UNSETTLED
         self._room.set()
 
     async def _restart(self) -> None:
@@ -448,6 +468,15 @@ class Inbox:
             self._fetching.start(self._fetch(dict(self._consumers)), name="cometmq-kombu-fetch")
 
     async def _fetch(self, consumers: dict[str, QueueConsumer]) -> None:
+        while True:
+            try:
+                await self._fetch_on(consumers)
+            except Exception:
+                log.exception("messages cannot be received, trying again")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _fetch_on(self, consumers: dict[str, QueueConsumer]) -> None:
+        """Receive messages until something unexpected fails."""
         notified = False
         while True:
             unsettled = len(self._held) + len(self._settled) + self._sending
@@ -515,28 +544,41 @@ class Inbox:
     async def flush(self) -> bool:
         """Send the requests of all settlements so far. Return False if some must be sent again."""
         async with self._turn:
-            groups: dict[tuple[Settlement, QueueConsumer], list[Held]] = {}
-            for how, held in self._settled:
-                groups.setdefault((how, held.consumer), []).append(held)
-            self._sending, self._settled = len(self._settled), []
-            failed: list[tuple[Settlement, Held]] = []
-            for (how, consumer), some in groups.items():
-                try:
-                    await consumer.settle(how, [held.message for held in some])
-                except CometError as error:
-                    failed += ((how, held) for held in self._to_repeat(how, some, error))
-                self._sending -= len(some)
-            self._settled += failed
-            self._room.set()
-            return not failed
+            unsent, self._settled = dict.fromkeys(self._settled), []
+            self._sending = len(unsent)
 
-    def _to_repeat(self, how: Settlement, some: Sequence[Held], error: CometError) -> list[Held]:
-        """Return the messages whose leases last, if the same request may succeed later."""
-        busy = isinstance(error, BrokerError) and error.code in RETRY_RESPONSE_CODES
-        may_succeed = busy or isinstance(error, Transient)
+            async def send(part: tuple[Settlement, list[Held]]) -> None:
+                how, some = part
+                again = set(await self._send(how, some))
+                for held in some:
+                    if held not in again:
+                        del unsent[how, held]
+                self._sending = len(unsent)
+
+            try:
+                await for_each(_parts(unsent), send, _AT_ONCE)
+            finally:
+                self._sending = 0
+                self._settled[:0] = unsent
+                self._room.set()
+            return not unsent
+
+    async def _send(self, how: Settlement, some: Sequence[Held]) -> Sequence[Held]:
+        """Settle messages, and return those whose leases last if the same request may succeed later."""
+        try:
+            await some[0].consumer.settle(how, [held.message for held in some])
+            return ()
+        except Exception as error:
+            problem = error
+            if isinstance(error, CometError):
+                busy = isinstance(error, BrokerError) and error.code in RETRY_RESPONSE_CODES
+                may_succeed = busy or isinstance(error, Transient)
+            else:
+                log.exception("%s of messages of queue %s failed", how.value, some[0].queue)
+                may_succeed = True
         again = [held for held in some if may_succeed and held.until > self._loop.time()]
         if len(again) < len(some):
-            log.warning("%s of messages of queue %s failed: %s", how.value, some[0].queue, error)
+            log.warning("%s of messages of queue %s failed: %s", how.value, some[0].queue, problem)
         return again
 
     async def _keep(self) -> None:
@@ -562,9 +604,21 @@ class Inbox:
             return
         try:
             await held.consumer.change_invisibility(held.message, session_s)
-        except CometError as error:
+        except Exception as error:
+            if not isinstance(error, CometError):
+                log.exception("a lease of queue %s is not renewed", held.queue)
             if now >= held.until:
                 log.warning("a message of queue %s has lost its lease: %s", held.queue, error)
                 held.until = float("inf")
         else:
             held.until = now + session_s
+
+
+def _parts(settled: Iterable[tuple[Settlement, Held]]) -> list[tuple[Settlement, list[Held]]]:
+    """Return the messages of each request: each fails or succeeds alone."""
+    parts: dict[object, tuple[Settlement, list[Held]]] = {}
+    for how, held in settled:
+        shared = how in (Settlement.ACK, Settlement.RELEASE)
+        key = (how, held.consumer, held.message.broker_name) if shared else held
+        parts.setdefault(key, (how, []))[1].append(held)
+    return list(parts.values())
