@@ -506,7 +506,7 @@ class TestBroadcast:
         info = dict(zip(("exchange", "routing_key"), names, strict=True))
         body = json.dumps({"body": "x", "properties": {"body_encoding": "utf-8", "delivery_info": info}})
         reader = connect()
-        Exchange("x", "topic")(reader.default_channel).declare()
+        Queue("bound", Exchange("x", "topic"), "#", auto_delete=True)(reader.default_channel).declare()
         found: list[Received] = []
         with reader.Consumer([Queue("hostile", auto_delete=True)], no_ack=True, on_message=found.append):
             with SyncProducer("others", namesrv=broker.namesrv) as producer:
