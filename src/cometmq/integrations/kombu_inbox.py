@@ -1,0 +1,310 @@
+"""The messages that a channel of the kombu transport has leased, and how they are settled.
+
+It runs on the event loop of the blocking clients' background thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cometmq import logs
+from cometmq.client.cluster.workers import for_each
+from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
+from cometmq.client.simple.options import MAX_MESSAGES
+from cometmq.errors import BrokerError, CometError, Transient
+from cometmq.integrations.kombu_session import PAUSE_S, RETRY_S, QueueConsumer, Session, Settlement
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.periodic import Tasks
+
+log = logs.logger("cometmq.integrations.kombu")
+
+MAX_UNSETTLED = 1000
+"""The maximum number of leased messages of a channel without a prefetch count."""
+_CLOSE_S = 5.0
+"""The maximum time that closing a channel waits for its acknowledgements."""
+_AT_ONCE = 32
+"""The maximum number of concurrent requests of one kind."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A leased message that is not settled yet.
+
+    Attributes:
+        queue: The queue of kombu.
+        consumer: The consumer that has received it.
+        message: The message.
+        until: The end of the lease on the loop's clock, in seconds.
+        delivered: Whether kombu has received it.
+    """
+
+    queue: str
+    consumer: QueueConsumer
+    message: MessageExt
+    until: float
+    delivered: bool = False
+
+
+Deliver = Callable[[str, str, MessageExt], None]
+"""Receives queue, delivery tag ("" for a broadcast message) and message, on the event loop."""
+
+
+class Inbox:
+    """The leased messages of a channel. Receives as many as the prefetch count allows, renews their leases.
+
+    Args:
+        session: The clients of the connection.
+        deliver: Receives the messages.
+    """
+
+    def __init__(self, session: Session, deliver: Deliver) -> None:
+        self.limit = MAX_UNSETTLED
+        self._session = session
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._consumers: dict[str, QueueConsumer] = {}
+        self._held: dict[str, Held] = {}
+        self._settled: list[tuple[Settlement, Held]] = []
+        """Settlements whose requests are not sent yet."""
+        self._sending = 0
+        """The number of messages of the requests in progress."""
+        self._tags = itertools.count(1)
+        self._turns = itertools.count()
+        self._room, self._work = asyncio.Event(), asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held during requests about leases: a renewal invalidates the handle of an acknowledgement."""
+        self._fetching = Tasks()
+        self._readers: dict[str, Tasks] = {}
+        self._keeper = self._loop.create_task(self._keep(), name="cometmq-kombu-leases")
+
+    async def close(self) -> None:
+        """Release all messages, and wait until all settlements are sent."""
+        self._consumers.clear()
+        for tasks in (self._fetching, *self._readers.values()):
+            await tasks.finish(cancel=True)
+        self.release()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                while not await self.flush():  # noqa: ASYNC110 - it waits for brokers
+                    await asyncio.sleep(RETRY_S)
+        self._keeper.cancel()
+
+    # -- receiving
+
+    async def consume(self, queue: str) -> None:
+        """Receive the messages of a queue."""
+        self._consumers[queue] = await self._session.consumer(queue)
+        await self._restart()
+
+    def read(
+        self,
+        queue: str,
+        offsets: dict[MessageQueue, int],
+        tag: str,
+        has_room: Callable[[], bool],
+    ) -> None:
+        """Read messages of a broadcast topic, see `Session.read`, as messages of a queue."""
+
+        def accept(message: MessageExt) -> bool:
+            if has_room():
+                self._deliver(queue, "", message)
+                return True
+            return False
+
+        for each in offsets:
+            self._readers.setdefault(queue, Tasks()).start(self._session.read(each, offsets, tag, accept))
+
+    async def cancel(self, queue: str) -> None:
+        """Receive no more messages of a queue, and make those visible again that kombu has not received."""
+        await self._readers.pop(queue, Tasks()).finish(cancel=True)
+        if self._consumers.pop(queue, None) is not None:
+            await self._restart()
+        for tag in [tag for tag, held in self._held.items() if held.queue == queue and not held.delivered]:
+            self.settle(tag, Settlement.RELEASE)
+
+    async def get(self, queue: str) -> tuple[str, MessageExt] | None:
+        """Return one message of a queue with its delivery tag, or None if there is none."""
+        consumer = await self._session.consumer(queue)
+        for message in await consumer.receive(1, wait_s=0):
+            tag = self._hold(queue, consumer, message)
+            self._held[tag].delivered = True
+            return tag, message
+        return None
+
+    def take(self, tag: str) -> bool:
+        """Return whether kombu may have a message: False if it was made visible again."""
+        held = self._held.get(tag)
+        if held is None:
+            return False
+        held.delivered = True
+        return True
+
+    def set_limit(self, prefetch: int) -> None:
+        """Set the maximum number of messages that are not settled. 0: MAX_UNSETTLED."""
+        self.limit = prefetch if prefetch > 0 else MAX_UNSETTLED
+        self._room.set()
+
+    async def _restart(self) -> None:
+        await self._fetching.finish(cancel=True)
+        if self._consumers:
+            self._fetching.start(self._fetch(dict(self._consumers)), name="cometmq-kombu-fetch")
+
+    async def _fetch(self, consumers: dict[str, QueueConsumer]) -> None:
+        while True:
+            try:
+                await self._fetch_on(consumers)
+            except Exception:
+                log.exception("messages cannot be received, trying again")
+                await asyncio.sleep(RETRY_S)
+
+    async def _fetch_on(self, consumers: dict[str, QueueConsumer]) -> None:
+        """Receive messages until something unexpected fails."""
+        notified = False
+        while True:
+            unsettled = len(self._held) + len(self._settled) + self._sending
+            count = min(self.limit - unsettled, MAX_MESSAGES)
+            if count <= 0:
+                self._room.clear()
+                await self._room.wait()
+            elif await self._receive(consumers, count):
+                notified = False
+            else:
+                in_vain, notified = notified, await self._has_any(consumers.values())
+                if in_vain:  # another member was faster
+                    await asyncio.sleep(PAUSE_S)
+
+    async def _receive(self, consumers: dict[str, QueueConsumer], count: int) -> bool:
+        """Receive messages of the first queue that has some, beginning with another queue each time.
+
+        Return False if there were none. No request waits for messages, because it would lease messages after
+        its consumer was cancelled, and those of one queue only.
+        """
+        names = list(consumers)
+        first = next(self._turns) % len(names)
+        for queue in names[first:] + names[:first]:
+            try:
+                found = await consumers[queue].receive(count, wait_s=0)
+            except CometError as error:  # the consumer has logged a warning
+                log.debug("queue %s cannot be received from: %s", queue, error)
+                continue
+            if found:
+                for message in found:
+                    self._deliver(queue, self._hold(queue, consumers[queue], message), message)
+                return True
+        return False
+
+    async def _has_any(self, consumers: Iterable[QueueConsumer]) -> bool:
+        waits = [asyncio.ensure_future(each.wait()) for each in consumers]
+        try:
+            for done in asyncio.as_completed(waits):
+                if await done:
+                    return True
+            return False
+        finally:
+            for each in waits:
+                each.cancel()
+
+    def _hold(self, queue: str, consumer: QueueConsumer, message: MessageExt) -> str:
+        tag = str(next(self._tags))
+        self._held[tag] = Held(queue, consumer, message, self._loop.time() + self._session.visibility_s)
+        return tag
+
+    # -- settling
+
+    def settle(self, tag: str, how: Settlement) -> None:
+        """Settle a message soon. A message that is settled already is ignored."""
+        held = self._held.pop(tag, None)
+        if held is not None:
+            self._settled.append((how, held))
+            self._work.set()
+
+    def release(self) -> None:
+        """Make all messages that are not settled visible again, soon."""
+        for tag in list(self._held):
+            self.settle(tag, Settlement.RELEASE)
+
+    async def flush(self) -> bool:
+        """Send the requests of all settlements so far. Return False if some must be sent again."""
+        async with self._turn:
+            unsent, self._settled = dict.fromkeys(self._settled), []
+            self._sending = len(unsent)
+
+            async def send(part: tuple[Settlement, list[Held]]) -> None:
+                how, some = part
+                again = set(await self._send(how, some))
+                for held in some:
+                    if held not in again:
+                        del unsent[how, held]
+                self._sending = len(unsent)
+
+            try:
+                await for_each(_parts(unsent), send, _AT_ONCE)
+            finally:
+                self._sending = 0
+                self._settled[:0] = unsent
+                self._room.set()
+            return not unsent
+
+    async def _send(self, how: Settlement, some: Sequence[Held]) -> Sequence[Held]:
+        """Settle messages, and return those whose leases last if the same request may succeed later."""
+        try:
+            await some[0].consumer.settle(how, [held.message for held in some])
+            return ()
+        except Exception as error:
+            problem = error
+            if isinstance(error, CometError):
+                busy = isinstance(error, BrokerError) and error.code in RETRY_RESPONSE_CODES
+                may_succeed = busy or isinstance(error, Transient)
+            else:
+                log.exception("%s of messages of queue %s failed", how.value, some[0].queue)
+                may_succeed = True
+        again = [held for held in some if may_succeed and held.until > self._loop.time()]
+        if len(again) < len(some):
+            log.warning("%s of messages of queue %s failed: %s", how.value, some[0].queue, problem)
+        return again
+
+    async def _keep(self) -> None:
+        """Settle messages and renew leases."""
+        interval_s = self._session.visibility_s / 4
+        renewal = self._loop.time() + interval_s
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(renewal):
+                    await self._work.wait()
+            self._work.clear()
+            if not await self.flush():
+                await asyncio.sleep(RETRY_S)
+                self._work.set()
+            if self._loop.time() >= renewal:
+                async with self._turn:
+                    await for_each(list(self._held.values()), self._renew, _AT_ONCE)
+                renewal = self._loop.time() + interval_s
+
+    async def _renew(self, held: Held) -> None:
+        session_s, now = self._session.visibility_s, self._loop.time()
+        if held.until - now > 0.6 * session_s:
+            return
+        try:
+            await held.consumer.change_invisibility(held.message, session_s)
+        except Exception as error:
+            if not isinstance(error, CometError):
+                log.exception("a lease of queue %s is not renewed", held.queue)
+            if now >= held.until:
+                log.warning("a message of queue %s has lost its lease: %s", held.queue, error)
+                held.until = float("inf")
+        else:
+            held.until = now + session_s
+
+
+def _parts(settled: Iterable[tuple[Settlement, Held]]) -> list[tuple[Settlement, list[Held]]]:
+    """Return the messages of each request: each fails or succeeds alone."""
+    parts: dict[object, tuple[Settlement, list[Held]]] = {}
+    for how, held in settled:
+        shared = how in (Settlement.ACK, Settlement.RELEASE)
+        key = (how, held.consumer, held.message.broker_name) if shared else held
+        parts.setdefault(key, (how, []))[1].append(held)
+    return list(parts.values())
