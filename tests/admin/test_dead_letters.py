@@ -216,6 +216,7 @@ class TestResend:
 
     async def test_a_group_that_pops_gets_it_from_its_topic_only(self, dying: Dying) -> None:
         await dying.admin.send(Message(dying.topic, b"poison"))
+        await dying.registered(dying.topic)
         async with SimpleConsumer(dying.group, dying.topic, client=dying.admin.client) as member:
             (message,) = await member.receive(wait_s=60)
             await member.change_invisibility(message, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from tests.admin.conftest import Shell
 
 from cometmq import Message, SimpleConsumer
@@ -51,6 +52,7 @@ def test_messages_in_flight_are_shown(mq: Shell) -> None:
     beside_members(mq, check)
 
 
+@pytest.mark.slow("a receive that has begun before the reset waits for 15 s")
 def test_members_that_consume_on_from_a_new_offset_are_no_problem(mq: Shell) -> None:
     async def check(admin: Admin) -> None:
         for each in await admin.reset_offset(Reset(group="leasing", topic="leased")):
