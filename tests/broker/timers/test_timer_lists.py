@@ -103,6 +103,8 @@ class TestLists:
         assert (flushed, queue_offset, of_master) == (0, 3, 3)
         assert 0 <= now_ms() - read_ms < 10_000
 
+    @pytest.mark.slow("a message is delivered after 4 s")
+    @pytest.mark.representative
     async def test_a_recall_is_counted_when_it_finds_its_message_and_once(self, tmp_path):
         """The count also survives a kill. The copied store's table does not contain the last recall."""
 

@@ -529,6 +529,8 @@ async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
         assert [m.body for m in records(await peer.pull(offset=2))] == [b"good"]
 
 
+@pytest.mark.slow("messages are due 6 s after the first send")
+@pytest.mark.representative
 async def test_a_bad_sector_among_its_files_stops_no_timer(tmp_path, caplog):
     """Queue units are rebuilt from the log; without the offset file Apache's deliveries are unknown."""
     disk = FaultyDisk(really_sync=False)

@@ -228,6 +228,8 @@ class TestWhatTheFormatCannotShow:
         store.close()
         return tmp_path
 
+    @pytest.mark.slow("verifies a store for each bit of a record")
+    @pytest.mark.representative
     def test_flips_of_every_bit(self, victim: Path) -> None:
         hit = places(victim)[4]
         original = hit.path.read_bytes()[hit.at : hit.at + hit.size]
