@@ -53,10 +53,17 @@ class Rooms(LoadScopeScheduling):
     def _reschedule(self, node: WorkerController) -> None:
         """Assign work to a worker that has collected the tests.
 
-        The successor of a dead worker may not have done so.
+        The successor of a dead worker may not have done so. A worker begins a test only when it knows the
+        next one, or that there is none.
         """
-        if node in self.registered_collections:
-            super()._reschedule(node)
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            if self.workqueue:
+                self._assign_work_unit(node)
+            else:
+                node.shutdown()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms | None:

@@ -129,6 +129,14 @@ def test_a_test_that_ends_its_worker_runs_once_and_the_others_run(tmp_path: Path
     assert "2 failed, 4 passed" in output, output
 
 
+def test_the_only_test_left_for_the_successor_of_a_worker_runs(tmp_path: Path) -> None:
+    for name, text in {"a": "def test_ends(): __import__('os')._exit(1)", "b": "def test_b(): pass"}.items():
+        (path := tmp_path / f"tests/room/test_{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    output = run_pytest(tmp_path, "-p", "tests.scheduling", "--dist", "loadgroup", "-n", "1")
+    assert "1 failed, 1 passed" in output, output
+
+
 def test_an_unmarked_test_is_named_once_it_has_been_slow_in_two_runs(tmp_path: Path) -> None:
     record = tmp_path / "slow-tests.json"
     record.write_text('[["no name"]]')
