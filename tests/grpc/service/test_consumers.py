@@ -17,8 +17,10 @@ from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service import receives, renewals
 from cometmq.grpc.service.clients import Client
+from cometmq.grpc.service.delivered import popped_messages
 from cometmq.protocol.pop import ReceiptHandle
 from cometmq.protocol.properties.values import encode_properties
+from cometmq.protocol.record.layout import HEAD_V4
 
 
 def known(cluster):
@@ -70,6 +72,25 @@ class TestReceive:
         (got,) = await caller.receive()
         assert got.system_properties.delivery_attempt == 2**31 - 1
         assert got.system_properties.born_timestamp.ToDatetime().year == 9999
+
+    @pytest.mark.parametrize(
+        ("at", "damage", "left"),
+        [(0, b"X", ["1", "3"]), (-4, b"\x7f", ["1", "3"]), (-HEAD_V4.size, b"\x7f", ["1"])],
+        ids=["body", "length of the body", "length of the record"],
+    )
+    async def test_a_damaged_message_does_not_stop_a_receive(
+        self, orders, caller, at, damage, left, monkeypatch, caplog
+    ):
+        def damaged(response, *given):
+            at_body = bytes(response.body).index(b"body 2") + at
+            response.body = response.body[:at_body] + damage + response.body[at_body + 1 :]
+            return popped_messages(response, *given)
+
+        monkeypatch.setattr(receives, "popped_messages", damaged)
+        for body in (b"1", b"body 2", b"3"):
+            await caller.send(message(body=body))
+        assert [got.body.decode() for got in await caller.receive()] == left
+        assert "damaged" in caplog.text
 
     @pytest.mark.parametrize(
         "forged", ["garbage", "0 1 60000 0 0 broker-a 0 1", "0 1 60000 0 1 broker-a 0 1"]

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from cometmq import logs
+from cometmq.errors import RecordError
 from cometmq.grpc.rpc.enums import DigestType, Encoding, MessageType
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.service.sent import LITE_TOPIC, PRIORITY, SHARDING_KEY, TRACE_CONTEXT
@@ -16,7 +18,9 @@ from cometmq.protocol.headers import PopMessageResponseHeader
 from cometmq.protocol.pop import ReceiptHandle, Receipts, TopicKind
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import is_reserved
-from cometmq.protocol.record.one import iter_records
+from cometmq.protocol.record.one import Buffer, decode_record, iter_records, record_starts
+
+log = logs.logger(__name__)
 
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999, the last time that a protobuf timestamp can hold. Producers may send any time."""
@@ -40,18 +44,40 @@ class Popped(NamedTuple):
 
 
 def popped_messages(response: Frame, topic: str, broker_name: str) -> Iterator[Popped]:
-    """Yield the messages of a pop's response. `topic` is the topic of the request.
+    """Yield the messages of a pop's response, except damaged ones. `topic` is the topic of the request.
 
-    Raises RecordError or PopFormatError if the response is damaged.
+    Raises PopFormatError if the header of the response is invalid.
     """
     header = response.header(PopMessageResponseHeader)
     if header.start_offset_info is None:
         yield from _popped_from_lite_topics(response, header, broker_name)
         return
     receipts = Receipts(header, topic, broker_name)
-    for message in iter_records(response.body):
+    for message in filter(None, _records(response.body)):
         handle, deliveries = receipts.of(message)
         yield Popped(message, ReceiptHandle(*handle[:8], message.physical_offset), deliveries)
+
+
+def _records(body: Buffer) -> list[MessageExt | None]:
+    """Decode the records of a response, with None for each damaged one.
+
+    The records behind one whose length is damaged cannot be found. The leases of all messages that are left
+    out expire, and the broker then reads each of them by itself.
+    """
+    try:
+        return list(iter_records(body))
+    except RecordError:
+        starts, end = record_starts(body)
+    if end < len(body):
+        log.error("the last %d bytes of a receive are damaged and not delivered", len(body) - end)
+    found: list[MessageExt | None] = []
+    for start in starts:
+        try:
+            found.append(decode_record(body, start))
+        except RecordError as error:
+            log.error("a damaged message is not delivered: %s", error)
+            found.append(None)
+    return found
 
 
 def _popped_from_lite_topics(
@@ -59,7 +85,9 @@ def _popped_from_lite_topics(
 ) -> Iterator[Popped]:
     """Yield the messages of lite topics. Their handles contain the offsets in the queues of these topics."""
     counts = (header.order_count_info or "").split(";")
-    for message, count in zip(iter_records(response.body), counts, strict=False):
+    for message, count in zip(_records(response.body), counts, strict=False):
+        if message is None:
+            continue
         offset = int(message.properties[names.INNER_MULTI_QUEUE_OFFSET])
         handle = ReceiptHandle(
             offset, header.pop_time, header.invisible_time, header.revive_qid, TopicKind.NORMAL, broker_name,

@@ -45,6 +45,7 @@ from cometmq.protocol.headers import (
 )
 from cometmq.protocol.lite import bound_topic, is_lite_topic
 from cometmq.protocol.pop import PopFormatError, ReceiptHandle
+from cometmq.protocol.record.one import body_crc
 from cometmq.protocol.traces import ConsumeCode
 
 log = logs.logger(__name__)
@@ -186,6 +187,10 @@ class Receives:
                 continue
             if receive.max_retries is not None and popped.deliveries > receive.max_retries:
                 self._tasks.start(self._bury(client, lease, popped.message.msg_id))
+                continue
+            if body_crc(popped.message.body) != popped.message.body_crc:
+                # Its lease expires. The pulls of a client leave out such a message, too.
+                log.error("message %s of %s is damaged, not delivered", popped.message.msg_id, receive.topic)
                 continue
             delivered = m.ReceiveMessageResponse()
             fill_message(delivered.message, popped, receive.topic, receive.invisible_ms)
