@@ -32,7 +32,7 @@ must reach the follower before the follower deletes the segment.
 """
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class LeaderServices:
     """The services of a raft leader, which RaftReplication starts and stops when the broker's role changes.
 

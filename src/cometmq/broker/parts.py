@@ -109,9 +109,7 @@ class BrokerParts:
         self.stats = Stats(clock.time_ms(), mono_ms(clock))
         self.replies = SendReplies(config.region_id, config.trace_on)
         self.writer = Writer(store, self.replies, self.stats, tick, self._arrived)
-        self.protection = Protection(
-            config=config, store=store, writer=self.writer, override_handlers=self._override_handlers
-        )
+        self.protection = Protection(config, store, self.writer, self._override_handlers)
         store.dispatcher.on_visible = self.writer.visible
         self.tables = DurableTables(config, clock, store, self._topics_changed)
         self.consumers = ConsumerTable()
@@ -130,7 +128,10 @@ class BrokerParts:
         for queue in (*self.schedule.queues(), *self.timers.queues()):
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
-        runtime = self._runtime()
+        runtime = RuntimeAdmin(
+            config, clock, store, self.stats, self.schedule, self.timers, self.protection, self.replication,
+            self._settings_changed,
+        )  # fmt: skip
         self.more_metrics: list[Callable[[Families], None]] = []
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
@@ -157,13 +158,7 @@ class BrokerParts:
 
     def _replication_context(self) -> ReplicationContext:
         return ReplicationContext(
-            config=self.config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            address=self._address,
-            client=self.client,
-            tick=self.tick,
+            self.config, self._clock, self.store, self.tables, self._address, self.client, self.tick
         )
 
     def _with_slaves(self) -> Replication:
@@ -182,20 +177,10 @@ class BrokerParts:
         from cometmq.broker.replication.raft import RaftReplication
         from cometmq.broker.send.relay import Relay
 
-        config = self.config
         leader_services = LeaderServices(
-            config=config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            registrar=self.registrar,
-            schedule=self.schedule,
-            timers=self.timers,
-            transactions=self.transactions,
-            pops=self.pops,
-            lite=self.lite,
-            follower_id=broker_id_of(config.store.d_leger_self_id),
-        )
+            self.config, self._clock, self.store, self.tables, self.registrar, self.schedule, self.timers,
+            self.transactions, self.pops, self.lite, broker_id_of(self.config.store.d_leger_self_id),
+        )  # fmt: skip
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
         leader_services.leader_log = made.leader_log
         made.sync.lite = LiteStateCopy(self.lite)
@@ -204,209 +189,73 @@ class BrokerParts:
         return made
 
     def _make_processors(self, levels: DelayLevels) -> None:
-        config, store, tables, writer = self.config, self.store, self.tables, self.writer
+        config, clock, store, tables = self.config, self._clock, self.store, self.tables
+        stats, tick, writer, address = self.stats, self.tick, self.writer, self._address
         self.retry_rules = RetryRules(tables.groups, self.consumers, self.locks)
         filters = SqlFilters(config)
-        self.pulls = PullProcessor(
-            config=config,
-            store=store,
-            tables=tables,
-            stats=self.stats,
-            checks=PullChecks(config=config, tables=tables, consumers=self.consumers, filters=filters),
-            tick=self.tick,
-            moved=OffsetMovedEvents(
-                clock=self._clock, store=store, topics=tables.topics, writer=writer, address=self._address
-            ),
-            slow_readers=self.slow_readers,
-        )
-        self.pops = self._pop_service(filters)
-        self.lite = self._lite_service()
+        checks = PullChecks(config, tables, self.consumers, filters)
+        moved = OffsetMovedEvents(clock, store, tables.topics, writer, address)
+        self.pulls = PullProcessor(config, store, tick, tables, stats, checks, moved, self.slow_readers)
+        arrivals = self.pulls.long_poll
+        self.pops = PopService(config, clock, store, tables, stats, tick, writer, filters, arrivals)
+        self.lite = LiteService(config, clock, store, tables, stats, self.pops.retries, arrivals)
         writer.on_refused = self.lite.refused
-        self.modes = ConsumeModes(
-            config=config, tables=tables, consumers=self.consumers, route=self.registrar.route
-        )
-        self.timed = TimedSends(config=config, clock=self._clock, store=store, tables=tables)
+        self.modes = ConsumeModes(config, tables, self.consumers, self.registrar.route)
+        self.timed = TimedSends(config, clock, store, tables)
         self.sends = SendProcessor(
-            config=config,
-            clock=self._clock,
-            store=store,
-            tables=tables,
-            retry_rules=self.retry_rules,
-            delays=levels,
-            stats=self.stats,
-            writer=writer,
-            timers=self.timed,
-            lite_properties=self.lite.sent_properties,
-        )
-        redelivery = Redelivery(store=store, topics=tables.topics)
-        self.timers = TimerService(
-            clock=self._clock,
-            store=store,
-            tables=tables,
-            timed=self.timed,
-            redelivery=redelivery,
-            writer=writer,
-        )
-        self.schedule = ScheduleService(
-            clock=self._clock,
-            store=store,
-            redelivery=redelivery,
-            levels=levels,
-            offsets=tables.delays,
-            writer=writer,
-        )
+            config, clock, store, tables, self.retry_rules, levels, stats, writer, self.timed,
+            self.lite.sent_properties,
+        )  # fmt: skip
+        redelivery = Redelivery(store, tables.topics)
+        self.timers = TimerService(clock, store, tables, self.timed, redelivery, writer)
+        self.schedule = ScheduleService(clock, store, redelivery, levels, tables.delays, writer)
         self.transactions = TransactionService(
-            config=config,
-            clock=self._clock,
-            store=store,
-            tables=tables,
-            producers=self.producers,
-            writer=writer,
-            address=self._address,
-            security=self.security,
+            config, clock, store, tables, self.producers, writer, address, self.security
         )
-        self.clients = self._client_processor(filters)
-        self.traces = self._trace_topic()
-
-    def _client_processor(self, filters: SqlFilters) -> ClientProcessor:
-        return ClientProcessor(
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            producers=self.producers,
-            consumers=self.consumers,
-            locks=self.locks,
-            notices=GroupNotices(self.config, self.tables.groups, self.consumers),
-            filters=filters,
+        notices = GroupNotices(config, tables.groups, self.consumers)
+        self.clients = ClientProcessor(
+            clock, store, tables, self.producers, self.consumers, self.locks, notices, filters
         )
-
-    def _trace_topic(self) -> TraceTopic:
-        return TraceTopic(
-            config=self.config,
-            clock=self._clock,
-            store=self.store,
-            topics=self.tables.topics,
-            writer=self.writer,
-            address=self._address,
-        )
-
-    def _lite_service(self) -> LiteService:
-        return LiteService(
-            config=self.config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            stats=self.stats,
-            retries=self.pops.retries,
-            arrivals=self.pulls.long_poll,
-        )
-
-    def _pop_service(self, filters: SqlFilters) -> PopService:
-        return PopService(
-            config=self.config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            stats=self.stats,
-            tick=self.tick,
-            writer=self.writer,
-            filters=filters,
-            arrivals=self.pulls.long_poll,
-        )
-
-    def _runtime(self) -> RuntimeAdmin:
-        return RuntimeAdmin(
-            config=self.config,
-            clock=self._clock,
-            store=self.store,
-            stats=self.stats,
-            schedule=self.schedule,
-            timers=self.timers,
-            protection=self.protection,
-            replication=self.replication,
-            settings_changed=self._settings_changed,
-        )
+        self.traces = TraceTopic(config, clock, store, tables.topics, writer, address)
 
     def _metrics(self, runtime: RuntimeAdmin) -> MetricsExporter:
         numbers = BrokerMetrics(
-            config=self.config,
-            clock=self._clock,
-            store=self.store,
-            tables=self.tables,
-            consumers=self.consumers,
-            producers=self.producers,
-            stats=self.stats,
-            protection=self.protection,
-            runtime=runtime,
-            address=self._address,
-            transactions=self.transactions.ledger,
-            pops=self.pops,
-            connections=lambda: len(self.server.connections),
-            registered=self.registrar.state,
-            more=self.more_metrics,
-        )
+            self.config, self._clock, self.store, self.tables, self.consumers, self.producers, self.stats,
+            self.protection, runtime, self._address, self.transactions.ledger, self.pops,
+            lambda: len(self.server.connections), self.registrar.state, self.more_metrics,
+        )  # fmt: skip
         interface = self._address.interface
         return MetricsExporter(self.config, interface, numbers.collect, numbers.why_not_ready)
 
     def _all_handlers(self, runtime: RuntimeAdmin) -> dict[int, Handler]:
-        config, store, tables, consumers = self.config, self.store, self.tables, self.consumers
+        config, clock, store, tables = self.config, self._clock, self.store, self.tables
+        consumers, producers, stats, writer = self.consumers, self.producers, self.stats, self.writer
+        check_read = self.security.check_read
         handlers: dict[int, Handler] = {}
-        pop_requests = PopProcessor(config=config, service=self.pops)
+        pop_requests = PopProcessor(config, self.pops)
         for part in (
             self.sends,
-            ReplyProcessor(self.sends, self.producers, self._address),
+            ReplyProcessor(self.sends, producers, self._address),
             SendBackProcessor(
-                config=config,
-                store=store,
-                tables=tables,
-                rules=self.retry_rules,
-                delays=self.schedule.levels,
-                stats=self.stats,
-                writer=self.writer,
-                check_read=self.security.check_read,
+                config, store, tables, self.retry_rules, self.schedule.levels, stats, writer, check_read
             ),
             self.pulls,
             pop_requests,
-            LiteProcessor(config=config, service=self.lite, checks=self.pops.checks, pops=pop_requests),
-            LiteAdmin(config=config, service=self.lite),
+            LiteProcessor(config, self.lite, self.pops.checks, pop_requests),
+            LiteAdmin(config, self.lite),
             self.modes,
             self.clients,
             self.schedule,
-            TimerProcessor(
-                config=config,
-                clock=self._clock,
-                store=store,
-                tables=tables,
-                timed=self.timed,
-                service=self.timers,
-                schedule=self.schedule,
-                writer=self.writer,
-            ),
+            TimerProcessor(config, clock, store, tables, self.timed, self.timers, self.schedule, writer),
             self.transactions.ends,
             self.filter_servers,
-            OffsetProcessor(store=store, tables=tables, consumers=consumers),
-            QueryProcessor(store=store, check_read=self.security.check_read),
-            TopicAdmin(
-                config=config,
-                store=store,
-                tables=tables,
-                pulls=self.pulls,
-                registered=self.registrar.registered,
-            ),
-            ProgressAdmin(
-                clock=self._clock,
-                store=store,
-                tables=tables,
-                consumers=consumers,
-                stats=self.stats,
-                address=self._address,
-                leases=self.pops.leases,
-            ),
-            ClientAdmin(
-                clock=self._clock, producers=self.producers, consumers=consumers, groups=tables.groups
-            ),
+            OffsetProcessor(store, tables, consumers),
+            QueryProcessor(store, check_read),
+            TopicAdmin(config, store, tables, self.pulls, self.registrar.registered),
+            ProgressAdmin(clock, store, tables, consumers, stats, self._address, self.pops.leases),
+            ClientAdmin(clock, producers, consumers, tables.groups),
             self.replication,
-            ConsumerAdmin(config=config, store=store, tables=tables, consumers=consumers),
+            ConsumerAdmin(config, store, tables, consumers),
             runtime,
         ):
             handlers |= handlers_of(part)
@@ -424,11 +273,7 @@ class BrokerParts:
         if self._relay is not None:
             shortcuts = self._relay.shortcuts(shortcuts)
         return RemotingServer(
-            handlers,
-            shortcuts=shortcuts,
-            on_close=self._closed,
-            tick=self.tick,
-            tls=self.security.tls,
+            handlers, shortcuts=shortcuts, on_close=self._closed, tick=self.tick, tls=self.security.tls
         )
 
     def _override_handlers(self, codes: Collection[int], handler: Handler) -> None:

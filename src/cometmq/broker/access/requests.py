@@ -37,7 +37,7 @@ from cometmq.settings import BODY_MAX
 log = logs.logger(__name__)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class AclRequests:
     """Handles requests about access control."""
 

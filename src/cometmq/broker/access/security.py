@@ -112,7 +112,7 @@ def acl_handlers(config: BrokerConfig, address: BrokerAddress, guard: Guard | No
         return {int(request): partial(_refuse, code) for request, code in REFUSALS.items()}
     from cometmq.broker.access.requests import AclRequests
 
-    return handlers_of(AclRequests(config=config, address=address, guard=guard))
+    return handlers_of(AclRequests(config, address, guard))
 
 
 def _refuse(code: ResponseCode, _connection: Connection, _frame: Frame) -> Frame:

@@ -43,7 +43,7 @@ class SubscriptionOfGroup(Body):
     subscription_data: SubscriptionData | None = None
 
 
-class ClientAdmin(msgspec.Struct, eq=False, kw_only=True):
+class ClientAdmin(msgspec.Struct, eq=False):
     """Answers requests about clients from the broker's tables of producers and consumers."""
 
     clock: Clock

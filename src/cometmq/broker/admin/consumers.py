@@ -45,7 +45,7 @@ class ClientStatus(GetConsumerStatusBody):
     MAX_LENIENT_BYTES = MAX_SERVER_BYTES
 
 
-class ConsumerAdmin(msgspec.Struct, eq=False, kw_only=True):
+class ConsumerAdmin(msgspec.Struct, eq=False):
     """Forwards requests of tools to online consumers."""
 
     config: BrokerConfig

@@ -54,7 +54,7 @@ MAX_LISTED = 10_000
 DEFAULT_LISTED, DEFAULT_TOP = 1_000, 20
 
 
-class LiteAdmin(msgspec.Struct, eq=False, kw_only=True):
+class LiteAdmin(msgspec.Struct, eq=False):
     """Answers requests about lite topics."""
 
     config: BrokerConfig

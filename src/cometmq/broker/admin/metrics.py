@@ -110,7 +110,7 @@ class _Progress(msgspec.Struct):
     queueing_ms: int = 0
 
 
-class BrokerMetrics(msgspec.Struct, eq=False, kw_only=True):
+class BrokerMetrics(msgspec.Struct, eq=False):
     """Collects the metrics of a broker.
 
     Attributes:

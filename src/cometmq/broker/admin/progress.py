@@ -67,7 +67,7 @@ class TopicsOfGroup(Body):
     broker_addr: str | None = None
 
 
-class ProgressAdmin(msgspec.Struct, eq=False, kw_only=True):
+class ProgressAdmin(msgspec.Struct, eq=False):
     """Answers requests about queues and groups from the broker's tables and the store."""
 
     clock: Clock

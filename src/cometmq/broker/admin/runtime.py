@@ -48,7 +48,7 @@ NO_CONTAINER = (
 )
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class RuntimeAdmin:
     """Shows and changes the broker's settings, and shows its runtime table.
 

@@ -43,7 +43,7 @@ log = logs.logger(__name__)
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-class TopicAdmin(msgspec.Struct, eq=False, kw_only=True):
+class TopicAdmin(msgspec.Struct, eq=False):
     """Creates, changes, shows, purges and deletes topics and groups.
 
     `registered` starts a registration with the name servers, and waits until each of them has answered.

@@ -26,7 +26,7 @@ MEASURE_INTERVAL_S = 0.02
 WARNING_INTERVAL_S = 10.0  # Minimum interval, in seconds, between two log lines about refused requests
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Protection:
     """Measures the load, and refuses requests by replacing their handlers in the RemotingServer."""
 

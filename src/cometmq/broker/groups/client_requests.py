@@ -127,7 +127,7 @@ def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
-class ClientProcessor(msgspec.Struct, eq=False, kw_only=True):
+class ClientProcessor(msgspec.Struct, eq=False):
     """Handles requests of clients about themselves, and notifies groups whose membership changes."""
 
     clock: Clock

@@ -29,7 +29,7 @@ from cometmq.remoting import Connection
 from cometmq.store import MessageStore, Reads
 
 
-class OffsetProcessor(msgspec.Struct, eq=False, kw_only=True):
+class OffsetProcessor(msgspec.Struct, eq=False):
     """Handles requests of consumers and tools about offsets."""
 
     store: MessageStore

@@ -35,7 +35,7 @@ MAX_ENTRIES = 64
 MAX_CLIENT_ID_LENGTH = 512
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class LiteProcessor:
     """Handles the requests about lite topics. `pops` handles acks of messages outside lite topics."""
 

@@ -53,7 +53,7 @@ REMOVED_PER_TURN = 64
 REMOVED_PER_CHECK = 20_000
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class LiteService:
     """The lite topics of a broker. Requests must call `check_ready` before they use its parts."""
 

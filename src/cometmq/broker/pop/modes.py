@@ -36,7 +36,7 @@ BROADCASTING = "BROADCASTING"
 ALL_QUEUES = -1
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class ConsumeModes:
     """Handles the requests about consume modes and assignments.
 

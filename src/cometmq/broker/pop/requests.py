@@ -49,7 +49,7 @@ from cometmq.store import Buffer
 LEASE_ENDED = "the message is not leased under this handle: it was acked before, or its lease has expired"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class PopProcessor:
     """Handles the requests of pop consumers."""
 

@@ -33,7 +33,7 @@ ORDER_INFO = "consumerOrderInfo.json"
 LEASES = "popLeases.json"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class PopService:
     """Pops, acks and the expiry of leases, for requests of all protocols."""
 

@@ -24,7 +24,7 @@ Wanted = frozenset[int] | SqlFilter | None
 """The messages that a pull requests: a set of tag hashes, an SQL92 filter, or None for all messages."""
 
 
-class PullChecks(msgspec.Struct, eq=False, kw_only=True):
+class PullChecks(msgspec.Struct, eq=False):
     """Checks pulls against the broker's settings, topics, groups and subscriptions."""
 
     config: BrokerConfig

@@ -21,7 +21,7 @@ from cometmq.store import Clock, MessageStore
 log = logs.logger(__name__)
 
 
-class OffsetMovedEvents(msgspec.Struct, eq=False, kw_only=True):
+class OffsetMovedEvents(msgspec.Struct, eq=False):
     """Stores events about corrected offsets in the topic OFFSET_MOVED_EVENT."""
 
     clock: Clock

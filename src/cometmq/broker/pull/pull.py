@@ -127,7 +127,7 @@ class PullRequest(msgspec.Struct, eq=False):
         return header.consumer_group, header.topic, header.queue_id
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class PullProcessor:
     """Handles the pulls of a broker.
 

@@ -23,7 +23,7 @@ _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
 _MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # Maximum size of the records in one response, in bytes
 
 
-class QueryProcessor(msgspec.Struct, eq=False, kw_only=True):
+class QueryProcessor(msgspec.Struct, eq=False):
     """Answers queries for single messages. If the data is not in memory, a thread reads it."""
 
     store: MessageStore

@@ -11,7 +11,7 @@ from cometmq.remoting import RemotingClient, Tick
 from cometmq.store import Clock, MessageStore
 
 
-class ReplicationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ReplicationContext(msgspec.Struct, frozen=True, eq=False):
     """The parts of the broker that replication uses. They exist as long as the broker runs."""
 
     config: BrokerConfig

@@ -110,7 +110,7 @@ class SendRules(NamedTuple):
     lite: bool
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class SendProcessor:
     """Handles the sends of a broker."""
 

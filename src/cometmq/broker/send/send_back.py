@@ -41,7 +41,7 @@ from cometmq.settings import INT_MAX
 from cometmq.store import MessageStore, StoreRefused
 
 
-class SendBackProcessor(msgspec.Struct, eq=False, kw_only=True):
+class SendBackProcessor(msgspec.Struct, eq=False):
     """Handles messages that consumers send back: stores copies in the retry or the dead-letter topic."""
 
     config: BrokerConfig

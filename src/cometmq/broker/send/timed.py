@@ -51,7 +51,7 @@ def without_times(properties: bytes) -> bytes:
     return properties
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class TimedSends:
     """Stores messages that wait for their delivery time.
 

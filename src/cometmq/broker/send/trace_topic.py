@@ -17,7 +17,7 @@ from cometmq.protocol.properties.values import KEYS, encode_properties
 from cometmq.store import Clock, MessageStore
 
 
-class TraceTopic(msgspec.Struct, eq=False, kw_only=True):
+class TraceTopic(msgspec.Struct, eq=False):
     """Stores messages in the broker's trace topic."""
 
     config: BrokerConfig

@@ -20,7 +20,7 @@ class Undeliverable(CommandError):
         super().__init__(ResponseCode.SYSTEM_ERROR, why)
 
 
-class Redelivery(msgspec.Struct, eq=False, kw_only=True):
+class Redelivery(msgspec.Struct, eq=False):
     """Stores messages in their destinations, which the properties REAL_TOPIC and REAL_QID name."""
 
     store: MessageStore

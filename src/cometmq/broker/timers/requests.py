@@ -58,7 +58,7 @@ class Page(msgspec.Struct, eq=False):
         self.deliver_at.append(deliver_at_ms)
 
 
-class TimerProcessor(msgspec.Struct, eq=False, kw_only=True):
+class TimerProcessor(msgspec.Struct, eq=False):
     """Handles requests about timer messages: RocketMQ's codes 60, 61 and 370, and CometMQ's code 21002."""
 
     config: BrokerConfig

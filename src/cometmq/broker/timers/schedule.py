@@ -79,7 +79,7 @@ class LevelCursor(msgspec.Struct, eq=False):
     began: int = -1  # Log end before the deliveries in progress were stored; -1 if there are none
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class ScheduleService:
     """Delivers messages with a delay level, on a master broker."""
 

@@ -73,7 +73,7 @@ class Refused(Exception):
     """The store accepts no messages at present. The argument is the reason."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class TimerService:
     """Delivers the timer messages of a master."""
 

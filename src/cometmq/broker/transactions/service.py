@@ -18,7 +18,7 @@ from cometmq.broker.transactions.records import TransactionRecords
 from cometmq.store import Clock, MessageStore
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class TransactionService:
     """Handles the transactions of a broker: `ends` handles requests, `checks` sends checks to producers."""
 
