@@ -118,8 +118,8 @@ def _command_pages() -> Iterator[tuple[str, str]]:
     """Yield a page for each command, and one that lists all of them."""
     from cometmq.admin.commands import mqadmin
     from cometmq.cli.app import cometmq
+    from cometmq.cli.running import mqshutdown
     from cometmq.cli.servers import mqbroker, mqnamesrv
-    from cometmq.cli.shutdown import mqshutdown
 
     lines = ["# Commands\n"]
     described: set[int] = set()  # `cometmq mqadmin` is `mqadmin`

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from cometmq.cli.pipeline.group import pipeline as commands
+from cometmq.cli.app import pipeline as commands
 from cometmq.pipeline.base import job_options, options
 from cometmq.pipeline.base.declare import Option, declared
 from cometmq.settings import INT_MAX, LONG_MAX

@@ -11,8 +11,8 @@ import pytest
 
 from cometmq.admin.commands import mqadmin
 from cometmq.cli.app import cometmq
+from cometmq.cli.running import mqshutdown
 from cometmq.cli.servers import mqbroker, mqnamesrv
-from cometmq.cli.shutdown import mqshutdown
 
 ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, click.Command] = {

@@ -54,16 +54,14 @@ broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/leader_services broker_process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
-cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipeline/compact cli/pipeline/dedup
-    cli/pipeline/group cli/pipeline/job cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/replay
-    cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
-cli/test_client_commands.py: cli/consume cli/options
+cli/test_archive_command.py: cli/pipeline/job cli/pipeline/reading cli/pipeline/writing
+cli/test_client_commands.py: cli/options
 cli/test_lazy.py: cli/app number_range
 cli/test_running.py: cli/conf
 cli/test_send_input.py: cli/send
-cli/test_servers.py: cli/console cli/doctor cli/local_cluster cli/outcome cli/shutdown cli/standalone
+cli/test_servers.py: cli/console cli/doctor cli/listening cli/operate cli/outcome cli/standalone
 cli/test_serving.py: remoting/loop
-cli/test_store_commands.py: cli/progress cli/store cli/store_text
+cli/test_store_commands.py: cli/store
 client/test_agreement.py: client/group/subscription
 client/test_blocking.py: client/blocking_client client/loop_thread
 client/test_identity.py: client/cluster/options

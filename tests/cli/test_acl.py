@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tests.broker.access.test_files import write
 from tests.broker.access.test_guard import ACL
 
-from cometmq.cli.acl import acl
+from cometmq.cli.conf import acl
 from cometmq.cli.options import namesrv_option
 from cometmq.client import ClientOptions
 

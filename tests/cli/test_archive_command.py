@@ -14,9 +14,10 @@ from tests.cli.conftest import Run, Serve
 from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
-from cometmq.cli.pipeline.archive import archive, report
-from cometmq.cli.pipeline.compact import report as compact_report
 from cometmq.cli.pipeline.job import own_names
+from cometmq.cli.pipeline.writing import archive
+from cometmq.cli.pipeline.writing import report as compact_report
+from cometmq.cli.pipeline.writing import report_archive as report
 from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.jobs.archive import ArchiveSummary

@@ -13,7 +13,7 @@ import pytest
 from tests.kit.waiting import wait_until
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.cli.local_cluster import MODES, modes
+from cometmq.cli.cluster import MODES, modes
 from cometmq.settings import read_properties_file
 
 MODE = "2m-noslave"

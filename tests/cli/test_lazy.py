@@ -14,8 +14,8 @@ from cometmq.admin.commands import mqadmin
 from cometmq.cli import main
 from cometmq.cli.app import EPILOG, cometmq
 from cometmq.cli.outcome import run_command
+from cometmq.cli.running import mqshutdown
 from cometmq.cli.servers import mqbroker, mqnamesrv
-from cometmq.cli.shutdown import mqshutdown
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, click.Command] = {
@@ -196,7 +196,7 @@ class Interrupted(ModuleType):
 
 @pytest.mark.parametrize(
     ("program", "module"),
-    [("mqadmin", "admin.commands"), ("mqshutdown", "cli.shutdown"), ("cometmq", "cli.app")]
+    [("mqadmin", "admin.commands"), ("mqshutdown", "cli.running"), ("cometmq", "cli.app")]
     + [(server, "cli.servers") for server in ("mqbroker", "mqnamesrv")],
 )
 def test_ctrl_c_during_the_imports_prints_nothing(

@@ -21,8 +21,8 @@ from tests.store.planted import extract_golden, flip, places, snapshot
 
 from cometmq import Message
 from cometmq.cli import main as cometmq_main
-from cometmq.cli import store_text
-from cometmq.cli.store_text import print_stats
+from cometmq.cli import store as store_text
+from cometmq.cli.store import print_stats
 from cometmq.client.blocking import SyncProducer
 from cometmq.message import MessageExt
 from cometmq.store.inspect.stats import Outlook, QueueStats, StoreStats, TopicStats

@@ -20,8 +20,8 @@ from tests.kit.waiting import wait_until
 from tests.pipeline.feeding import Topic
 
 from cometmq.admin.admin import Admin, TopicSettings
-from cometmq.cli.pipeline.archive import report
 from cometmq.cli.pipeline.job import finish
+from cometmq.cli.pipeline.writing import report_archive as report
 from cometmq.errors import CometError, ConnectError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import UnreadableError

@@ -67,6 +67,6 @@ def mqadmin() -> None:
 def mqshutdown() -> None:
     """Run `mqshutdown`: stop the running name servers or brokers of this user."""
     from cometmq.cli.outcome import SERVER_EXITS, run_command
-    from cometmq.cli.shutdown import mqshutdown
+    from cometmq.cli.running import mqshutdown
 
     run_command(mqshutdown, "mqshutdown", SERVER_EXITS)

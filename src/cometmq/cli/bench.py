@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.consume import skip_to_end
-from cometmq.cli.lazy import CometGroup
-from cometmq.cli.options import HELP, namesrv_option, stop_on_signals
+from cometmq.cli.app import CometGroup
+from cometmq.cli.listening import skip_to_end
+from cometmq.cli.options import HELP, namesrv_option, progress_bar, stacked, stop_on_signals
 from cometmq.cli.outcome import MAX_ERROR_CHARS
-from cometmq.cli.progress import progress_bar
 from cometmq.errors import BrokerError, CometError
 from cometmq.message import Message, MessageExt, check_topic_name
 from cometmq.number_range import FiniteRange
@@ -221,20 +220,17 @@ def bench() -> None:
     """Measure a cluster, CometMQ's or Apache's, with CometMQ's client on this machine."""
 
 
-def _measuring(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON."),
-        click.option(
-            "--seconds",
-            type=FiniteRange(min=0, min_open=True),
-            default=10.0,
-            metavar="SECONDS",
-            help="Length of the measurement, in seconds.",
-        ),
-        namesrv_option,
-    ):
-        command = option(command)
-    return command
+_measuring = stacked(
+    namesrv_option,
+    click.option(
+        "--seconds",
+        type=FiniteRange(min=0, min_open=True),
+        default=10.0,
+        metavar="SECONDS",
+        help="Length of the measurement, in seconds.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON."),
+)
 
 
 _size = click.option(

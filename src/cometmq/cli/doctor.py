@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, namesrv_option
-from cometmq.text import printable, printable_json
+from cometmq.cli.options import HELP, json_line, namesrv_option
+from cometmq.text import printable
 
 if TYPE_CHECKING:
     from cometmq.admin.doctor import Finding
@@ -38,8 +38,6 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
 
     Exit code 1 if there is a serious problem.
     """
-    import msgspec
-
     from cometmq.admin import doctor as examination
 
     if conf is not None:
@@ -49,7 +47,7 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
         findings = asyncio.run(examination.examine(addrs, topic=topic, group=group))
     for each in findings:
         if as_json:
-            click.echo(printable_json(msgspec.json.encode(each)))
+            click.echo(json_line(each))
             continue
         mark = click.style("wrong", fg="red") if each.serious else click.style("odd", fg="yellow")
         click.echo(f"{mark}  {printable(each.where)}: {printable(each.problem, None)}")

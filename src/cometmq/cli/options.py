@@ -1,4 +1,4 @@
-"""Options and helpers that client commands share."""
+"""Options and helpers that commands share: name servers, accounts, times, signals, progress bars."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cometmq.number_range import FiniteRange
-from cometmq.text import is_utf8
+from cometmq.text import is_utf8, printable_json
 
 if TYPE_CHECKING:
     from cometmq.admin import Admin
@@ -23,6 +24,17 @@ T = TypeVar("T")
 COUNT = click.IntRange(min=1)
 UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+def stacked(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds several options, which the help lists in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
@@ -51,7 +63,16 @@ def _access(flag: str, env: str, metavar: str, text: str) -> Callable[[F], F]:
     )
 
 
-ACCESS = (
+namesrv_option = stacked(
+    click.option(
+        "-n",
+        "--namesrv",
+        metavar="LIST",
+        envvar="NAMESRV_ADDR",
+        default="127.0.0.1:9876",
+        show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
+        help="Name servers, separated by ';'.",
+    ),
     _access("--access-key", "COMETMQ_ACCESS_KEY", "NAME", "Account that signs the requests."),
     _access(
         "--secret-key",
@@ -61,21 +82,7 @@ ACCESS = (
     ),
     _access("--tls", "COMETMQ_TLS", "FILE", "TLS: RocketMQ's settings file, or `true`."),
 )
-
-
-def namesrv_option(command: F) -> F:
-    """Add `-n/--namesrv`, and the options for TLS and accounts (`ACCESS`)."""
-    for option in reversed(ACCESS):
-        command = option(command)
-    return click.option(
-        "-n",
-        "--namesrv",
-        metavar="LIST",
-        envvar="NAMESRV_ADDR",
-        default="127.0.0.1:9876",
-        show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
-        help="Name servers, separated by ';'.",
-    )(command)
+"""Adds `-n/--namesrv`, and the options for TLS and accounts."""
 
 
 def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
@@ -89,14 +96,14 @@ def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
-def raw_option(command: F) -> F:
-    """Add `--raw`: print message text with its control characters."""
-    return click.option(
-        "--raw", is_flag=True, help="Print names and bodies unchanged instead of escaping control characters."
-    )(command)
+def json_line(value: object) -> bytes:
+    """Return a value as one line of JSON, without control characters and without the line's end."""
+    import msgspec
+
+    return printable_json(msgspec.json.encode(value))
 
 
-LISTENING = (
+listening_options = stacked(
     click.option("-t", "--tags", default="*", metavar="EXPR", help="Only these tags: 'A || B'."),
     click.option("-c", "--count", type=COUNT, metavar="N", help="Stop after N messages."),
     click.option(
@@ -107,15 +114,11 @@ LISTENING = (
         help="Stop after this time without a message.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON."),
-    raw_option,
+    click.option(
+        "--raw", is_flag=True, help="Print names and bodies unchanged instead of escaping control characters."
+    ),
 )
-
-
-def listening_options(command: F) -> F:
-    """Add the options for the selection, number and format of messages."""
-    for option in reversed(LISTENING):
-        command = option(command)
-    return command
+"""Adds the options for the selection, number and format of messages."""
 
 
 def moment(text: str, or_else: str = "") -> int:
@@ -166,3 +169,29 @@ def stop_on_signals() -> Stop:
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, ask, signum)
     return stop_event
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a progress bar, and yield a function that updates it.
+
+    The function receives the number of processed items and the total, or None if the total is unknown. The
+    bar also shows the items per second and the elapsed time.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """A column of the progress bar: items per second, shown from the first item on."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:,.0f}/s" if speed else "", style="dim")
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), Rate(), Elapsed())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

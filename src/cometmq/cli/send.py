@@ -16,13 +16,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, UNIT_MS, check_utf8, namesrv_option, stop_on_signals
-from cometmq.cli.progress import progress_bar
-from cometmq.text import counted, printable, printable_json, rate
+from cometmq.cli.options import (
+    HELP,
+    UNIT_MS,
+    check_utf8,
+    json_line,
+    namesrv_option,
+    progress_bar,
+    stop_on_signals,
+)
+from cometmq.text import counted, printable, rate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cometmq.client import Producer
     from cometmq.message import Message, SendResult
+
+    MessageOf = Callable[[bytes], Message]
 
 MAX_BATCH_LINES = 1024  # maximum number of lines that are sent as one batch
 CHUNK_BYTES = 65_536  # maximum bytes per read of standard input: the capacity of a pipe
@@ -271,11 +282,9 @@ class InputLines:
 def show(result: SendResult, as_json: bool) -> None:
     """Print one line for a sent message."""
     if as_json:
-        import msgspec
-
         from cometmq.admin.values import SendView
 
-        click.echo(printable_json(msgspec.json.encode(SendView.of(result))))
+        click.echo(json_line(SendView.of(result)))
         return
     queue = result.queue
     place = f"{queue.broker_name} queue {queue.queue_id} offset {result.queue_offset}"
@@ -283,9 +292,3 @@ def show(result: SendResult, as_json: bool) -> None:
     if result.recall_handle:
         line += f" recall {result.recall_handle}"
     click.echo(printable(line, None))
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    MessageOf = Callable[[bytes], Message]

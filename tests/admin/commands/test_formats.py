@@ -22,7 +22,7 @@ from cometmq.admin.values import (
     role_of,
     with_lags,
 )
-from cometmq.cli import store_text
+from cometmq.cli import store as store_text
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies.admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.traces import Pub, Recall, SubAfter

@@ -26,7 +26,7 @@ from cometmq import (
     PushConsumer,
     PushOptions,
 )
-from cometmq.cli.tail import Watch
+from cometmq.cli.listening import Watch
 from cometmq.client.cluster import reads
 from cometmq.client.group.subscription import as_subscription
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from cometmq import pipeline
-from cometmq.cli.pipeline.group import pipeline as commands
+from cometmq.cli.app import pipeline as commands
 from cometmq.cli.pipeline.job import options_of
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base import job_options
@@ -151,7 +151,7 @@ def test_a_command_has_the_defaults_of_its_job(name: str) -> None:
 
 def test_help_of_a_command_does_not_import_spark() -> None:
     code = (
-        "import sys; from cometmq.cli.pipeline.archive import archive; "
+        "import sys; from cometmq.cli.pipeline.writing import archive; "
         "print([name for name in ('pyspark', 'pyarrow') if name in sys.modules])"
     )
     done = subprocess.run(

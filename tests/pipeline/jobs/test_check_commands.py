@@ -8,9 +8,7 @@ import pytest
 from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import START_MS, StoreFiles
 
-from cometmq.cli.pipeline.audit import report as report_audit
-from cometmq.cli.pipeline.dlq import report as report_dlq
-from cometmq.cli.pipeline.dlq import report_redrive
+from cometmq.cli.pipeline.reading import report_audit, report_dlq, report_redrive
 from cometmq.pipeline.jobs.audit import AuditSummary, Finding, GroupAudit, TopicAudit
 from cometmq.pipeline.jobs.dlq import DeadLetters, DlqSummary, RedriveSummary
 

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.jobs.conftest import RunJob
 
-from cometmq.cli.pipeline.compact import compact, report
+from cometmq.cli.pipeline.writing import compact
+from cometmq.cli.pipeline.writing import report_compact as report
 from cometmq.pipeline.jobs.compaction import CompactSummary
 from cometmq.pipeline.jobs.compaction import compact as run_compact
 from cometmq.pipeline.table.directory import ArchiveTable

@@ -13,15 +13,17 @@ from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.conftest import RunJob
 from tests.pipeline.store_files import StoreFiles
 
-from cometmq.cli.pipeline.dedup import dedup
-from cometmq.cli.pipeline.dedup import report as report_dedup
-from cometmq.cli.pipeline.lag import lag
-from cometmq.cli.pipeline.lag import report as report_lag
-from cometmq.cli.pipeline.replay import report
-from cometmq.cli.pipeline.throughput import report as report_throughput
-from cometmq.cli.pipeline.throughput import throughput
-from cometmq.cli.pipeline.trace import report as report_trace
-from cometmq.cli.pipeline.trace import trace
+from cometmq.cli.pipeline.reading import (
+    dedup,
+    lag,
+    report_dedup,
+    report_lag,
+    report_throughput,
+    report_trace,
+    throughput,
+    trace,
+)
+from cometmq.cli.pipeline.writing import report_replay as report
 from cometmq.pipeline.jobs import dedup as dedup_job
 from cometmq.pipeline.jobs import lag as lag_job
 from cometmq.pipeline.jobs import throughput as throughput_job

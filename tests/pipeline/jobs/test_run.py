@@ -18,7 +18,7 @@ from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 from tests.pipeline.s3_server import BUCKET, KEY, S3, SECRET
 
-from cometmq.cli.pipeline.run import report
+from cometmq.cli.pipeline.writing import report_run as report
 from cometmq.pipeline.base.errors import JobFailed, PipelineFileError
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.run import RunSummary, SinkSummary, run

@@ -1,13 +1,14 @@
-"""Parts that the commands `cometmq pipeline JOB` share: Spark session, Ctrl-C, progress bar, summary."""
+"""Parts that the commands `cometmq pipeline JOB` share: options, Spark session, Ctrl-C, progress, output."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 import click
 
-from cometmq.cli.progress import progress_bar
+from cometmq.cli.options import moment, namesrv_option, progress_bar, stacked
 from cometmq.errors import ConfigError
 from cometmq.number_range import FiniteRange
 from cometmq.pipeline.base.declare import Option, declared
@@ -29,22 +30,13 @@ if TYPE_CHECKING:
     from cometmq.pipeline.metrics import PipelineMetrics
 
 F = TypeVar("F", bound=Callable[..., Any])
-JOB_OPTIONS = (
+job_options = stacked(
     click.option("--master", metavar="URL",
                  help="Spark master, or sc://HOST:PORT (Spark Connect); else SPARK_REMOTE or SPARK_MASTER."),
     click.option("--memory", default="1g", metavar="SIZE",
                  help="Heap size of a local Spark driver."),
     click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
 )  # fmt: skip
-
-
-def job_options(command: F) -> F:
-    """Add `--master`, `--memory` and `--json`."""
-    for option in reversed(JOB_OPTIONS):
-        command = option(command)
-    return command
-
-
 _UNITS = (("_s", "SECONDS"), ("_ms", "MS"), ("_h", "HOURS"), ("_days", "DAYS"))
 _ELSEWHERE = {"topics": "TOPICS", "begin_ms": "--from", "end_ms": "--to"}
 
@@ -95,15 +87,6 @@ def _typed(each: Option) -> dict[str, Any]:
     return {"metavar": each.metavar, "multiple": get_origin(kind) is Sequence}
 
 
-def report_option(command: F) -> F:
-    """Add `--report`, a page with plots, to the command of a job that can write one."""
-    option = click.option(
-        "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
-        help="Write a report to this HTML file, with tables and plots.",
-    )  # fmt: skip
-    return option(command)
-
-
 def _checked_report(_context: click.Context, _option: click.Parameter, path: str | None) -> str | None:
     """Check before the job, which may take hours, that the report can be written."""
     if path is None:
@@ -115,12 +98,14 @@ def _checked_report(_context: click.Context, _option: click.Parameter, path: str
     return path
 
 
-def metrics_option(command: F) -> F:
-    """Add `--metrics`, metrics for Prometheus, to the command of a continuous job."""
-    return click.option(
-        "--metrics", "metrics_at", metavar="PORT|FILE",
-        help="Metrics for Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
-    )(command)  # fmt: skip
+report_option = click.option(
+    "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
+    help="Write a report to this HTML file, with tables and plots.",
+)  # fmt: skip
+metrics_option = click.option(
+    "--metrics", "metrics_at", metavar="PORT|FILE",
+    help="Metrics for Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
+)  # fmt: skip
 
 
 @contextmanager
@@ -298,3 +283,77 @@ def print_json(summary: object) -> None:
     import msgspec
 
     click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2)))
+
+
+def source_options(command: F, *, give_namesrv: bool = False) -> F:
+    """Add `--source`, `--namesrv`, `--from`, `--to`.
+
+    The command receives `source`, `begin_ms` and `end_ms`, and with `give_namesrv` also `namesrv`.
+    """
+
+    @functools.wraps(command)
+    def read(*, source: str | None, namesrv: str, begin: str | None, end: str | None, **options: Any) -> Any:
+        if give_namesrv:
+            options["namesrv"] = namesrv
+        return command(
+            source=source or f"live:{namesrv}",
+            begin_ms=None if begin is None else moment(begin),
+            end_ms=None if end is None else moment(end),
+            **options,
+        )
+
+    what = "An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT; default: live, at --namesrv."
+    when = "Store time: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
+    for decorate in (
+        click.option("--to", "end", metavar="TIME", help="Only messages stored before this time."),
+        click.option(
+            "--from", "begin", metavar="TIME", help=f"Only messages stored at or after this time. {when}"
+        ),
+        namesrv_option,
+        click.option("-s", "--source", metavar="SOURCE", help=what),
+    ):
+        decorate(read)
+    return read  # type: ignore[return-value]
+
+
+def print_absent(topics: Iterable[str]) -> None:
+    """Print a line to standard error for each of these topics, because no messages of them were found."""
+    for topic in topics:
+        click.echo(f"not complete: no messages of topic {printable(topic, 200)}", err=True)
+
+
+def print_table(
+    rows: Iterable[object], columns: Mapping[str, str | Callable[[Any], object]], words: int = 1
+) -> None:
+    """Print a table to standard output.
+
+    Args:
+        rows: One object per row.
+        columns: Maps each heading to an attribute of the rows or to a function of a row. None is shown as
+            `-`.
+        words: Number of text columns at the left. The other columns are numbers.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, head in enumerate(columns):
+        if number < words:
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        values = [getattr(row, get) if isinstance(get, str) else get(row) for get in columns.values()]
+        table.add_row(*map(_cell, values))
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 200  # a file has no terminal width, so a default is needed
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else printable(str(value), 200)

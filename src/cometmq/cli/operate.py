@@ -1,4 +1,4 @@
-"""`cometmq dlq`: list, show and resend dead letters."""
+"""`cometmq raft`, `cometmq timers` and `cometmq dlq`: changes of a cluster that mqadmin does not have."""
 
 from __future__ import annotations
 
@@ -7,18 +7,208 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
+import msgspec
 
+from cometmq.admin import operations
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands.shell import json_option, nonempty_name, show, show_json, show_problem
+from cometmq.admin.commands.shell import (
+    changes,
+    execute,
+    json_option,
+    nonempty_name,
+    show,
+    show_json,
+    show_problem,
+)
 from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
-from cometmq.admin.values import DeadLetterCount, DeadLetterView, Resend, ResendResult
-from cometmq.cli.lazy import CometGroup
-from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option, with_admin
+from cometmq.admin.values import (
+    DeadLetterCount,
+    DeadLetterView,
+    MessageView,
+    Resend,
+    ResendResult,
+    WaitingView,
+)
+from cometmq.cli.app import CometGroup
+from cometmq.cli.options import (
+    COUNT,
+    HELP,
+    check_utf8,
+    json_line,
+    moment,
+    namesrv_option,
+    stacked,
+    with_admin,
+)
+from cometmq.message import WaitingMessage
 from cometmq.number_range import FiniteRange
-from cometmq.text import counted, local_time
+from cometmq.protocol.bodies.admin import RaftStatus
+from cometmq.text import counted, local_time, printable
 
-SELECTING = (
+ACTIONS = {
+    "transfer": ("transfer", "Make MEMBER the leader, once its log is complete."),
+    "add": (
+        "addLearner",
+        "Replicate the log to MEMBER, without a vote. MEMBER must run with dLegerJoin=true.",
+    ),
+    "promote": ("promote", "Give MEMBER a vote, once it has caught up."),
+    "remove": ("remove", "Remove MEMBER from the group."),
+}
+broker_option = click.option(
+    "-b", "--broker", metavar="NAME", help="The group's brokerName, if the cluster has several brokers."
+)
+
+
+@click.group(cls=CometGroup, context_settings=HELP)
+def raft() -> None:
+    """Show a raft group (enableDLegerCommitLog), change its leader and its members.
+
+    See docs/replication.md.
+    """
+
+
+@raft.command()
+@namesrv_option
+@broker_option
+@click.option("--json", "as_json", is_flag=True, help="Print each member's report as a line of JSON.")
+def status(namesrv: str, broker: str | None, as_json: bool) -> None:
+    """Show the state of the raft group that each of its members reports."""
+    for addr, found in with_admin(namesrv, lambda admin: admin.raft_group(broker)).items():
+        if as_json:
+            known = {"problem": found} if isinstance(found, str) else msgspec.to_builtins(found)
+            click.echo(json_line({"addr": addr, **known}))
+        else:
+            click.echo(printable(_member_line(addr, found), None))
+
+
+def _member_line(addr: str, found: RaftStatus | str) -> str:
+    if isinstance(found, str):
+        return f"{addr:<21}  {found}"
+    behind = {each.member: found.last - each.match for each in found.members if each.match >= 0}
+    members = ", ".join(
+        each.member
+        + ("" if each.voter else " (learner)")
+        + (f" {behind[each.member]} behind" if behind.get(each.member) else "")
+        for each in found.members
+    )
+    entries = f"entries {found.first} to {found.last}, committed to {found.committed}"
+    return f"{addr:<21}  {found.member}: {found.role}, term {found.term}, {entries}; members {members}"
+
+
+def _change(name: str, action: str, text: str) -> None:
+    @raft.command(name, help=text)
+    @namesrv_option
+    @broker_option
+    @changes
+    @click.argument("member")
+    def change(namesrv: str, broker: str | None, member: str) -> None:
+        async def run(admin: Admin) -> None:
+            await execute(await operations.change_raft_group(admin, action, member, broker))
+
+        with_admin(namesrv, run)
+        click.echo(f"{name} {printable(member)}: started; `cometmq raft status` shows the progress")
+
+
+for _name, (_action, _text) in ACTIONS.items():
+    _change(_name, _action, _text)
+
+
+MAX_BODY_CHARS = 200  # maximum characters of a body in a list
+
+
+@click.group(cls=CometGroup, context_settings=HELP)
+def timers() -> None:
+    """List delayed and scheduled messages, and cancel them (CometMQ brokers)."""
+
+
+_listing = stacked(
+    namesrv_option,
+    click.option("-t", "--topic", metavar="TOPIC", help="Only messages for this topic."),
+    click.option("-b", "--broker", metavar="ADDR", help="Only this broker."),
+    click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON."),
+)
+
+
+@timers.command("list")
+@click.option(
+    "-c",
+    "--count",
+    type=click.IntRange(min=1),
+    default=100,
+    metavar="N",
+    help="At most N messages per broker.",
+)
+@_listing
+def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
+    """List delayed and scheduled messages, by delivery time."""
+
+    async def run(admin: Admin) -> int:
+        shown = 0
+        async for waiting in admin.timers(topic, broker_addr=broker, limit=count):
+            shown += 1
+            _print_timer(waiting, as_json)
+        return shown
+
+    shown = with_admin(namesrv, run)
+    if not as_json:
+        click.echo(counted(shown, "message"), err=True)
+
+
+@timers.command("show")
+@click.argument("key")
+@_listing
+def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as_json: bool) -> None:
+    """Show delayed and scheduled messages by KEY or id, among the newest 64 with that KEY."""
+    check_utf8(key)
+    found, more = with_admin(namesrv, lambda admin: admin.timers_with_key(key, topic, broker_addr=broker))
+    for waiting in found:
+        _print_timer(waiting, as_json)
+    if more:
+        why = "a broker examines the newest 64 messages with this key, at most 1 MiB"
+        click.echo(f"there may be more: {why}; `timers list` shows all", err=True)
+    if not found:
+        raise click.ClickException(f"no waiting message has the key or id {printable(key)}")
+    if not as_json:
+        click.echo(counted(len(found), "message"), err=True)
+
+
+@timers.command("cancel")
+@click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
+@namesrv_option
+@changes
+def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
+    """Cancel the delivery of scheduled messages, by the handles that `send` and `list` print.
+
+    Messages at a delay level have no handle and cannot be cancelled.
+    """
+
+    async def run(admin: Admin) -> None:
+        operation = await operations.cancel_timers(admin, handles)
+        await execute(operation, lambda msg_id: click.echo(f"cancelled: {printable(msg_id, None)}"))
+
+    with_admin(namesrv, run)
+
+
+def _print_timer(waiting: WaitingMessage, as_json: bool) -> None:
+    click.echo(json_line(WaitingView.of(waiting)) if as_json else _timer_line(waiting))
+
+
+def _timer_line(waiting: WaitingMessage) -> str:
+    view = MessageView.of(waiting.message)
+    facts = [local_time(waiting.deliver_at_ms), waiting.topic, view.msg_id]
+    if waiting.delay_level:
+        facts.append(f"level={waiting.delay_level}")
+    if view.tags:
+        facts.append(f"tag={view.tags}")
+    if view.keys:
+        facts.append(f"keys={','.join(view.keys)}")
+    if waiting.recall_handle:
+        facts.append(f"recall={waiting.recall_handle}")
+    return f"{printable(' '.join(facts), None)}  {printable(view.body, MAX_BODY_CHARS)}"
+
+
+selecting_options = stacked(
     click.option("-t", "--topic", metavar="NAME", help="Only messages whose original topic is this one."),
     click.option("-k", "--key", metavar="KEY", help="Only messages with this key."),
     click.option(
@@ -41,13 +231,6 @@ SELECTING = (
 LIMIT = click.option("--limit", type=COUNT, metavar="N", help="At most N messages.")
 ALL_GROUPS = "%-64s  %-12s  %-20s  %s"
 LETTER = "%-32s  %-24s  %5s  %7s  %-19s  %-16s  %s"
-
-
-def selecting_options(command: F) -> F:
-    """Add the options that select dead letters of a group."""
-    for option in reversed(SELECTING):
-        command = option(command)
-    return command
 
 
 def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:
