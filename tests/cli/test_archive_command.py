@@ -16,8 +16,8 @@ from tests.long_form import long_form
 
 from cometmq.cli.pipeline.job import own_names
 from cometmq.cli.pipeline.writing import archive
-from cometmq.cli.pipeline.writing import report as compact_report
 from cometmq.cli.pipeline.writing import report_archive as report
+from cometmq.cli.pipeline.writing import report_compact as compact_report
 from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.jobs.archive import ArchiveSummary
