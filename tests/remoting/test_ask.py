@@ -77,6 +77,34 @@ async def test_refusals_and_later_responses_arrive_too() -> None:
         assert (answered.code, answered.body) == (0, b"body")
 
 
+async def test_a_request_above_the_limit_of_handlers_waits_until_another_one_is_done() -> None:
+    gates: list[asyncio.Event] = []
+
+    async def wait(_connection: Connection, frame: Frame) -> Frame:
+        gates.append(asyncio.Event())
+        await gates[-1].wait()
+        return frame.response(body=frame.body)
+
+    server = RemotingServer({1: wait}, limits=Limits(handlers=2))
+    client = Connection(Dispatcher({}).__call__, server.tick, Limits())
+    server.connect_in_memory(client, ("192.0.2.1", 5))
+    waiter = Waiter()
+    for number in range(5):
+        client.ask(Frame.request(1, body=b"%d" % number), 30, waiter)
+    await until(lambda: len(gates) == 2)
+    partner = client.partner
+    assert partner is not None
+    assert partner.working == 2
+
+    for number in range(5):
+        await until(lambda number=number: len(gates) > number)
+        assert len(gates) <= number + 2
+        gates[number].set()
+        await until(lambda number=number: len(waiter.found) == number + 1)
+    assert [each.body for each in waiter.found if isinstance(each, Frame)] == [b"0", b"1", b"2", b"3", b"4"]
+    await server.stop()
+
+
 async def test_encoded_requests_get_responses_as_well() -> None:
     async with link() as client:
         response = await client.call(Frame.request(1), 30)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Any, TypeAlias, cast
@@ -67,11 +68,11 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_active", "_backlog", "_buf", "_calls", "_dialed", "_dispatch", "_end", "_ending", "_frame_since",
-        "_fresh", "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out", "_out_bytes",
-        "_outgoing", "_reading", "_resumed", "_resuming", "_scratch", "_sent_bytes", "_shortcuts",
-        "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport", "_write_paused", "addr",
-        "closed", "partner", "peer", "peer_host", "state", "working",
+        "_active", "_asked", "_backlog", "_buf", "_calls", "_dialed", "_dispatch", "_end", "_ending",
+        "_frame_since", "_fresh", "_idle_since", "_limits", "_loop", "_on_close", "_on_open", "_out",
+        "_out_bytes", "_outgoing", "_reading", "_resumed", "_resuming", "_scratch", "_sent_bytes",
+        "_shortcuts", "_stalled_at", "_stalled_sent", "_start", "_tail", "_tick", "_transport",
+        "_write_paused", "addr", "closed", "partner", "peer", "peer_host", "state", "working",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._resuming = False  # Whether a call of `_go_on`, which continues reading, is scheduled
         # Whether the connection closes after this loop iteration and reads no more frames.
         self._ending = False
+        self._asked: deque[Frame] = deque()  # Requests of `ask` that wait, see `handle`
         self._out: list[Bytes] = []
         self._out_bytes = 0
         self._sent_bytes = 0  # Number of bytes passed to the transport so far
@@ -228,9 +230,13 @@ class Connection(asyncio.BufferedProtocol):
         partner.handle(frame)
 
     def handle(self, request: Frame) -> None:
-        """Handle a received request."""
+        """Handle a request from `ask`. At the limit of requests in progress, it waits until some are done."""
         self._active = True
-        self._dispatch(self, request)
+        if self.working < self._limits.handlers and not self._asked:
+            self._dispatch(self, request)
+        else:
+            request.body = bytes(request.body)
+            self._asked.append(request)
 
     def _number(self, request: Frame) -> None:
         """Prepare a request, and give it a new opaque number. Raises SendFailed."""
@@ -296,7 +302,7 @@ class Connection(asyncio.BufferedProtocol):
         `size` is the size of the request's body in bytes, as passed to `hold`.
         """
         self.working -= 1 + size // HANDLER_BYTES
-        if not self._reading and self.working < self._limits.handlers:
+        if (self._asked or not self._reading) and self.working < self._limits.handlers:
             self._resume_soon()
 
     @property
@@ -396,6 +402,7 @@ class Connection(asyncio.BufferedProtocol):
         """Fail the outstanding calls and call the close callback, whichever side closed the connection."""
         self.closed = True
         self._out.clear()
+        self._asked.clear()
         self._forget()
         self._tick.unsent.drop(self)
         self._wake()
@@ -593,6 +600,9 @@ class Connection(asyncio.BufferedProtocol):
         self._resuming = False
         if self.closed or self._ending or self.working >= self._limits.handlers:
             return
+        while self._asked and self.working < self._limits.handlers:
+            self._tick.schedule()
+            self._dispatch(self, self._asked.popleft())
         if self._write_paused and not self._dialed:
             return
         if self._backlog:
