@@ -42,13 +42,20 @@ def replace_private(path: str, content: bytes) -> None:
 
     Missing directories of the path are created. Raises OSError.
     """
-    make_private_directory(os.path.dirname(os.path.abspath(path)))
+    directory = os.path.dirname(os.path.abspath(path))
+    make_private_directory(directory)
     fresh = f"{path}.new"
     with open_private(fresh) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
+    if sys.platform != "win32":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def lock_file(path: str) -> Callable[[], None]:

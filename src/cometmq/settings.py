@@ -6,6 +6,7 @@ names the file and the line.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -306,6 +307,32 @@ def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]
     except FileNotFoundError:
         data = b""
     return path, with_values(data, values)
+
+
+class SettingsFile:
+    """Writes changed settings of a running server to its file. `write` replaces a file, in a thread."""
+
+    def __init__(self, write: Callable[[str, bytes], None]) -> None:
+        self._write = write
+        self._lock = asyncio.Lock()
+        self._unwritten: set[str] = set()
+
+    async def save(self, path: str, keys: Iterable[str], settings: Callable[[], dict[str, str]]) -> None:
+        """Write the current values of `keys`, and of those keys that could not be written before.
+
+        `settings` returns the current settings. Raises OSError.
+        """
+        self._unwritten.update(keys)
+        # One task at a time writes, and it writes the current values. So old values never replace newer ones.
+        async with self._lock:
+            now = settings()
+            values = {key: now[key] for key in now if key in self._unwritten}
+            self._unwritten.clear()
+            try:
+                await asyncio.to_thread(lambda: self._write(*settings_to_write(path, values)))
+            except OSError:
+                self._unwritten.update(values)
+                raise
 
 
 def _content(path: str) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cometmq import logs
@@ -65,8 +66,8 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import VIP_OFFSET
 from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
-from cometmq.settings import settings_to_write
-from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, replace_file
+from cometmq.settings import SettingsFile
+from cometmq.store import SYNC_MASTER, Arrivals, Clock, MessageStore, replace_file
 
 if TYPE_CHECKING:
     from cometmq.broker.replication.raft import RaftReplication
@@ -97,8 +98,7 @@ class BrokerParts:
         self._guard = guard = security.guard
         self._clock = clock
         self._address = address
-        self._settings_lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # Keys of changed settings that are not in the settings file yet
+        self._settings_file = SettingsFile(partial(replace_file, store.disk))
         self._loop = asyncio.get_running_loop()
         self._limits_due = False  # Whether a call of `_use_topic_limits` is scheduled
         self.store = store
@@ -115,7 +115,6 @@ class BrokerParts:
         self.consumers = ConsumerTable()
         self.producers = ProducerTable(security.same_account)
         self.locks = QueueLocks()
-        self.slow_readers = SlowReaders(config, self.tables.groups)
         self.registrar = Registrar(config, self.tables.topics, address, self.client)
         self.filter_servers = FilterServers(config, clock, address, self.registrar)
         self._make_processors(DelayLevels.of(config.store))
@@ -151,10 +150,8 @@ class BrokerParts:
             Periodic(self._loop, TOPIC_COUNTS_S, self._count_topics, name="counting of topics' messages"),
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
-        tick.at_end(self.writer.end_tick)
-        tick.at_end(self.replication.end_tick)
-        tick.at_end(self.pulls.end_tick)
-        tick.at_end(self.pops.pops.end_tick)
+        for part in (self.writer, self.replication, self.pulls, self.pops.pops):
+            tick.at_end(part.end_tick)
 
     def _replication_context(self) -> ReplicationContext:
         return ReplicationContext(
@@ -193,6 +190,7 @@ class BrokerParts:
         stats, tick, writer, address = self.stats, self.tick, self.writer, self._address
         self.retry_rules = RetryRules(tables.groups, self.consumers, self.locks)
         filters = SqlFilters(config)
+        self.slow_readers = SlowReaders(config, tables.groups)
         checks = PullChecks(config, tables, self.consumers, filters)
         moved = OffsetMovedEvents(clock, store, tables.topics, writer, address)
         self.pulls = PullProcessor(config, store, tick, tables, stats, checks, moved, self.slow_readers)
@@ -435,22 +433,9 @@ class BrokerParts:
             self.tables.topics.touch()
         path = self.config.broker_config_path
         if path and keys:
-            self._unwritten.update(keys)
-            # Only one task at a time writes the settings file, and it writes the current values. So older
-            # values never replace newer ones.
-            async with self._settings_lock:
-                now = self.config.properties()
-                values = {key: now[key] for key in now if key in self._unwritten}
-                self._unwritten.clear()
-                try:
-                    await asyncio.to_thread(write_settings, self.store.disk, path, values)
-                except OSError as error:
-                    self._unwritten.update(values)
-                    log.error("settings could not be written to %s: %s", path, error)
-                    reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
-                    raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error
-
-
-def write_settings(disk: Disk, path: str, values: Mapping[str, str]) -> None:
-    """Set `values` in a settings file, and keep its other lines. Raises OSError."""
-    replace_file(disk, *settings_to_write(path, values))
+            try:
+                await self._settings_file.save(path, keys, self.config.properties)
+            except OSError as error:
+                log.error("settings could not be written to %s: %s", path, error)
+                reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
+                raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error

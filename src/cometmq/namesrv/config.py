@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -17,13 +16,13 @@ from cometmq.settings import (
     INT_MAX,
     Inert,
     Range,
+    SettingsFile,
     annotations_of,
     check_host,
     check_levels,
     check_ranges,
     keys_with,
     read_value,
-    settings_to_write,
     show_value,
     warn_unknown,
 )
@@ -155,33 +154,12 @@ NEVER_BY_REQUEST = keys_with(FIXED, NamesrvConfig) | {"rocketmqHome"}
 
 
 class RunningConfig:
-    """The settings of a running name server.
-
-    The attribute `now` holds the current settings; each change replaces that object.
-    """
+    """The settings of a running name server. Each change replaces the object `now`."""
 
     def __init__(self, config: NamesrvConfig) -> None:
         self.now = config
-        self._lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # keys of changed settings that are not in the file yet
+        self._file = SettingsFile(write_file)
 
-    def update(self, properties: Mapping[str, str]) -> None:
-        """Change the settings in `properties`. If ConfigError is raised, no setting has changed."""
-        self.now = self.now.updated(properties)
-        self._unwritten.update(properties)
-
-    async def save(self) -> None:
-        """Write the changed settings to the file named by configStorePath. Raises OSError."""
-        async with self._lock:
-            now = self.now.to_properties()
-            values = {key: now[key] for key in now if key in self._unwritten}
-            self._unwritten.clear()
-            try:
-                await asyncio.to_thread(_write, self.now.config_store_path, values)
-            except OSError:
-                self._unwritten.update(values)
-                raise
-
-
-def _write(path: str, values: Mapping[str, str]) -> None:
-    write_file(*settings_to_write(path, values))
+    async def save(self, keys: Iterable[str]) -> None:
+        """Write changed settings to the file named by configStorePath. Raises OSError."""
+        await self._file.save(self.now.config_store_path, keys, lambda: self.now.to_properties())

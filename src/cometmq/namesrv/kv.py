@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cometmq.errors import BodyError, CometError
+from cometmq.errors import BodyError, CommandError
 from cometmq.private import make_private_directory, open_private
+from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.lenient import loads
 
 # Limits for namespaces, keys and values from requests. The namespace ORDER_TOPIC_CONFIG is part of each
@@ -19,16 +20,6 @@ from cometmq.protocol.lenient import loads
 MAX_NAME_CHARACTERS = 255  # maximum length of a namespace or a key
 MAX_NAMESPACE_BYTES = 1 << 20  # maximum bytes of a namespace's pairs; enough for 20,000 ordered topics
 MAX_NAMESPACES = 256
-
-
-class KvRefused(CometError):
-    """A key-value pair was refused. `field` names the invalid part: namespace, key or value."""
-
-    field: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.problem}"
 
 
 class KvTables:
@@ -45,22 +36,19 @@ class KvTables:
         self.generation = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set the value of a key in a namespace.
-
-        Raises KvRefused for an invalid name or an exceeded limit.
-        """
+        """Set the value of a key in a namespace. Raises CommandError, which names the invalid part."""
         for field, name in (("namespace", namespace), ("key", key)):
             if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-                raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are expected")
+                raise _refused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are expected")
         pairs = self._tables.get(namespace, {})
         if not pairs and len(self._tables) >= MAX_NAMESPACES and namespace not in self._tables:
-            raise KvRefused("namespace", f"the limit of {MAX_NAMESPACES} namespaces is reached")
+            raise _refused("namespace", f"the limit of {MAX_NAMESPACES} namespaces is reached")
         size = self._sizes.get(namespace, 0) + _size(key, value)
         if key in pairs:
             size -= _size(key, pairs[key])
         if size > MAX_NAMESPACE_BYTES:
             problem = f"its namespace would have {size} bytes, at most {MAX_NAMESPACE_BYTES} are kept"
-            raise KvRefused("value", problem)
+            raise _refused("value", problem)
         self._tables.setdefault(namespace, {})[key] = value
         self._sizes[namespace] = size
         self.generation += 1
@@ -103,6 +91,10 @@ class KvTables:
             return cls(msgspec.convert(tables, dict[str, dict[str, str]], strict=False))
         except msgspec.ValidationError as error:
             raise BodyError("kvConfig.json", str(error)) from error
+
+
+def _refused(field: str, problem: str) -> CommandError:
+    return CommandError(ResponseCode.SYSTEM_ERROR, f"{field}: {problem}")
 
 
 def _size(key: str, value: str) -> int:

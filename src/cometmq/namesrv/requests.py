@@ -10,31 +10,11 @@ from zlib import crc32
 from cometmq import logs
 from cometmq.errors import CommandError, ConfigError
 from cometmq.namesrv.config import RunningConfig
-from cometmq.namesrv.kv import KvFile, KvRefused
+from cometmq.namesrv.kv import KvFile
 from cometmq.namesrv.tables import Registration, RouteTables
-from cometmq.protocol import headers
+from cometmq.protocol import bodies, codes, headers
 from cometmq.protocol.addresses import parse_address
-from cometmq.protocol.bodies import (
-    BrokerMemberGroup,
-    DataVersion,
-    KVTable,
-    RegisterBrokerBody,
-    TopicList,
-    TopicRouteData,
-)
-from cometmq.protocol.codes import (
-    MAX_QUEUES_PER_TOPIC,
-    MAX_STORED_TOPIC_LENGTH,
-    NAME_PATTERN,
-    ORDER_TOPIC_CONFIG,
-    VERSION_4_9_4,
-    VERSION_5_0_0,
-    RequestCode,
-    ResponseCode,
-    TopicSysFlag,
-    handles,
-    is_legal_name,
-)
+from cometmq.protocol.codes import RequestCode, ResponseCode, TopicSysFlag, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
@@ -70,10 +50,7 @@ class RequestProcessor:
     def put_kv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Set the value of a key in a namespace, and write the key-value file."""
         asked = request.header(headers.PutKVConfigRequestHeader)
-        try:
-            self._kv.put(asked.namespace, asked.key, asked.value)
-        except KvRefused as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self._kv.put(asked.namespace, asked.key, asked.value)
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
     @handles(RequestCode.GET_KV_CONFIG)
@@ -100,7 +77,7 @@ class RequestProcessor:
         pairs = self._kv.namespace(asked.namespace)
         if pairs is None:
             raise CommandError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {asked.namespace}")
-        return request.response(body=KVTable(pairs).encode())
+        return request.response(body=bodies.KVTable(pairs).encode())
 
     async def _answered(self, request: Frame, save: Callable[[], Awaitable[None]], path: str) -> Frame:
         """Write a change to its file with `save`, then return a success response.
@@ -123,9 +100,9 @@ class RequestProcessor:
         asked = request.header(headers.RegisterBrokerRequestHeader)
         if asked.body_crc32 and crc32(request.body) & CRC_MASK != asked.body_crc32:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = RegisterBrokerBody()  # a registration without a body registers no topics
+        body = bodies.RegisterBrokerBody()  # a registration without a body registers no topics
         if request.body:
-            body = RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
+            body = bodies.RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
         replaces = self.config.now.delete_topic_with_broker_registration
         said = registration(request, asked, body, replaces)
         registered = self.tables.register(self.now_ms(), said, connection)
@@ -142,15 +119,15 @@ class RequestProcessor:
             header=headers.RegisterBrokerResponseHeader(
                 ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
             ),
-            body=b"" if order is None else KVTable(order).encode(),
+            body=b"" if order is None else bodies.KVTable(order).encode(),
         )
 
     def _order_topics(self) -> dict[str, str] | None:
-        if self._kv.fits(ORDER_TOPIC_CONFIG):
-            return self._kv.namespace(ORDER_TOPIC_CONFIG)
+        if self._kv.fits(codes.ORDER_TOPIC_CONFIG):
+            return self._kv.namespace(codes.ORDER_TOPIC_CONFIG)
         # The list of ordered topics is too long for the response. The broker is registered without the list,
         # because that is better than no registration.
-        log.error("%s is too long for registrations: delete some of its keys", ORDER_TOPIC_CONFIG)
+        log.error("%s is too long for registrations: delete some of its keys", codes.ORDER_TOPIC_CONFIG)
         return None
 
     @handles(RequestCode.UNREGISTER_BROKER)
@@ -164,7 +141,7 @@ class RequestProcessor:
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
         """Return whether the data version that a broker sends differs from its registered data version."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
-        version = DataVersion.decode(request.body)
+        version = bodies.DataVersion.decode(request.body)
         changed, held = self.tables.query_data_version(self.now_ms(), asked.broker_addr, version)
         return request.response(
             header=headers.QueryDataVersionResponseHeader(changed=changed),
@@ -186,7 +163,7 @@ class RequestProcessor:
         """Return the addresses of the broker processes (master and slaves) that share a broker name."""
         asked = request.header(headers.GetBrokerMemberGroupRequestHeader)
         group = self.tables.member_group(asked.cluster_name, asked.broker_name)
-        return request.response(body=BrokerMemberGroup(group).encode())
+        return request.response(body=bodies.BrokerMemberGroup(group).encode())
 
     @handles(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
@@ -215,9 +192,9 @@ class RequestProcessor:
             remark = f"No topic route info in name server for the topic: {asked.topic}"
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, remark)
         if self.config.now.order_message_enable:
-            route.order_topic_conf = self._kv.get(ORDER_TOPIC_CONFIG, asked.topic)
-        quoted = request.version >= VERSION_4_9_4 or bool(asked.accept_standard_json_only)
-        if request.version >= VERSION_5_0_0:
+            route.order_topic_conf = self._kv.get(codes.ORDER_TOPIC_CONFIG, asked.topic)
+        quoted = request.version >= codes.VERSION_4_9_4 or bool(asked.accept_standard_json_only)
+        if request.version >= codes.VERSION_5_0_0:
             for broker in route.broker_datas:
                 broker.enable_acting_master = False
         return request.response(body=route.encode(standard=quoted))
@@ -234,7 +211,7 @@ class RequestProcessor:
         if len(request.body) > MAX_ROUTE_BODY_BYTES:
             problem = f"{len(request.body)} bytes of one topic's queues are more than {MAX_ROUTE_BODY_BYTES}"
             raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
-        route = TopicRouteData.decode(request.body)
+        route = bodies.TopicRouteData.decode(request.body)
         for queue in route.queue_datas:
             problem = topic_problem(asked.topic, queue.read_queue_nums, queue.write_queue_nums)
             if problem:
@@ -311,13 +288,14 @@ class RequestProcessor:
         known = config.to_properties()
         try:
             # As in Apache's name server, settings with unknown names are ignored.
-            self.config.update({key: value for key, value in changes.items() if key in known})
+            accepted = {key: value for key, value in changes.items() if key in known}
+            self.config.now = config.updated(accepted)
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         log.info("%s changed the configuration: %s", connection.peer, ", ".join(sorted(changes)))
         if "logLevel" in changes:
             logs.use_levels(self.config.now.log_level)
-        return self._answered(request, self.config.save, "configStorePath")
+        return self._answered(request, lambda: self.config.save(accepted), "configStorePath")
 
     @handles(RequestCode.GET_NAMESRV_CONFIG)
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
@@ -328,7 +306,10 @@ class RequestProcessor:
 
 
 def registration(
-    request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody, replaces: bool
+    request: Frame,
+    asked: headers.RegisterBrokerRequestHeader,
+    body: bodies.RegisterBrokerBody,
+    replaces: bool,
 ) -> Registration:
     """Check a REGISTER_BROKER request and return its content.
 
@@ -376,7 +357,7 @@ def registration(
         filter_servers=filter_servers,
         heartbeat_timeout_ms=timeout_ms,
         zone_name=asked.zone_name,
-        single_topic_needs_known=request.version >= VERSION_5_0_0,
+        single_topic_needs_known=request.version >= codes.VERSION_5_0_0,
         replaces_topics=replaces,
     )
 
@@ -387,12 +368,14 @@ def _refused(field: str, value: str | None, problem: str) -> CommandError:
 
 def topic_problem(topic: str, *queue_nums: int) -> str:
     """Return why a topic with these numbers of queues cannot be registered, or "" if it can."""
-    if not is_legal_name(topic, MAX_STORED_TOPIC_LENGTH):
-        return f"a topic has 1 to {MAX_STORED_TOPIC_LENGTH} of the characters {NAME_PATTERN.pattern}"
-    if not all(0 <= number <= MAX_QUEUES_PER_TOPIC for number in queue_nums):
-        return f"a topic has 0 to {MAX_QUEUES_PER_TOPIC} queues"
+    if not codes.is_legal_name(topic, codes.MAX_STORED_TOPIC_LENGTH):
+        return (
+            f"a topic has 1 to {codes.MAX_STORED_TOPIC_LENGTH} of the characters {codes.NAME_PATTERN.pattern}"
+        )
+    if not all(0 <= number <= codes.MAX_QUEUES_PER_TOPIC for number in queue_nums):
+        return f"a topic has 0 to {codes.MAX_QUEUES_PER_TOPIC} queues"
     return ""
 
 
 def topic_list(request: Frame, topics: list[str], broker_addr: str | None = None) -> Frame:
-    return request.response(body=TopicList(topics, broker_addr).encode())
+    return request.response(body=bodies.TopicList(topics, broker_addr).encode())

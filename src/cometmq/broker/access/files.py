@@ -18,7 +18,7 @@ from cometmq.broker.access.accounts import MAX_FILE_BYTES, Account, AclFile, rea
 from cometmq.broker.access.addresses import AddressPattern
 from cometmq.broker.access.decision import Policy
 from cometmq.errors import ConfigError
-from cometmq.private import open_private
+from cometmq.private import replace_private
 from cometmq.protocol.bodies import DataVersion
 
 log = logs.logger(__name__)
@@ -183,8 +183,7 @@ class AclFiles:
         content = AclFile(content.white, content.accounts, version)
         data = yaml_file.dump(_plain(content))
         read_acl(path, data)  # Check that the text to be written can be parsed
-        real = os.path.realpath(path)
-        replace_private(real, data)
+        replace_private(os.path.realpath(path), data)
         self._read[path] = _Read(_stamp(path), content)
         self._in_force = self._stamps()
         return policy
@@ -262,21 +261,6 @@ def _plain(content: AclFile) -> dict[str, Any]:
 def _stamp(path: str) -> Stamp:
     status = os.stat(path)
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def replace_private(path: str, data: bytes) -> None:
-    """Replace a file atomically with a file that only its owner can read."""
-    beside = f"{path}.new"
-    with open_private(beside) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    directory = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def conf_directory(rocketmq_home: str, broker_config_path: str) -> str:
