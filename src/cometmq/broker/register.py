@@ -21,15 +21,10 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.topics import READ_WRITE, TopicTable
 from cometmq.errors import CometError, ConnectError
 from cometmq.periodic import Periodic
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import KVTable, RegisterBrokerBody, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    GetRouteInfoRequestHeader,
-    RegisterBrokerRequestHeader,
-    RegisterBrokerResponseHeader,
-    UnregisterBrokerRequestHeader,
-)
 from cometmq.remoting import AddressServer, RemotingClient
 
 log = logs.logger(__name__)
@@ -86,7 +81,7 @@ class NamesrvLink(msgspec.Struct, eq=False):
         if not self.known:
             self.known = True
             log.info("registered with name server %s as %s", self.namesrv, header.broker_addr)
-        known = answer.header(RegisterBrokerResponseHeader)
+        known = answer.header(headers.RegisterBrokerResponseHeader)
         if known.master_addr and known.ha_server_addr:
             registrar.on_master(known.master_addr, known.ha_server_addr)
         if answer.body:
@@ -136,7 +131,7 @@ class Registrar:
     async def route(self, topic: str) -> TopicRouteData | None:
         """Return a topic's route from the first name server that answers, or None if there is none."""
         frame_of = partial(
-            Frame.request, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic)
+            Frame.request, RequestCode.GET_ROUTEINFO_BY_TOPIC, headers.GetRouteInfoRequestHeader(topic=topic)
         )
         for addr in self.config.namesrv_addresses or self._found:
             try:
@@ -200,7 +195,7 @@ class Registrar:
         links = self._links.values()
         return sum(link.known for link in links), len(links)
 
-    def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
+    def registration(self) -> tuple[headers.RegisterBrokerRequestHeader, bytes]:
         """Return the header and the body of a REGISTER_BROKER request with the current topics."""
         config = self.config
         topics = self.topics.table
@@ -213,7 +208,7 @@ class Registrar:
         body = RegisterBrokerBody.of(topics, self.topics.version, list(self.filter_servers)).encode(
             compressed=config.compressed_register
         )
-        header = RegisterBrokerRequestHeader(
+        header = headers.RegisterBrokerRequestHeader(
             **self._identity(),
             ha_server_addr=self.address.ha_text,
             compressed=config.compressed_register,
@@ -221,9 +216,9 @@ class Registrar:
         )
         return header, body
 
-    def leaving(self) -> UnregisterBrokerRequestHeader:
+    def leaving(self) -> headers.UnregisterBrokerRequestHeader:
         """Return the header of an UNREGISTER_BROKER request."""
-        return UnregisterBrokerRequestHeader(**self._identity())
+        return headers.UnregisterBrokerRequestHeader(**self._identity())
 
     def _identity(self) -> dict[str, Any]:
         return {

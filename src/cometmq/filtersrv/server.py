@@ -18,23 +18,10 @@ from cometmq import logs
 from cometmq.errors import CometError, CommandError
 from cometmq.filtersrv.filters import Filter
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import (
-    MAX_GROUP_LENGTH,
-    MAX_TOPIC_LENGTH,
-    PullSysFlag,
-    RequestCode,
-    ResponseCode,
-    handlers_of,
-    handles,
-    is_legal_name,
-)
+from cometmq.protocol import codes, headers
+from cometmq.protocol.codes import PullSysFlag, RequestCode, ResponseCode, handlers_of, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    PullMessageRequestHeader,
-    PullMessageResponseHeader,
-    RegisterFilterServerRequestHeader,
-    RegisterMessageFilterClassRequestHeader,
-)
+from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.record.one import record_starts
 from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
 
@@ -104,7 +91,9 @@ class FilterServer:
             if self._loop.time() - each.used_at > IDLE_TIMEOUT_S and self.filters.get(key) is each:
                 del self.filters[key]
                 await each.close()
-        header = RegisterFilterServerRequestHeader(filter_server_addr=self.addr, token=self.settings.token)
+        header = headers.RegisterFilterServerRequestHeader(
+            filter_server_addr=self.addr, token=self.settings.token
+        )
         request = Frame.request(RequestCode.REGISTER_FILTER_SERVER, header)
         try:
             answer = await self._client.call(self.settings.broker, request)
@@ -122,7 +111,7 @@ class FilterServer:
 
         If the new class loads, it replaces the previous class of this group and topic.
         """
-        header = frame.header(RegisterMessageFilterClassRequestHeader)
+        header = frame.header(headers.RegisterMessageFilterClassRequestHeader)
         source = self._checked(header, bytes(frame.body))
         key = header.consumer_group, header.topic
         known = self.filters.get(key)
@@ -146,17 +135,17 @@ class FilterServer:
         return frame.response()
 
     @staticmethod
-    def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
+    def _checked(header: headers.RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
         """Check an uploaded filter class and return its source as text.
 
         Raises CommandError if it is invalid.
         """
         problem = ""
-        if not is_legal_name(header.consumer_group, MAX_GROUP_LENGTH):
+        if not codes.is_legal_name(header.consumer_group, codes.MAX_GROUP_LENGTH):
             problem = "consumerGroup is no name of a group"
-        elif not is_legal_name(header.topic, MAX_TOPIC_LENGTH):
+        elif not codes.is_legal_name(header.topic, codes.MAX_TOPIC_LENGTH):
             problem = "topic is no name of a topic"
-        elif not header.class_name.isidentifier() or len(header.class_name) > MAX_GROUP_LENGTH:
+        elif not header.class_name.isidentifier() or len(header.class_name) > codes.MAX_GROUP_LENGTH:
             problem = "className is no name of a Python class"
         elif len(source) > MAX_SOURCE_BYTES:
             problem = f"the source has {len(source)} bytes, at most {MAX_SOURCE_BYTES} are allowed"
@@ -202,7 +191,7 @@ class FilterServer:
             # Only the first forwarded pull commits the consumer's offset: by the time of the later pulls, the
             # consumer may have stored a later offset.
             flags &= ~PullSysFlag.COMMIT_OFFSET
-            offset = answer.header(PullMessageResponseHeader).next_begin_offset
+            offset = answer.header(headers.PullMessageResponseHeader).next_begin_offset
             header = msgspec.structs.replace(header, sys_flag=flags, queue_offset=offset)
         return nothing
 

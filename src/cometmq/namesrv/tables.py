@@ -26,14 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from cometmq.protocol.bodies import (
-    BrokerData,
-    ClusterInfo,
-    DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicRouteData,
-)
+from cometmq.protocol import bodies
 from cometmq.protocol.codes import MASTER_ID, Perm
 
 # The default time in ms after which a silent broker expires (BROKER_CHANNEL_EXPIRED_TIME).
@@ -62,8 +55,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     broker_addr: str
     broker_id: int
     ha_server_addr: str | None = None
-    data_version: DataVersion
-    topics: Mapping[str, TopicConfig] = {}
+    data_version: bodies.DataVersion
+    topics: Mapping[str, bodies.TopicConfig] = {}
     filter_servers: list[str] | None = None
     heartbeat_timeout_ms: int | None = None
     zone_name: str | None = None
@@ -95,7 +88,7 @@ class LiveBroker(msgspec.Struct):
     broker_id: int
     last_update_ms: int
     timeout_ms: int
-    data_version: DataVersion
+    data_version: bodies.DataVersion
     ha_server_addr: str | None
     connection: Hashable
 
@@ -123,7 +116,7 @@ class RouteTables:
     """The route tables and the events that change them."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._topics: dict[str, dict[str, bodies.QueueData]] = {}
         self._brokers: dict[str, Broker] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._live: dict[str, LiveBroker] = {}
@@ -199,8 +192,8 @@ class RouteTables:
         return True
 
     def query_data_version(
-        self, now_ms: int, broker_addr: str, version: DataVersion
-    ) -> tuple[bool, DataVersion | None]:
+        self, now_ms: int, broker_addr: str, version: bodies.DataVersion
+    ) -> tuple[bool, bodies.DataVersion | None]:
         """Return whether `version` differs from the registered version, and the registered version.
 
         A query with the registered version counts as a heartbeat. The result for an unknown broker is (True,
@@ -214,7 +207,7 @@ class RouteTables:
             return False, live.data_version
         return True, live.data_version
 
-    def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
+    def register_topic(self, topic: str, queues: Iterable[bodies.QueueData]) -> bool:
         """Register a topic's queues; queues of unknown brokers are ignored.
 
         Return False if a limit is exceeded.
@@ -239,7 +232,7 @@ class RouteTables:
 
     # -- queries
 
-    def route(self, topic: str) -> TopicRouteData | None:
+    def route(self, topic: str) -> bodies.TopicRouteData | None:
         """Return the route of a topic, or None if no broker has the topic."""
         queues = self._topics.get(topic)
         if not queues:
@@ -253,27 +246,27 @@ class RouteTables:
             for addr in broker.addrs.values()
             if addr in self.filters
         }
-        return TopicRouteData(
+        return bodies.TopicRouteData(
             queue_datas=list(queues.values()),
             broker_datas=[self._data_of(broker) for broker in brokers],
             filter_server_table=filters,
         )
 
-    def cluster_info(self) -> ClusterInfo:
+    def cluster_info(self) -> bodies.ClusterInfo:
         """Return the broker names of each cluster and the addresses of each broker name."""
-        return ClusterInfo(
+        return bodies.ClusterInfo(
             broker_addr_table={name: self._data_of(broker) for name, broker in self._brokers.items()},
             cluster_addr_table={cluster: list(names) for cluster, names in self._clusters.items()},
         )
 
-    def member_group(self, cluster: str, broker_name: str) -> BrokerData:
+    def member_group(self, cluster: str, broker_name: str) -> bodies.BrokerData:
         """Return the broker name with the addresses of its processes (master and slaves).
 
         If the cluster has no broker with this name, `broker_addrs` of the result is empty.
         """
         broker = self._brokers.get(broker_name)
         if broker is None or broker.cluster != cluster:
-            return BrokerData(cluster=cluster, broker_name=broker_name, broker_addrs={})
+            return bodies.BrokerData(cluster=cluster, broker_name=broker_name, broker_addrs={})
         return self._data_of(broker)
 
     def topics(self) -> list[str]:
@@ -337,7 +330,7 @@ class RouteTables:
                 self._drop_queue(topic, registration.broker_name)
         left_out = 0
         for topic, config in registration.topics.items():
-            queue = QueueData(
+            queue = bodies.QueueData(
                 broker_name=registration.broker_name,
                 read_queue_nums=config.read_queue_nums,
                 write_queue_nums=config.write_queue_nums,
@@ -408,7 +401,7 @@ class RouteTables:
 
     # -- queues
 
-    def _put_queue(self, topic: str, queue: QueueData) -> bool:
+    def _put_queue(self, topic: str, queue: bodies.QueueData) -> bool:
         """Set the queues of a topic on one broker. Return False if a new entry would exceed a limit."""
         queues = self._topics.get(topic)
         if queues is None or queue.broker_name not in queues:
@@ -440,5 +433,7 @@ class RouteTables:
             queues[broker_name] = msgspec.structs.replace(queue, perm=change(queue.perm))
         return len(topics)
 
-    def _data_of(self, broker: Broker) -> BrokerData:
-        return BrokerData(cluster=broker.cluster, broker_name=broker.name, broker_addrs=dict(broker.addrs))
+    def _data_of(self, broker: Broker) -> bodies.BrokerData:
+        return bodies.BrokerData(
+            cluster=broker.cluster, broker_name=broker.name, broker_addrs=dict(broker.addrs)
+        )

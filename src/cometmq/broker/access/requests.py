@@ -20,17 +20,10 @@ from cometmq.broker.access.guard import Guard
 from cometmq.broker.base.address import BrokerAddress, host_port
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, ConfigError
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import AclAccount, AclAccounts, DataVersion
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    AclConfigVersionResponseHeader,
-    CreateAccessConfigRequestHeader,
-    DeleteAccessConfigRequestHeader,
-    ExplainAccessRequestHeader,
-    ExplainAccessResponseHeader,
-    UpdateGlobalWhiteAddrsConfigRequestHeader,
-)
 from cometmq.remoting import Connection
 from cometmq.settings import BODY_MAX
 
@@ -48,7 +41,7 @@ class AclRequests:
     @handles(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG)
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Add an account, or change an existing one."""
-        header = frame.header(CreateAccessConfigRequestHeader)
+        header = frame.header(headers.CreateAccessConfigRequestHeader)
         guard = self._checked(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
 
         def change() -> Policy:
@@ -61,7 +54,7 @@ class AclRequests:
     @handles(RequestCode.DELETE_ACL_CONFIG)
     async def delete_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Remove an account."""
-        access_key = frame.header(DeleteAccessConfigRequestHeader).access_key
+        access_key = frame.header(headers.DeleteAccessConfigRequestHeader).access_key
         code = ResponseCode.DELETE_ACL_CONFIG_FAILED
         guard = self._checked(frame, code)
 
@@ -74,7 +67,7 @@ class AclRequests:
     @handles(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
     async def update_global_white_addrs_config(self, connection: Connection, frame: Frame) -> Frame:
         """Replace the global white list of an ACL file."""
-        header = frame.header(UpdateGlobalWhiteAddrsConfigRequestHeader)
+        header = frame.header(headers.UpdateGlobalWhiteAddrsConfigRequestHeader)
         code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
         guard = self._checked(frame, code)
 
@@ -92,7 +85,7 @@ class AclRequests:
         guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion()
-        header = AclConfigVersionResponseHeader(
+        header = headers.AclConfigVersionResponseHeader(
             version=versions.get(guard.files.default, none).encode().decode(),
             all_acl_file_version=msgspec.json.encode(
                 {path: msgspec.Raw(each.encode()) for path, each in versions.items()}
@@ -115,7 +108,7 @@ class AclRequests:
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
         """Return whether the current policy allows an account's action, and why (CometMQ's own request)."""
         guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
-        header = frame.header(ExplainAccessRequestHeader)
+        header = frame.header(headers.ExplainAccessRequestHeader)
         try:
             verdict = explained(
                 guard.policy, header.user, header.action, header.resource or "", header.host or ""
@@ -123,7 +116,7 @@ class AclRequests:
         except ConfigError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from None
         return frame.response(
-            header=ExplainAccessResponseHeader(allowed=verdict.allowed, reason=verdict.reason)
+            header=headers.ExplainAccessResponseHeader(allowed=verdict.allowed, reason=verdict.reason)
         )
 
     def _checked(self, frame: Frame, code: int) -> Guard:
@@ -148,7 +141,7 @@ class AclRequests:
         log.info("access control: %s, requested by %s", what, connection.peer)
 
 
-def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
+def changed(before: Account | None, header: headers.CreateAccessConfigRequestHeader) -> Account:
     """Return the account that results from a request to create or change an account.
 
     The account keeps the values of `before` that the request does not contain.

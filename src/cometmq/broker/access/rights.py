@@ -12,23 +12,8 @@ from typing import NamedTuple
 
 from cometmq.broker.access.accounts import Perm
 from cometmq.errors import BodyError
-from cometmq.protocol.bodies import (
-    BatchAckMessageRequestBody,
-    CheckClientRequestBody,
-    HeartbeatData,
-    LiteSubscriptionCtlRequestBody,
-    LockBatchBody,
-    QueryAssignmentRequestBody,
-)
-from cometmq.protocol.codes import (
-    CID_RMQ_SYS_PREFIX,
-    HANDOFF_PREFIX,
-    REPLY_TOPIC_POSTFIX,
-    RETRY_PREFIX,
-    TRACE_TOPIC,
-    RequestCode,
-    is_system_topic,
-)
+from cometmq.protocol import bodies, codes
+from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
 from cometmq.protocol.pop import subscribed_topic
@@ -54,14 +39,14 @@ Rights = list[Right]
 
 def topic_right(perm: Perm, name: str) -> Right:
     """Return the permission for a topic or, for a retry topic, the permission for its consumer group."""
-    if name.startswith(RETRY_PREFIX):
-        return group_right(name.removeprefix(RETRY_PREFIX))
+    if name.startswith(codes.RETRY_PREFIX):
+        return group_right(name.removeprefix(codes.RETRY_PREFIX))
     return Right(perm, name)
 
 
 def group_right(name: str) -> Right:
     """Return the right to consume as a member of the consumer group `name`."""
-    return Right(Perm.SUB, name.removeprefix(HANDOFF_PREFIX), True)
+    return Right(Perm.SUB, name.removeprefix(codes.HANDOFF_PREFIX), True)
 
 
 def consumer_rights(topic: str, group: str) -> Rights:
@@ -77,8 +62,8 @@ def by_default(right: Right) -> bool:
     permission.
     """
     if right.group:
-        return not right.name.startswith(CID_RMQ_SYS_PREFIX)
-    kept = is_system_topic(right.name) or right.name.endswith(REPLY_TOPIC_POSTFIX)
+        return not right.name.startswith(codes.CID_RMQ_SYS_PREFIX)
+    kept = codes.is_system_topic(right.name) or right.name.endswith(codes.REPLY_TOPIC_POSTFIX)
     return not (kept and right.perm & Perm.SUB)
 
 
@@ -97,7 +82,7 @@ def needed(frame: Frame) -> Rights | None:
 
 def is_trace(rights: Rights) -> bool:
     """Return whether the only required right is to send traces, which every account has."""
-    return len(rights) == 1 and rights[0] == (Perm.PUB, TRACE_TOPIC, False)
+    return len(rights) == 1 and rights[0] == (Perm.PUB, codes.TRACE_TOPIC, False)
 
 
 def _send(frame: Frame) -> Rights:
@@ -111,7 +96,7 @@ def _reply(frame: Frame) -> Rights | None:
     an ordinary topic is not sufficient: a reply whose topic is no reply topic requires an admin.
     """
     topic = frame.header(SendMessageRequestHeader).topic
-    return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
+    return [topic_right(Perm.PUB, topic)] if topic.endswith(codes.REPLY_TOPIC_POSTFIX) else None
 
 
 def _pull(frame: Frame) -> Rights:
@@ -131,7 +116,7 @@ def _pop(frame: Frame) -> Rights:
 
 def _batch_ack(frame: Frame) -> Rights:
     rights: dict[Right, None] = {}
-    for ack in BatchAckMessageRequestBody.decode(frame.body).acks:
+    for ack in bodies.BatchAckMessageRequestBody.decode(frame.body).acks:
         rights[group_right(ack.consumer_group)] = rights[topic_right(Perm.SUB, ack.topic)] = None
         if len(rights) > MAX_RESOURCES:
             raise BodyError("BatchAckMessageRequestBody", f"more than {MAX_RESOURCES} topics and groups")
@@ -160,7 +145,7 @@ def _fields(
 
 def _heartbeat(frame: Frame) -> Rights:
     rights: dict[Right, None] = {}
-    for consumer in HeartbeatData.decode(frame.body).consumer_data_set:
+    for consumer in bodies.HeartbeatData.decode(frame.body).consumer_data_set:
         rights[group_right(consumer.group_name)] = None
         for wanted in consumer.subscription_data_set:
             rights[topic_right(Perm.SUB, wanted.topic)] = None
@@ -171,7 +156,7 @@ def _heartbeat(frame: Frame) -> Rights:
 
 def _lite_subscriptions(frame: Frame) -> Rights:
     rights: dict[Right, None] = {}
-    for entry in LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set:
+    for entry in bodies.LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set:
         rights[group_right(entry.group)] = rights[topic_right(Perm.SUB, entry.topic)] = None
         if len(rights) > MAX_RESOURCES:
             raise BodyError("LiteSubscriptionCtlRequestBody", f"more than {MAX_RESOURCES} topics and groups")
@@ -179,18 +164,18 @@ def _lite_subscriptions(frame: Frame) -> Rights:
 
 
 def _locks(frame: Frame) -> Rights:
-    body = LockBatchBody.decode(frame.body)
+    body = bodies.LockBatchBody.decode(frame.body)
     topics = {queue.topic for queue in body.mq_set}
     return [group_right(body.consumer_group), *(topic_right(Perm.SUB, topic) for topic in sorted(topics))]
 
 
 def _assignment(frame: Frame) -> Rights:
-    body = QueryAssignmentRequestBody.decode(frame.body)
+    body = bodies.QueryAssignmentRequestBody.decode(frame.body)
     return consumer_rights(body.topic, body.consumer_group)
 
 
 def _check_client(frame: Frame) -> Rights:
-    body = CheckClientRequestBody.decode(frame.body)
+    body = bodies.CheckClientRequestBody.decode(frame.body)
     rights = [group_right(body.group)]
     if body.subscription_data is not None:
         rights.append(topic_right(Perm.SUB, body.subscription_data.topic))

@@ -8,22 +8,11 @@ from cometmq.broker.base.times import awake_ms
 from cometmq.broker.groups.clients import ConsumerTable, Group, ProducerTable
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.errors import CommandError
-from cometmq.protocol.bodies import (
-    Body,
-    ClientConnection,
-    ConsumerConnection,
-    ProducerConnection,
-    ProducerInfo,
-    ProducerTableInfo,
-    SubscriptionData,
-)
+from cometmq.protocol import bodies, headers
+from cometmq.protocol.bodies import Body
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    GetConsumerConnectionListRequestHeader,
-    GetProducerConnectionListRequestHeader,
-    Header,
-)
+from cometmq.protocol.headers import Header
 from cometmq.remoting import Connection
 from cometmq.store import Clock
 
@@ -40,7 +29,7 @@ class SubscriptionOfGroup(Body):
 
     group: str
     topic: str
-    subscription_data: SubscriptionData | None = None
+    subscription_data: bodies.SubscriptionData | None = None
 
 
 class ClientAdmin(msgspec.Struct, eq=False):
@@ -54,12 +43,12 @@ class ClientAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of a consumer group, its subscriptions and its settings."""
-        group = frame.header(GetConsumerConnectionListRequestHeader).consumer_group
+        group = frame.header(headers.GetConsumerConnectionListRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
             raise CommandError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
         settings = self.groups.table.get(group)
-        body = ConsumerConnection(
+        body = bodies.ConsumerConnection(
             connection_set=connections_of(known),
             subscription_table=dict(known.subscriptions),
             consume_type=known.consume_type,
@@ -72,11 +61,11 @@ class ClientAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def get_producer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of a producer group."""
-        group = frame.header(GetProducerConnectionListRequestHeader).producer_group
+        group = frame.header(headers.GetProducerConnectionListRequestHeader).producer_group
         known = self.producers.groups.get(group)
         if known is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
-        return frame.response(body=ProducerConnection(connection_set=connections_of(known)).encode())
+        return frame.response(body=bodies.ProducerConnection(connection_set=connections_of(known)).encode())
 
     @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
@@ -84,7 +73,7 @@ class ClientAdmin(msgspec.Struct, eq=False):
         shift = self.clock.time_ms() - awake_ms(self.clock)  # Monotonic to wall-clock times
         table = {
             group: [
-                ProducerInfo(
+                bodies.ProducerInfo(
                     client_id=client.client_id,
                     remote_ip=f"/{client.channel.peer}",
                     language=client.language,
@@ -96,7 +85,7 @@ class ClientAdmin(msgspec.Struct, eq=False):
             ]
             for group, known in self.producers.groups.items()
         }
-        return frame.response(body=ProducerTableInfo(data=table).encode())
+        return frame.response(body=bodies.ProducerTableInfo(data=table).encode())
 
     @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def query_subscription_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
@@ -107,10 +96,10 @@ class ClientAdmin(msgspec.Struct, eq=False):
         return frame.response(body=SubscriptionOfGroup(header.group, topic, found).encode())
 
 
-def connections_of(group: Group) -> list[ClientConnection]:
+def connections_of(group: Group) -> list[bodies.ClientConnection]:
     """Return the online members of a group in the form that tools expect."""
     return [
-        ClientConnection(
+        bodies.ClientConnection(
             client_id=client.client_id,
             client_addr=client.channel.peer,
             language=client.language,

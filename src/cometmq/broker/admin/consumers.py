@@ -15,15 +15,10 @@ from cometmq.broker.groups.notices import send_oneway
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CometError, CommandError
 from cometmq.message import MessageQueue
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    ConsumeMessageDirectlyRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    ResetOffsetRequestHeader,
-)
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.json_body import MAX_SERVER_BYTES
 from cometmq.remoting import Connection
@@ -60,7 +55,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
         The request contains a point in time, which determines the new offset of each queue. A request of 5.x
         for a single queue may contain the new offset itself.
         """
-        header = frame.header(ResetOffsetRequestHeader)
+        header = frame.header(headers.ResetOffsetRequestHeader)
         topic, group = header.topic, header.group
         config = self.tables.topics.get(topic)
         if config is None:
@@ -94,7 +89,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
         for client in clients:
             check_resets(client)
         body = ResetOffsetBody(offset_table=offsets)
-        told = ResetOffsetRequestHeader(
+        told = headers.ResetOffsetRequestHeader(
             topic=topic, group=group, timestamp=header.timestamp, is_force=bool(header.is_force)
         )
         answer = await encoded(body, len(offsets))
@@ -107,7 +102,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
         return frame.response(body=answer)
 
     async def _target(
-        self, header: ResetOffsetRequestHeader, queue_id: int, stored: int, mode: str | None
+        self, header: headers.ResetOffsetRequestHeader, queue_id: int, stored: int, mode: str | None
     ) -> int:
         store = self.store
         if header.offset is not None and header.queue_id is not None and header.queue_id >= 0:
@@ -126,14 +121,14 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def invoke_broker_to_get_consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offsets that a group's online consumers report (GET_CONSUMER_STATUS_FROM_CLIENT)."""
-        header = frame.header(GetConsumerStatusRequestHeader)
+        header = frame.header(headers.GetConsumerStatusRequestHeader)
         clients = self.consumers.online(header.group)
         if not clients:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
             )
         table: dict[str, dict[MessageQueue, int]] = {}
-        asked = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
+        asked = headers.GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
         for client in clients:
             if header.client_addr and header.client_addr != client.client_id:
                 continue
@@ -150,7 +145,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Forward the request for running info unchanged to the client that it names."""
-        header = frame.header(GetConsumerRunningInfoRequestHeader)
+        header = frame.header(headers.GetConsumerRunningInfoRequestHeader)
         request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return await self._forward(frame, request, header.consumer_group, header.client_id)
 
@@ -160,7 +155,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
 
         The forwarded request contains the message.
         """
-        header = frame.header(ConsumeMessageDirectlyRequestHeader)
+        header = frame.header(headers.ConsumeMessageDirectlyRequestHeader)
         record = None
         if header.msg_id:
             offset = decode_offset_id(header.msg_id).physical_offset

@@ -13,36 +13,13 @@ from cometmq.broker.base.turns import Turns, encoded
 from cometmq.broker.lite.lite_queues import Lag
 from cometmq.broker.lite.service import LiteService
 from cometmq.errors import CommandError
+from cometmq.protocol import lite
 from cometmq.protocol.bodies import LiteState, OffsetWrapper, TopicOffset
-from cometmq.protocol.bodies.admin import (
-    LiteBrokerInfo,
-    LiteClientInfo,
-    LiteGroupInfo,
-    LiteLag,
-    LiteSubscriber,
-    LiteTopicInfo,
-    LiteTopicList,
-    LiteTopicState,
-    ParentTopicInfo,
-)
+from cometmq.protocol.bodies import admin as bodies
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import TopicRequestHeader
-from cometmq.protocol.headers.admin import (
-    GetLiteClientInfoHeader,
-    GetLiteGroupInfoHeader,
-    GetLiteStateHeader,
-    GetLiteTopicInfoHeader,
-    ListLiteTopicsHeader,
-    TriggerLiteDispatchHeader,
-)
-from cometmq.protocol.lite import (
-    bound_topic,
-    expiration_minutes,
-    is_lite_parent,
-    lite_topic_of,
-    lmq_name,
-)
+from cometmq.protocol.headers import admin as headers
 from cometmq.remoting import Connection
 from cometmq.store import Reads
 
@@ -65,13 +42,13 @@ class LiteAdmin(msgspec.Struct, eq=False):
     def _check_parent(self, topic: str) -> int:
         """Return the minutes after which lite topics of a parent expire. Raises CommandError."""
         config = self.service.tables.topics.existing(topic)
-        if not is_lite_parent(config.attributes):
+        if not lite.is_lite_parent(config.attributes):
             raise CommandError(
                 ResponseCode.INVALID_PARAMETER,
                 f"topic[{topic}] has no lite topics: its attribute message.type is not LITE",
             )
         self.service.check_ready(topic)
-        return expiration_minutes(config.attributes)
+        return lite.expiration_minutes(config.attributes)
 
     def _parent_of(self, group: str, expected: str | None = None) -> str:
         """Return the parent topic of a group. Raises CommandError, also if it is not the expected one."""
@@ -80,7 +57,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group[{group}] not exist"
             )
-        parent = bound_topic(settings.attributes)
+        parent = lite.bound_topic(settings.attributes)
         if not parent or expected not in (None, parent):
             raise CommandError(
                 ResponseCode.INVALID_PARAMETER,
@@ -92,7 +69,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
 
     def _groups_of(self, parent: str) -> list[str]:
         groups = self.service.tables.groups.table
-        return sorted(name for name, each in groups.items() if bound_topic(each.attributes) == parent)
+        return sorted(name for name, each in groups.items() if lite.bound_topic(each.attributes) == parent)
 
     # -- the state
 
@@ -101,11 +78,11 @@ class LiteAdmin(msgspec.Struct, eq=False):
         """Return the numbers of lite topics, subscriptions and leases of this broker."""
         service, tables = self.service, self.service.tables
         parents = {
-            name: expiration_minutes(each.attributes)
+            name: lite.expiration_minutes(each.attributes)
             for name, each in sorted(tables.topics.table.items())
-            if is_lite_parent(each.attributes)
+            if lite.is_lite_parent(each.attributes)
         }
-        body = LiteBrokerInfo(
+        body = bodies.LiteBrokerInfo(
             max_lmq_num=self.config.max_lmq_consume_queue_num,
             current_lmq_num=service.queues.count,
             lite_subscription_count=service.subscriptions.count,
@@ -124,7 +101,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
         topic = frame.header(TopicRequestHeader).topic
         minutes, queues = self._check_parent(topic), self.service.queues
         queues.flush()
-        body = ParentTopicInfo(
+        body = bodies.ParentTopicInfo(
             topic=topic,
             ttl=minutes,
             groups=self._groups_of(topic),
@@ -136,16 +113,18 @@ class LiteAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_LITE_TOPIC_INFO)
     async def get_lite_topic_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offsets and the subscribers of a lite topic."""
-        header, service = frame.header(GetLiteTopicInfoHeader), self.service
+        header, service = frame.header(headers.GetLiteTopicInfoHeader), self.service
         parent, name = header.parent_topic, header.lite_topic
         self._check_parent(parent)
-        lmq, queues = lmq_name(parent, name), service.queues
+        lmq, queues = lite.lmq_name(parent, name), service.queues
         end, begin = queues.end(lmq), service.store.log.min_position
         units = queues.units(lmq, 0, 1, begin)
-        body = LiteTopicInfo(
+        body = bodies.LiteTopicInfo(
             parent_topic=parent,
             lite_topic=name,
-            subscriber=[LiteSubscriber(each.client_id, each.group) for each in service.subscriptions.of(lmq)],
+            subscriber=[
+                bodies.LiteSubscriber(each.client_id, each.group) for each in service.subscriptions.of(lmq)
+            ],
             topic_offset=TopicOffset(units[0][0] if units else end, end, queues.stored_ms(lmq)),
         )
         return frame.response(body=await encoded(body, len(body.subscriber)))
@@ -153,33 +132,33 @@ class LiteAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.LIST_LITE_TOPICS)
     async def list_lite_topics(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the first lite topics of a parent whose names begin with a prefix."""
-        header, service = frame.header(ListLiteTopicsHeader), self.service
+        header, service = frame.header(headers.ListLiteTopicsHeader), self.service
         parent = header.parent_topic
         self._check_parent(parent)
         at_most = min(max(DEFAULT_LISTED if header.max_count is None else header.max_count, 1), MAX_LISTED)
         groups, queues = set(self._groups_of(parent)), service.queues
         queues.flush()
         rows = await asyncio.to_thread(queues.listed, parent, header.prefix or "", at_most + 1)
-        found: dict[str, LiteTopicState] = {}
+        found: dict[str, bodies.LiteTopicState] = {}
         async for lmq, begin, end, stored_ms, group, offset in Turns().each(rows):
             state = found.get(lmq)
             if state is None:
                 subscribers = service.subscriptions.of(lmq)
                 lags = {each.group: end for each in subscribers}
-                state = found[lmq] = LiteTopicState(
-                    lite_topic_of(lmq), begin, end, stored_ms, len(subscribers), lags
+                state = found[lmq] = bodies.LiteTopicState(
+                    lite.lite_topic_of(lmq), begin, end, stored_ms, len(subscribers), lags
                 )
             if group in groups:
                 state.lags[group] = max(end - offset, 0)
-        body = LiteTopicList(list(found.values())[:at_most], len(found) > at_most)
+        body = bodies.LiteTopicList(list(found.values())[:at_most], len(found) > at_most)
         return frame.response(body=await encoded(body, len(body.topics)))
 
     @handles(RequestCode.GET_LITE_CLIENT_INFO)
     async def get_lite_client_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the lite topics to which a client is subscribed."""
-        header, service = frame.header(GetLiteClientInfoHeader), self.service
+        header, service = frame.header(headers.GetLiteClientInfoHeader), self.service
         parent = self._parent_of(header.group, header.parent_topic)
-        body = LiteClientInfo(parent_topic=parent, group=header.group, client_id=header.client_id)
+        body = bodies.LiteClientInfo(parent_topic=parent, group=header.group, client_id=header.client_id)
         found = service.subscriptions.find(header.client_id, header.group)
         if found is not None:
             at_most = DEFAULT_LISTED if header.max_count is None else min(header.max_count, MAX_LISTED)
@@ -191,11 +170,13 @@ class LiteAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_LITE_GROUP_INFO)
     async def get_lite_group_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the progress of a group in a lite topic, or the lite topics with the largest lags."""
-        header = frame.header(GetLiteGroupInfoHeader)
+        header = frame.header(headers.GetLiteGroupInfoHeader)
         parent = self._parent_of(header.group)
-        body = LiteGroupInfo(group=header.group, parent_topic=parent, lite_topic=header.lite_topic or None)
+        body = bodies.LiteGroupInfo(
+            group=header.group, parent_topic=parent, lite_topic=header.lite_topic or None
+        )
         if header.lite_topic:
-            await self._add_progress(body, lmq_name(parent, header.lite_topic))
+            await self._add_progress(body, lite.lmq_name(parent, header.lite_topic))
         else:
             queues = self.service.queues
             queues.flush()
@@ -208,7 +189,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
                 body.earliest_unconsumed_timestamp = body.lag_timestamp_top_k[0].earliest_unconsumed_timestamp
         return frame.response(body=await encoded(body, len(body.lag_count_top_k or ())))
 
-    async def _add_progress(self, body: LiteGroupInfo, lmq: str) -> None:
+    async def _add_progress(self, body: bodies.LiteGroupInfo, lmq: str) -> None:
         queues = self.service.queues
         end, offset = queues.end(lmq), queues.query(body.group, lmq, 0)
         if not end:
@@ -225,9 +206,12 @@ class LiteAdmin(msgspec.Struct, eq=False):
             last_ms = times[-1] if last else 0
             body.lite_topic_offset_wrapper = OffsetWrapper(end, offset, last_ms)
 
-    async def _lags(self, lags: Sequence[Lag]) -> list[LiteLag]:
+    async def _lags(self, lags: Sequence[Lag]) -> list[bodies.LiteLag]:
         times = await self._store_times([position for _, _, position in lags])
-        return [LiteLag(lite_topic_of(lmq), lag, ms) for (lmq, lag, _), ms in zip(lags, times, strict=True)]
+        return [
+            bodies.LiteLag(lite.lite_topic_of(lmq), lag, ms)
+            for (lmq, lag, _), ms in zip(lags, times, strict=True)
+        ]
 
     async def _store_times(self, positions: Sequence[int | None]) -> list[int]:
         """Return the store times of the records at log positions, in epoch ms, or -1 where there is none."""
@@ -241,7 +225,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.TRIGGER_LITE_DISPATCH)
     async def trigger_lite_dispatch(self, _connection: Connection, frame: Frame) -> Frame:
         """Offer all lite topics with unconsumed messages to a group's clients once more."""
-        header, service = frame.header(TriggerLiteDispatchHeader), self.service
+        header, service = frame.header(headers.TriggerLiteDispatchHeader), self.service
         self._parent_of(header.group)
         turns = Turns()
         for subscriber in service.subscriptions:
@@ -256,7 +240,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_LITE_STATE)
     async def get_lite_state(self, _connection: Connection, frame: Frame) -> Frame:
         """Return consumer offsets and subscriptions that have changed after a change."""
-        header, service = frame.header(GetLiteStateHeader), self.service
+        header, service = frame.header(headers.GetLiteStateHeader), self.service
         queues, body = service.queues, LiteState()
         if service.is_open:
             known = header.epoch == queues.epoch

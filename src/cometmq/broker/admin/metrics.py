@@ -26,15 +26,9 @@ from cometmq.broker.pop.service import PopService
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.metrics import Families
+from cometmq.protocol import codes
 from cometmq.protocol.bodies.client import CONSUME_TYPES, MESSAGE_MODELS
-from cometmq.protocol.codes import (
-    DLQ_PREFIX,
-    LANGUAGES,
-    RETRY_PREFIX,
-    TRANS_HALF_TOPIC,
-    is_system_group,
-    version_name,
-)
+from cometmq.protocol.codes import is_system_group
 from cometmq.store import Clock, MessageStore
 
 MAX_LATENCIES = 2_000
@@ -221,7 +215,7 @@ class BrokerMetrics(msgspec.Struct, eq=False):
             (
                 "rocketmq_half_messages",
                 "Half messages neither committed nor rolled back.",
-                self.transactions.count_open(max(self.store.max_offset(TRANS_HALF_TOPIC, 0), 0)),
+                self.transactions.count_open(max(self.store.max_offset(codes.TRANS_HALF_TOPIC, 0), 0)),
             ),
             (
                 "rocketmq_pop_checkpoint_buffer_size",
@@ -321,10 +315,13 @@ class BrokerMetrics(msgspec.Struct, eq=False):
             stored = 0
             async for queue_id in turns.each(range(config.write_queue_nums)):
                 stored += max(self.store.max_offset(topic, queue_id), 0)
-            if topic.startswith(RETRY_PREFIX):
+            if topic.startswith(codes.RETRY_PREFIX):
                 name, labels = "rocketmq_topic_retry_offset", {**of_broker, "topic": topic}
-            elif topic.startswith(DLQ_PREFIX):
-                name, labels = "rocketmq_topic_dlq_offset", {**of_broker, "group": topic[len(DLQ_PREFIX) :]}
+            elif topic.startswith(codes.DLQ_PREFIX):
+                name, labels = (
+                    "rocketmq_topic_dlq_offset",
+                    {**of_broker, "group": topic[len(codes.DLQ_PREFIX) :]},
+                )
             else:
                 name, labels = "rocketmq_producer_offset", {**of_broker, "topic": topic}
             families.gauge(name, "Messages stored in a topic since its creation.", stored, **labels)
@@ -403,9 +400,9 @@ class BrokerMetrics(msgspec.Struct, eq=False):
         members = len(online.by_channel) if online is not None else 0
         model = (online.message_model if online is not None else "") or CLUSTERING
         kind = "diff"
-        if topic.startswith(RETRY_PREFIX):
+        if topic.startswith(codes.RETRY_PREFIX):
             kind = "retrydiff"
-        elif topic.startswith(DLQ_PREFIX):
+        elif topic.startswith(codes.DLQ_PREFIX):
             kind = "dlqdiff"
         if model != BROADCASTING:  # A broadcasting group stores its offsets itself, so the lag is unknown
             families.gauge(
@@ -459,6 +456,6 @@ def _kind(client: ClientInfo) -> tuple[str, str, str]:
 
     Any text may be sent as a language. Unknown ones become `other`, so that the number of samples is limited.
     """
-    language = client.language if client.language in LANGUAGES else "OTHER"
+    language = client.language if client.language in codes.LANGUAGES else "OTHER"
     protocol = "grpc" if client.grpc_type else "remoting"
-    return language.lower(), version_name(client.version).lower(), protocol
+    return language.lower(), codes.version_name(client.version).lower(), protocol

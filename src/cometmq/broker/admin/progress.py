@@ -16,35 +16,11 @@ from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable
 from cometmq.broker.pop.leases import Leases
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
-from cometmq.protocol.bodies import (
-    Body,
-    BrokerConsumeStats,
-    BrokerStatsData,
-    BrokerStatsItem,
-    ConsumeQueueData,
-    ConsumeStats,
-    ConsumeTimeSpan,
-    GroupList,
-    OffsetWrapper,
-    QueryConsumeQueueBody,
-    QueryConsumeTimeSpanBody,
-    QueryCorrectionOffsetBody,
-    TopicOffset,
-    TopicStatsTable,
-)
+from cometmq.protocol import bodies, headers
+from cometmq.protocol.bodies import Body
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    CloneGroupOffsetRequestHeader,
-    GetBrokerConsumeStatsRequestHeader,
-    GetConsumeStatsRequestHeader,
-    Header,
-    QueryConsumeQueueRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
-    QueryCorrectionOffsetRequestHeader,
-    TopicRequestHeader,
-    ViewBrokerStatsDataRequestHeader,
-)
+from cometmq.protocol.headers import Header
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
@@ -83,31 +59,31 @@ class ProgressAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_TOPIC_STATS_INFO)
     async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the minimum and maximum offset of a topic's queues, and their last messages' store times."""
-        topic = frame.header(TopicRequestHeader).topic
+        topic = frame.header(headers.TopicRequestHeader).topic
         config = self.tables.topics.existing(topic)
         table = {}
         async for queue_id in Turns().each(range(config.write_queue_nums)):
             maximum = self.store.max_offset(topic, queue_id)
-            table[self.tables.topics.queue(topic, queue_id)] = TopicOffset(
+            table[self.tables.topics.queue(topic, queue_id)] = bodies.TopicOffset(
                 min_offset=max(self.store.min_offset(topic, queue_id), 0),
                 max_offset=maximum,
                 last_update_timestamp=await self._stored_before(topic, queue_id, maximum),
             )
         total = sum(each.max_offset for each in table.values())
         rate = self.stats.topic_put(topic, total, mono_ms(self.clock))[0].per_second
-        stats = TopicStatsTable(offset_table=table, topic_put_tps=rate)
+        stats = bodies.TopicStatsTable(offset_table=table, topic_put_tps=rate)
         return frame.response(body=await encoded(stats, len(table)))
 
     @handles(RequestCode.QUERY_CONSUME_QUEUE)
     async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
         """Return entries of a consume queue, beginning at the requested index."""
-        header = frame.header(QueryConsumeQueueRequestHeader)
+        header = frame.header(headers.QueryConsumeQueueRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
         if topic not in self.tables.topics.table:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
         minimum, maximum = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-        body = QueryConsumeQueueBody(max_queue_index=maximum, min_queue_index=minimum)
+        body = bodies.QueryConsumeQueueBody(max_queue_index=maximum, min_queue_index=minimum)
         if header.consumer_group:
             body.subscription_data = self.consumers.subscription(header.consumer_group, topic)
             body.filter_data = "null"
@@ -120,14 +96,16 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         body.queue_data = await store.executor.query(partial(self._entries, header))
         return frame.response(body=body.encode())
 
-    def _entries(self, header: QueryConsumeQueueRequestHeader, reads: Reads) -> list[ConsumeQueueData]:
+    def _entries(
+        self, header: headers.QueryConsumeQueueRequestHeader, reads: Reads
+    ) -> list[bodies.ConsumeQueueData]:
         queue = self.store.queues.find_queue(header.topic, header.queue_id)
         if queue is None:
             return []
         stop = min(header.index + max(min(header.count, MAX_ENTRIES), 0), queue.max_offset)
         units = (queue.unit(offset, reads) for offset in range(max(header.index, queue.min_offset), stop))
         return [
-            ConsumeQueueData(physic_offset=unit[0], physic_size=unit[1], tags_code=unit[2])
+            bodies.ConsumeQueueData(physic_offset=unit[0], physic_size=unit[1], tags_code=unit[2])
             for unit in units
             if unit is not None
         ]
@@ -138,16 +116,16 @@ class ProgressAdmin(msgspec.Struct, eq=False):
 
         They are those of the first and the last message of the queue, and of the last one the group consumed.
         """
-        header = frame.header(QueryConsumeTimeSpanRequestHeader)
+        header = frame.header(headers.QueryConsumeTimeSpanRequestHeader)
         config = self.tables.topics.existing(header.topic)
         spans = [
             await self._span(header.topic, header.group, queue_id)
             async for queue_id in Turns().each(range(config.write_queue_nums))
         ]
-        body = QueryConsumeTimeSpanBody(consume_time_span_set=spans)
+        body = bodies.QueryConsumeTimeSpanBody(consume_time_span_set=spans)
         return frame.response(body=await encoded(body, len(spans)))
 
-    async def _span(self, topic: str, group: str, queue_id: int) -> ConsumeTimeSpan:
+    async def _span(self, topic: str, group: str, queue_id: int) -> bodies.ConsumeTimeSpan:
         store = self.store
         first, behind = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         consumed = self.tables.offsets.query(group, topic, queue_id)
@@ -163,7 +141,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         behind_ms = 0
         if first < behind and consumed < behind:
             behind_ms = self.clock.time_ms() - waiting
-        return ConsumeTimeSpan(
+        return bodies.ConsumeTimeSpan(
             message_queue=self.tables.topics.queue(topic, queue_id),
             min_time_stamp=earliest,
             min_time_stamp_str=time_text(earliest),
@@ -193,7 +171,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         - GROUP_GET_NUMS: messages that a group consumed from a topic (key: topic@group)
         - BROKER_GET_NUMS: messages that all groups consumed from the broker (key: the cluster's name)
         """
-        header = frame.header(ViewBrokerStatsDataRequestHeader)
+        header = frame.header(headers.ViewBrokerStatsDataRequestHeader)
         name, key = header.stats_name, header.stats_key
         topic, at, group = key.partition("@")
         now_ms = mono_ms(self.clock)
@@ -211,8 +189,8 @@ class ProgressAdmin(msgspec.Struct, eq=False):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
         # `avgpt` is the average number of messages per counted event. It is 1, because each message counts as
         # one event.
-        items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
-        return frame.response(body=BrokerStatsData(*items).encode())
+        items = [bodies.BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
+        return frame.response(body=bodies.BrokerStatsData(*items).encode())
 
     # -- groups
 
@@ -224,7 +202,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         then also includes topics to which the group subscribes without having offsets there, because the
         members of a broadcasting group store their own offsets.
         """
-        header = frame.header(GetConsumeStatsRequestHeader)
+        header = frame.header(headers.GetConsumeStatsRequestHeader)
         group = header.consumer_group
         counted = set[str]()
         if header.topic and header.topic.strip():
@@ -240,8 +218,8 @@ class ProgressAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """Return, for each group that has settings or offsets, its offsets in each of its topics."""
-        only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
-        listed: list[dict[str, list[ConsumeStats]]] = []
+        only_ordered = bool(frame.header(headers.GetBrokerConsumeStatsRequestHeader).is_order)
+        listed: list[dict[str, list[bodies.ConsumeStats]]] = []
         total = entries = 0
         turns = Turns()
         async for group in turns.each(sorted(self.tables.groups.table.keys() | self.tables.offsets.groups())):
@@ -257,12 +235,14 @@ class ProgressAdmin(msgspec.Struct, eq=False):
                         row.broker_offset - row.consumer_offset for row in stats.offset_table.values()
                     )
             listed.append({group: tables})
-        body = BrokerConsumeStats(broker_addr=self.address.text, consume_stats_list=listed, total_diff=total)
+        body = bodies.BrokerConsumeStats(
+            broker_addr=self.address.text, consume_stats_list=listed, total_diff=total
+        )
         return frame.response(body=await encoded(body, entries + len(listed)))
 
     async def _progress_of(
         self, group: str, topics: Iterable[str], turns: Turns, counted: Iterable[str] = ()
-    ) -> ConsumeStats:
+    ) -> bodies.ConsumeStats:
         """Return the offsets of a group in each queue of `topics`, and the group's consumption rate.
 
         If the group is online, topics to which it does not subscribe are left out, except retry topics from
@@ -271,7 +251,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         """
         rated = set(counted)
         online = self.consumers.groups.get(group)
-        stats = ConsumeStats(offset_table={}, consume_tps=0.0)
+        stats = bodies.ConsumeStats(offset_table={}, consume_tps=0.0)
         for topic in topics:
             config = self.tables.topics.get(topic)
             if config is None or (online is not None and not _is_consumed(topic, group, online)):
@@ -281,7 +261,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
                 last = await self._stored_before(topic, queue_id, consumed)
                 popped = self.leases.find((group, topic, queue_id))
                 queue = self.tables.topics.queue(topic, queue_id)
-                row = stats.offset_table[queue] = OffsetWrapper(
+                row = stats.offset_table[queue] = bodies.OffsetWrapper(
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
@@ -303,7 +283,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         If the source group is online, copy only its offsets in the topics to which the source group
         subscribes.
         """
-        header = frame.header(CloneGroupOffsetRequestHeader)
+        header = frame.header(headers.CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)
         online = self.consumers.groups.get(header.src_group)
@@ -323,7 +303,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         lower than this lowest offset, INT64_MAX is returned for the queue (docs/reference/remoting.md,
         Statistics and connections).
         """
-        header = frame.header(QueryCorrectionOffsetRequestHeader)
+        header = frame.header(headers.QueryCorrectionOffsetRequestHeader)
         topic, offsets = header.topic, self.tables.offsets
         left_out = set((header.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
@@ -334,15 +314,15 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         for queue_id, offset in offsets.queues(header.compare_group, topic).items():
             if lowest.get(queue_id, offset) > offset:
                 lowest[queue_id] = INT64_MAX
-        body = QueryCorrectionOffsetBody(correction_offsets=lowest)
+        body = bodies.QueryCorrectionOffsetBody(correction_offsets=lowest)
         return frame.response(body=await encoded(body, len(lowest)))
 
     @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the groups that subscribe to a topic or have offsets in it."""
-        topic = frame.header(TopicRequestHeader).topic
+        topic = frame.header(headers.TopicRequestHeader).topic
         groups = self.consumers.groups_of_topic(topic) | self.tables.offsets.groups_of(topic)
-        return frame.response(body=GroupList(group_list=sorted(groups)).encode())
+        return frame.response(body=bodies.GroupList(group_list=sorted(groups)).encode())
 
     @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def query_topics_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:

@@ -15,25 +15,11 @@ from cometmq.broker.base.turns import Turns
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import BodyError, CommandError, ConfigError
-from cometmq.protocol.bodies import (
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupTable,
-    TopicConfig,
-    TopicConfigList,
-    TopicConfigTable,
-    TopicList,
-)
+from cometmq.protocol import bodies, headers
+from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.bodies.admin import PurgedQueue, PurgeResult
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    CreateTopicRequestHeader,
-    DeleteSubscriptionGroupRequestHeader,
-    DeleteTopicRequestHeader,
-    GetSubscriptionGroupConfigRequestHeader,
-    TopicRequestHeader,
-)
 from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
@@ -81,7 +67,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update_and_create_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace a topic. The response is sent once the name servers have registered it."""
-        header = frame.header(CreateTopicRequestHeader)
+        header = frame.header(headers.CreateTopicRequestHeader)
         wanted = TopicConfig(
             topic_name=header.topic,
             read_queue_nums=header.read_queue_nums,
@@ -97,7 +83,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
     async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace several topics (a request of 5.x). If one topic is invalid, change none."""
         try:
-            found = TopicConfigList.decode(frame.body).topic_config_list
+            found = bodies.TopicConfigList.decode(frame.body).topic_config_list
         except BodyError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         wanted = []
@@ -155,7 +141,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         """
         tables = self.tables
         tables.check_changeable()
-        name = self._changeable(frame.header(DeleteTopicRequestHeader).topic, frame.version)
+        name = self._changeable(frame.header(headers.DeleteTopicRequestHeader).topic, frame.version)
         await tables.confirm_changeable()
         try:
             await self.store.deletion.delete([name])
@@ -181,7 +167,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         deleted.
         """
         topics, store = self.tables.topics, self.store
-        body = TopicConfigTable(
+        body = bodies.TopicConfigTable(
             data_version=topics.version,
             topic_config_table=topics.table,
             deleted_topics=store.deleted.newest(store.log.min_position, store.log.end) or None,
@@ -191,12 +177,12 @@ class TopicAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_TOPIC_CONFIG)
     def get_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the configuration of one topic. RocketMQ 5.x's tools send this request first."""
-        return frame.response(body=self._known(frame.header(TopicRequestHeader).topic).encode())
+        return frame.response(body=self._known(frame.header(headers.TopicRequestHeader).topic).encode())
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def get_system_topic_list_from_broker(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the names of the broker's system topics."""
-        return frame.response(body=TopicList(topic_list=sorted(self.tables.topics.system)).encode())
+        return frame.response(body=bodies.TopicList(topic_list=sorted(self.tables.topics.system)).encode())
 
     @handles(RequestCode.PURGE_TOPIC)
     async def purge_topic(self, connection: Connection, frame: Frame) -> Frame:
@@ -271,7 +257,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         If one group is invalid, change none.
         """
         try:
-            found = SubscriptionGroupList.decode(frame.body).group_config_list
+            found = bodies.SubscriptionGroupList.decode(frame.body).group_config_list
         except BodyError as error:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return await self._put_groups(connection, frame, found)
@@ -299,13 +285,15 @@ class TopicAdmin(msgspec.Struct, eq=False):
     def get_all_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the configurations of all consumer groups."""
         groups = self.tables.groups
-        body = SubscriptionGroupTable(data_version=groups.version, subscription_group_table=groups.table)
+        body = bodies.SubscriptionGroupTable(
+            data_version=groups.version, subscription_group_table=groups.table
+        )
         return frame.response(body=body.encode())
 
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def get_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the configuration of one consumer group."""
-        group = frame.header(GetSubscriptionGroupConfigRequestHeader).group
+        group = frame.header(headers.GetSubscriptionGroupConfigRequestHeader).group
         config = self.tables.groups.table.get(group)
         if config is None:
             raise CommandError(
@@ -317,7 +305,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
     async def delete_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Delete a group and, if requested, its offsets. The response for an unknown group is SUCCESS."""
         since = self.tables.check_changeable()
-        header = frame.header(DeleteSubscriptionGroupRequestHeader)
+        header = frame.header(headers.DeleteSubscriptionGroupRequestHeader)
         group, with_offsets = header.group_name, header.remove_offset or header.clean_offset
         self.tables.groups.delete(group)
         if with_offsets:

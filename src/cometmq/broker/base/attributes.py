@@ -11,23 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cometmq.errors import ConfigError
+from cometmq.protocol import lite
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
-from cometmq.protocol.lite import (
-    BIND_TOPIC,
-    CLIENT_QUOTA,
-    EXPIRATION,
-    MAX_EXPIRATION_MINUTES,
-    MESSAGE_TYPE,
-    SUB_MODEL,
-    SUB_MODELS,
-)
 from cometmq.store import TopicLimit
 
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
 MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
-_KEYS = (RETENTION_MS, RETENTION_BYTES, MESSAGE_TYPE, EXPIRATION)
+_KEYS = (RETENTION_MS, RETENTION_BYTES, lite.MESSAGE_TYPE, lite.EXPIRATION)
 _HOUR_MS = 3_600_000
 
 
@@ -66,14 +58,14 @@ def _known(key: str, value: str) -> None:
 
 def _check(key: str, value: str, reserved_hours: int) -> None:
     _known(key, value)
-    if key == MESSAGE_TYPE:
+    if key == lite.MESSAGE_TYPE:
         if value not in MESSAGE_TYPES:
             raise ConfigError(key, value, f"one of {', '.join(MESSAGE_TYPES)}")
         return
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0
-    if key == EXPIRATION:
-        if value != "-1" and not 0 < number <= MAX_EXPIRATION_MINUTES:
-            raise ConfigError(key, value, f"-1, or minutes from 1 to {MAX_EXPIRATION_MINUTES}")
+    if key == lite.EXPIRATION:
+        if value != "-1" and not 0 < number <= lite.MAX_EXPIRATION_MINUTES:
+            raise ConfigError(key, value, f"-1, or minutes from 1 to {lite.MAX_EXPIRATION_MINUTES}")
         return
     if number <= 0:
         unit = "milliseconds" if key == RETENTION_MS else "bytes per queue"
@@ -87,7 +79,7 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
 
 def has_priorities(topic: TopicConfig) -> bool:
     """Return whether a topic is of type PRIORITY: its queue ids are the priorities of its messages."""
-    return (topic.attributes or {}).get(MESSAGE_TYPE) == "PRIORITY"
+    return (topic.attributes or {}).get(lite.MESSAGE_TYPE) == "PRIORITY"
 
 
 def of_group(present: Mapping[str, str] | None, given: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -105,11 +97,11 @@ def of_group(present: Mapping[str, str] | None, given: Mapping[str, str] | None)
         if key.startswith("-"):
             result.pop(name, None)
             continue
-        if name == SUB_MODEL and value not in SUB_MODELS:
-            raise ConfigError(name, value, f"one of {', '.join(SUB_MODELS)}")
-        if name == CLIENT_QUOTA and not (value.isascii() and value.isdigit() and len(value) < 10):
+        if name == lite.SUB_MODEL and value not in lite.SUB_MODELS:
+            raise ConfigError(name, value, f"one of {', '.join(lite.SUB_MODELS)}")
+        if name == lite.CLIENT_QUOTA and not (value.isascii() and value.isdigit() and len(value) < 10):
             raise ConfigError(name, value, "a whole number of lite topics")
-        if name == BIND_TOPIC and not is_legal_name(value, MAX_TOPIC_LENGTH):
+        if name == lite.BIND_TOPIC and not is_legal_name(value, MAX_TOPIC_LENGTH):
             raise ConfigError(name, value, "the name of a topic")
         result[name] = value
     return result

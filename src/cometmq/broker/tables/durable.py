@@ -31,14 +31,8 @@ from cometmq.broker.tables.timer_state import TimerState
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.tables.versions import Versions
 from cometmq.periodic import Periodic
-from cometmq.protocol.bodies import (
-    Body,
-    ConsumerOffsetTable,
-    DataVersion,
-    MessageRequestModeTable,
-    SubscriptionGroupTable,
-    TopicConfigTable,
-)
+from cometmq.protocol import bodies
+from cometmq.protocol.bodies import Body, DataVersion
 from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, UNSENDABLE_TOPICS
 from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, MessageStore
 
@@ -100,10 +94,12 @@ class DurableTables:
         self.delays = DelayOffsets()
         self.timers = TimerState(clock.time_ms)
         self.topics_file = self._file(
-            TOPICS, lambda: plain(TopicConfigTable(topics.table, topics.version)), after_log=False
+            TOPICS, lambda: plain(bodies.TopicConfigTable(topics.table, topics.version)), after_log=False
         )
         self.groups_file = self._file(
-            GROUPS, lambda: plain(SubscriptionGroupTable(groups.table, groups.version)), after_log=False
+            GROUPS,
+            lambda: plain(bodies.SubscriptionGroupTable(groups.table, groups.version)),
+            after_log=False,
         )
         self.modes_file = self._file(MODES, self.modes.to_table, after_log=False)
         self.offsets_file = self._file(OFFSETS, self._offsets_table, after_log=True)
@@ -134,16 +130,16 @@ class DurableTables:
 
     def load(self) -> None:
         """Load all tables from their files. Raises StoreCorrupt or OSError."""
-        topics = TopicConfigTable.from_plain(self.topics_file.load())
+        topics = bodies.TopicConfigTable.from_plain(self.topics_file.load())
         self.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
-        groups = SubscriptionGroupTable.from_plain(self.groups_file.load())
+        groups = bodies.SubscriptionGroupTable.from_plain(self.groups_file.load())
         self.groups.load(groups.data_version, groups.subscription_group_table)
         self.modes.load(self.modes_file.load())
         offsets = self.offsets_file.load()
         self.offsets.load(offsets)
         if self.versions.term is not None:
             plain_version = {"dataVersion": offsets.get("dataVersion")}
-            self.offsets.version = ConsumerOffsetTable.from_plain(plain_version).data_version
+            self.offsets.version = bodies.ConsumerOffsetTable.from_plain(plain_version).data_version
         if not self._store.recovered.clean:
             version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
@@ -252,7 +248,7 @@ class DurableTables:
         self.modes_file.save()
         self.groups.touch()
 
-    def replace_modes(self, table: MessageRequestModeTable) -> None:
+    def replace_modes(self, table: bodies.MessageRequestModeTable) -> None:
         """Replace the consume modes with those of a master."""
         groups = table.message_request_mode_map.values()
         if self.modes.replace(mode for modes in groups for mode in modes.values()):

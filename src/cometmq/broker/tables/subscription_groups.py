@@ -12,14 +12,9 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError
 from cometmq.message import check_group_name
+from cometmq.protocol import codes
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
-from cometmq.protocol.codes import (
-    BUILT_IN_GROUPS,
-    MAX_GROUP_LENGTH,
-    ResponseCode,
-    is_legal_name,
-    is_system_group,
-)
+from cometmq.protocol.codes import ResponseCode, is_legal_name, is_system_group
 
 log = logs.logger(__name__)
 
@@ -40,7 +35,7 @@ class SubscriptionGroups:
     def __post_init__(self) -> None:
         self.table: dict[str, SubscriptionGroupConfig] = {
             name: SubscriptionGroupConfig(group_name=name, consume_broadcast_enable=True)
-            for name in BUILT_IN_GROUPS
+            for name in codes.BUILT_IN_GROUPS
         }
         self.version = self.versions.first()
 
@@ -52,7 +47,7 @@ class SubscriptionGroups:
             and group
             and (self.config.auto_create_subscription_group or is_system_group(group))
             and len(self.table) < MAX_AUTO_CREATED_GROUPS
-            and is_legal_name(group, MAX_GROUP_LENGTH)
+            and is_legal_name(group, codes.MAX_GROUP_LENGTH)
         ):
             known = SubscriptionGroupConfig(group_name=group)
             log.info("subscription group %s created", group)
@@ -101,7 +96,9 @@ class SubscriptionGroups:
         that limit.
         """
         most = self.config.max_topic_queue_nums
-        legal = {name: config for name, config in groups.items() if is_legal_name(name, MAX_GROUP_LENGTH)}
+        legal = {
+            name: config for name, config in groups.items() if is_legal_name(name, codes.MAX_GROUP_LENGTH)
+        }
         if len(legal) < len(groups):
             log.warning("groups with invalid names are ignored: %s", ", ".join(groups.keys() - legal.keys()))
         for name, config in legal.items():

@@ -15,27 +15,9 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError, MessageIllegal
 from cometmq.message import MessageQueue, check_topic_name
+from cometmq.protocol import codes
 from cometmq.protocol.bodies import DataVersion, TopicConfig
-from cometmq.protocol.codes import (
-    BENCHMARK_TOPIC,
-    MAX_FRAME_LENGTH,
-    MAX_QUEUES_PER_TOPIC,
-    MAX_STORED_TOPIC_LENGTH,
-    OFFSET_MOVED_EVENT,
-    REPLY_TOPIC_POSTFIX,
-    RETRY_PREFIX,
-    REVIVE_TOPIC_PREFIX,
-    SCHEDULE_TOPIC,
-    SELF_TEST_TOPIC,
-    SYSTEM_TOPIC_PREFIX,
-    SYSTEM_TOPICS,
-    TBW102,
-    UNSENDABLE_TOPICS,
-    Perm,
-    ResponseCode,
-    TopicSysFlag,
-    is_legal_name,
-)
+from cometmq.protocol.codes import Perm, ResponseCode, TopicSysFlag
 
 log = logs.logger(__name__)
 
@@ -46,7 +28,7 @@ READ_WRITE = Perm.READ | Perm.WRITE
 # MAX_REGISTRATION_BYTES for topics created by administrators.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
-MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)
+MAX_REGISTRATION_BYTES = codes.MAX_FRAME_LENGTH - (256 << 10)
 # The maximum number of bytes of a topic in a registration, apart from its attributes and its name (which
 # occurs twice). This maximum holds for all values of the topic's numbers. It is so large that even a full
 # frame contains fewer topics than the 100,000 that a name server accepts.
@@ -67,7 +49,7 @@ class TopicTable:
     def __post_init__(self) -> None:
         self.table: dict[str, TopicConfig] = {}
         self.version = self.versions.first()
-        self.system: set[str] = set(SYSTEM_TOPICS)
+        self.system: set[str] = set(codes.SYSTEM_TOPICS)
         self.registered_bytes = 0  # upper bound of the bytes that all topics take in a registration
         self._create_built_in()
 
@@ -78,16 +60,16 @@ class TopicTable:
         of_cluster = inherit | READ_WRITE if config.cluster_topic_enable else inherit
         of_broker = inherit | READ_WRITE if config.broker_topic_enable else inherit
         built_in = [
-            (SELF_TEST_TOPIC, 1, READ_WRITE),
-            (BENCHMARK_TOPIC, 1024, READ_WRITE),
+            (codes.SELF_TEST_TOPIC, 1, READ_WRITE),
+            (codes.BENCHMARK_TOPIC, 1024, READ_WRITE),
             (config.broker_cluster_name, 16, of_cluster),
             (config.broker_name, 1, of_broker),
-            (OFFSET_MOVED_EVENT, 1, READ_WRITE),
-            (SCHEDULE_TOPIC, 18, READ_WRITE),
-            (config.broker_cluster_name + REPLY_TOPIC_POSTFIX, 1, READ_WRITE),
+            (codes.OFFSET_MOVED_EVENT, 1, READ_WRITE),
+            (codes.SCHEDULE_TOPIC, 18, READ_WRITE),
+            (config.broker_cluster_name + codes.REPLY_TOPIC_POSTFIX, 1, READ_WRITE),
         ]
         if config.auto_create_topic_enable:
-            built_in.append((TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
+            built_in.append((codes.TBW102, config.default_topic_queue_nums, inherit | READ_WRITE))
         if config.trace_topic_enable or config.grpc_trace_enable:
             built_in.append((config.msg_trace_topic_name, 1, READ_WRITE))
         for name, queues, perm in built_in:
@@ -124,12 +106,12 @@ class TopicTable:
 
     def is_system(self, topic: str) -> bool:
         """Return whether a topic is a system topic, which requests may neither create nor delete."""
-        return topic in self.system or topic.startswith(SYSTEM_TOPIC_PREFIX)
+        return topic in self.system or topic.startswith(codes.SYSTEM_TOPIC_PREFIX)
 
     @staticmethod
     def is_sendable(topic: str) -> bool:
         """Return whether clients may send to a topic."""
-        return topic not in UNSENDABLE_TOPICS and not topic.startswith(REVIVE_TOPIC_PREFIX)
+        return topic not in codes.UNSENDABLE_TOPICS and not topic.startswith(codes.REVIVE_TOPIC_PREFIX)
 
     def is_order(self, topic: str) -> bool:
         """Return whether a topic is ordered, according to the name server's configuration."""
@@ -152,7 +134,7 @@ class TopicTable:
         if template is None:
             log.warning("topic %s not created: the template topic %s does not exist", topic, default_topic)
             return None
-        if default_topic == TBW102 and not self.config.auto_create_topic_enable:
+        if default_topic == codes.TBW102 and not self.config.auto_create_topic_enable:
             template.perm = int(READ_WRITE)
         if not template.perm & Perm.INHERIT:
             log.warning(
@@ -183,7 +165,9 @@ class TopicTable:
 
     def ensure_retry(self, group: str, queue_nums: int, unit_mode: bool | None) -> TopicConfig:
         """Return a group's retry topic. If it is missing, create it. Raises CommandError like `ensure`."""
-        return self.ensure(RETRY_PREFIX + group, queue_nums, int(TopicSysFlag.UNIT_SUB) if unit_mode else 0)
+        return self.ensure(
+            codes.RETRY_PREFIX + group, queue_nums, int(TopicSysFlag.UNIT_SUB) if unit_mode else 0
+        )
 
     def put(self, config: TopicConfig) -> None:
         """Create or replace a topic.
@@ -246,7 +230,7 @@ class TopicTable:
         legal = {
             name: config
             for name, config in topics.items()
-            if is_legal_name(name, MAX_STORED_TOPIC_LENGTH) or name in self.table
+            if codes.is_legal_name(name, codes.MAX_STORED_TOPIC_LENGTH) or name in self.table
         }
         if len(legal) < len(topics):
             log.warning("topics with invalid names are ignored: %s", ", ".join(topics.keys() - legal.keys()))
@@ -255,7 +239,7 @@ class TopicTable:
             built_in = self.table.get(name)
             most = max(self.config.max_topic_queue_nums, built_in.write_queue_nums if built_in else 0)
             if asked > most:
-                most = min(max(most, stored(name)), MAX_QUEUES_PER_TOPIC)
+                most = min(max(most, stored(name)), codes.MAX_QUEUES_PER_TOPIC)
             if asked > most:
                 log.warning(
                     "topic %s had %d queues, more than maxTopicQueueNums=%d, and now has %d",
@@ -324,4 +308,4 @@ def sys_flag_of_send(topic: str, unit_mode: bool | None) -> int:
     """Return the topicSysFlag of a topic that a send creates."""
     if not unit_mode:
         return 0
-    return int(TopicSysFlag.UNIT_SUB if topic.startswith(RETRY_PREFIX) else TopicSysFlag.UNIT)
+    return int(TopicSysFlag.UNIT_SUB if topic.startswith(codes.RETRY_PREFIX) else TopicSysFlag.UNIT)
