@@ -95,10 +95,15 @@ class Load:
                 found[each.process.partition("-")[0]].append(each.ended)
         return {client: sorted(times) for client, times in found.items()}
 
-    def wait_acknowledged(self) -> None:
-        """Wait until each client has had another acknowledgement."""
+    def wait_acknowledged(self, sends: int = 1) -> None:
+        """Wait until each client has had another `sends` acknowledgements."""
         since = time.time()
-        wait_until("both clients can send", lambda: all(self.acknowledged(since).values()), 120, 0.2)
+        wait_until(
+            f"both clients have {sends} acknowledgements",
+            lambda: all(len(times) >= sends for times in self.acknowledged(since).values()),
+            120,
+            0.2,
+        )
 
     def stop(self) -> None:
         if not self._stop.is_set():
@@ -179,6 +184,7 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
     histories = []
     with loaded(layout, directory, java, f"run-{seed}") as (group, load):
         idle_faults_do_not_show(group, dice)
+        load.wait_acknowledged(30)
         for kind in dice.sample(list(KINDS), steps, counts=KINDS.values()):
             leader = group.wait_for_leader()
             victim = leader if dice.random() < 0.6 else dice.choice(BROKERS)
@@ -193,6 +199,7 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
         if not layout.raft:
             slaves = BROKERS[1:]
             wait_until("both slaves", lambda: min(map(group.end, slaves)) >= 0)
+            load.wait_acknowledged(30)
             group.brokers["n0"].kill()
             served_then = read(group, max(slaves, key=group.end))
             histories.append([*load.history.lines(), *served_then])

@@ -48,7 +48,7 @@ def test_nothing_acknowledged_is_lost_among_faults(tmp_path: Path, java: Driver)
         for history in run(layout, tmp_path / str(seed), java, seed):
             report = verify(history)
             print(f"{layout.title}, seed {seed}: {report.sent} acknowledged, {report.unknown} unknown")
-            assert report.sent > 100
+            assert report.sent >= 60  # `run` waits for so many, at least
             the_loss_of_one_is_seen(history, random.Random(seed))
 
     for first in range(0, RUNS, AT_ONCE):

@@ -81,10 +81,10 @@ def test_what_fails_is_tried_again_after_a_pause(way):
     if way != "later":
         assert slave.turn(1.0 + RETRY_INTERVAL_S, 500, 500) == [Compare("m:1")]
         if way == "connect":
-            slave.compared(6.0, "")
-            assert slave.turn(6.0, 500, 500) == [Connect("m:2")]
-        slave.lost(6.0, "still gone")
-    begun = 1.0 if way == "later" else 6.0
+            slave.compared(2.0, "")
+            assert slave.turn(2.0, 500, 500) == [Connect("m:2")]
+        slave.lost(2.0, "still gone")
+    begun = 1.0 if way == "later" else 2.0
     assert slave.turn(begun + RETRY_INTERVAL_S - 0.1, 500, 500) == []
     assert slave.turn(begun + RETRY_INTERVAL_S, 500, 500) == [Compare("m:1")]
     assert slave.problem == ("gone" if way == "later" else "still gone")

@@ -16,8 +16,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-RETRY_INTERVAL_S = 5.0
-"""The time, in seconds, from a lost connection or a failed attempt to the next attempt."""
+RETRY_INTERVAL_S = 1.0
+"""The time, in seconds, from a lost connection or a failed attempt to the next attempt.
+
+Apache's slave waits 5 s. A restarted SYNC_MASTER answers SLAVE_NOT_AVAILABLE for as long.
+"""
 COMPARE_INTERVAL_S = 30.0
 """The time, in seconds, from a comparison that found a divergence to the next comparison."""
 
