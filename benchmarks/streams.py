@@ -14,8 +14,8 @@ from benchmarks.boots import BROKER, MIB, Boots
 from benchmarks.processes import memory_bytes
 from benchmarks.turns import Options, table
 from cometmq.grpc.http2 import frames, hpack
+from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import ClientType
-from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE, messages
 
 CLIENTS = 2_000

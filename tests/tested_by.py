@@ -92,10 +92,9 @@ grpc/service/test_consumers.py: grpc/service/delivered grpc/service/outcomes grp
     grpc/service/renewals grpc/service/sessions
 grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
 grpc/service/test_traces.py: broker/send/trace_topic
-grpc/test_connection.py: grpc/http2/errors grpc/http2/events grpc/http2/frames grpc/http2/limits
-    grpc/http2/requests grpc/http2/sending
+grpc/test_connection.py: grpc/http2/errors grpc/http2/frames grpc/http2/sending
 grpc/test_hpack.py: grpc/http2/huffman
-grpc/test_messages.py: grpc/rpc/enums grpc/rpc/framing grpc/rpc/status
+grpc/test_messages.py: grpc/rpc/enums grpc/rpc/status
 grpc/test_server.py: grpc/listener/dispatch
 grpc/test_strangers.py: grpc/listener/connection
 integrations/test_kombu.py: integrations/kombu_session

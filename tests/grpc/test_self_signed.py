@@ -19,7 +19,7 @@ from tests.kit.brokers import StartCluster
 
 from cometmq.errors import CometError
 from cometmq.grpc.listener.self_signed import SelfSigned, self_signed
-from cometmq.grpc.rpc.framing import frame_message
+from cometmq.grpc.rpc.calls import frame_message
 
 REQUEST = frame_message(sending(b"hello").SerializeToString())
 RESPONSE = frame_message(stored(b"hello").SerializeToString())

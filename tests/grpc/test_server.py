@@ -18,9 +18,8 @@ from tests.certificates import Certificates
 from tests.grpc.serving import Client, M, client, connected, sending, serving, stored
 from tests.kit.waiting import until
 
-from cometmq.grpc.rpc.calls import Call
+from cometmq.grpc.rpc.calls import Call, frame_message
 from cometmq.grpc.rpc.enums import Code
-from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError
 from cometmq.remoting import Limits, TlsFile

@@ -22,8 +22,7 @@ from tests.long_form import LONG
 
 from cometmq.grpc.http2 import frames, hpack
 from cometmq.grpc.listener.server import GrpcServer
-from cometmq.grpc.rpc.calls import Call
-from cometmq.grpc.rpc.framing import frame_message
+from cometmq.grpc.rpc.calls import Call, frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.remoting import Limits, Tick
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 
 from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ConfigError
 from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
+from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.messages import messages
-from cometmq.grpc.service import numbers
+from cometmq.grpc.rpc.status import GrpcStatus
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.lite import sync_lite_subscription
 from cometmq.grpc.service.receives import Receives
@@ -20,6 +23,7 @@ from cometmq.grpc.service.routes import Routes
 from cometmq.grpc.service.sends import Sends
 from cometmq.grpc.service.sessions import Sessions
 from cometmq.grpc.service.traces import Traces
+from cometmq.metrics import Families
 from cometmq.periodic import Periodic
 from cometmq.remoting import Limits, port_error
 
@@ -100,7 +104,7 @@ class GrpcEndpoint:
         self._checks = Periodic(loop, RENEW_S, check, name="renewal of leases")
         self._checks.start()
         traces.start()
-        parts.more_metrics.append(lambda families: numbers.collect(families, config, server, clients, traces))
+        parts.more_metrics.append(lambda families: _collect(families, config, server, clients, traces))
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
 
@@ -112,3 +116,32 @@ class GrpcEndpoint:
             await self._server.stop(drain_s)
             await self.renewals.stop()
             await self.traces.stop()
+
+
+def _collect(
+    families: Families, config: BrokerConfig, server: GrpcServer, clients: Clients, traces: Traces
+) -> None:
+    """Add the metrics of an endpoint (docs/metrics.md) to `families`."""
+    node = {"cluster": config.broker_cluster_name, "node_type": "proxy", "node_id": config.broker_name}
+    words = "Whether the endpoint for 5.x clients is open."
+    families.gauge("rocketmq_proxy_up", words, 1, **node, proxy_mode="local")
+    renewed = sum(len(client.leased) for client in clients.connected)
+    for name, words, value in (
+        ("connections", "Open connections of gRPC clients.", len(server.connections)),
+        ("clients", "Connected gRPC clients.", len(clients.connected)),
+        ("renewed_leases", "Leases of push consumers that the endpoint renews.", renewed),
+    ):
+        families.gauge(f"cometmq_grpc_{name}", words, value, **node)
+    if config.grpc_trace_enable:
+        words = "Trace records of gRPC clients that were not stored."
+        families.counter("cometmq_grpc_traces_dropped", words, traces.dropped, **node)
+    calls: Counter[tuple[str, str]] = Counter()
+    for (method, outcome), count in server.ended.items():
+        calls[method, _outcome_name(outcome)] += count
+    words = "Calls of gRPC clients that have ended, by their RocketMQ or gRPC status."
+    for (method, code), count in sorted(calls.items()):
+        families.counter("cometmq_grpc_calls", words, count, **node, method=method, code=code)
+
+
+def _outcome_name(outcome: int) -> str:
+    return GrpcStatus(outcome).name if outcome <= max(GrpcStatus) else Code(outcome).name

@@ -12,9 +12,7 @@ import hpack
 
 from cometmq.grpc.http2 import frames
 from cometmq.grpc.http2 import hpack as our_hpack
-from cometmq.grpc.http2.connection import Http2Connection
-from cometmq.grpc.http2.events import Event
-from cometmq.grpc.http2.limits import Http2Limits
+from cometmq.grpc.http2.connection import Event, Http2Connection, Http2Limits
 
 REQUEST = [
     *(

@@ -8,10 +8,15 @@ import pytest
 from tests.grpc.http2.peers import REQUEST, RESPONSE, TRAILERS, Pair, RawPeer, frames_of, kinds, word
 
 from cometmq.grpc.http2 import frames
-from cometmq.grpc.http2.connection import Http2Connection
+from cometmq.grpc.http2.connection import (
+    ConnectionEnded,
+    DataReceived,
+    HeadersReceived,
+    Http2Connection,
+    Http2Limits,
+    StreamReset,
+)
 from cometmq.grpc.http2.errors import ErrorCode
-from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, HeadersReceived, StreamReset
-from cometmq.grpc.http2.limits import Http2Limits
 
 MIB = 1 << 20
 

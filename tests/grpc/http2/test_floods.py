@@ -8,10 +8,9 @@ import pytest
 from tests.grpc.http2.peers import REQUEST, RawPeer
 
 from cometmq.grpc.http2 import frames, hpack
+from cometmq.grpc.http2.connection import Allowance, ConnectionEnded, Http2Limits
 from cometmq.grpc.http2.errors import ErrorCode
-from cometmq.grpc.http2.events import ConnectionEnded
 from cometmq.grpc.http2.frames import END_HEADERS, END_STREAM, frame
-from cometmq.grpc.http2.limits import Allowance, Http2Limits
 
 BLOCK = hpack.encode(REQUEST)
 LIMITS = Http2Limits(max_replies=100, early_resets=50, early_resets_per_s=5, idle_frames_per_s=500)

@@ -12,9 +12,15 @@ from tests.grpc.http2.peers import REQUEST, RESPONSE, Pair, frames_of, hostile_f
 from tests.long_form import LONG
 
 from cometmq.grpc.http2 import frames
-from cometmq.grpc.http2.connection import Http2Connection
-from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, HeadersReceived, StreamReset
-from cometmq.grpc.http2.limits import Http2Limits
+from cometmq.grpc.http2.connection import (
+    ConnectionEnded,
+    DataReceived,
+    Event,
+    HeadersReceived,
+    Http2Connection,
+    Http2Limits,
+    StreamReset,
+)
 
 LIMITS = Http2Limits(max_streams=20, stream_window=70_000, connection_window=200_000)
 SIZES = (0, 1, 100, 16_384, 16_385, 80_000)

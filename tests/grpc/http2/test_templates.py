@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.grpc.http2.peers import REQUEST, Pair, RawPeer, kinds
 
 from cometmq.grpc.http2 import frames, templates
-from cometmq.grpc.http2.events import HeadersReceived
+from cometmq.grpc.http2.connection import HeadersReceived
 from cometmq.grpc.http2.hpack import NO_TABLE, Decoder, Header, encode
 from cometmq.grpc.http2.templates import HeaderTemplates
 

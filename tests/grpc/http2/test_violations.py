@@ -6,11 +6,15 @@ import pytest
 from tests.grpc.http2.peers import REQUEST, RawPeer, word
 
 from cometmq.grpc.http2 import frames, hpack
-from cometmq.grpc.http2.connection import Http2Connection
+from cometmq.grpc.http2.connection import (
+    ConnectionEnded,
+    HeadersReceived,
+    Http2Connection,
+    Http2Limits,
+    StreamReset,
+)
 from cometmq.grpc.http2.errors import ErrorCode
-from cometmq.grpc.http2.events import ConnectionEnded, HeadersReceived, StreamReset
 from cometmq.grpc.http2.frames import ACK, END_HEADERS, END_STREAM, PADDED, PRIORITY_FIELDS, frame
-from cometmq.grpc.http2.limits import Http2Limits
 
 BLOCK = hpack.encode(REQUEST)
 OPEN = frame(frames.HEADERS, END_HEADERS, 1, BLOCK)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.grpc.rpc.calls import MessageReader, frame_message
 from cometmq.grpc.rpc.enums import Code
-from cometmq.grpc.rpc.framing import MessageReader, frame_message
 from cometmq.grpc.rpc.status import GrpcStatus, RpcError, ServiceError, timeout_s, trailers
 
 

@@ -13,8 +13,8 @@ from tests.grpc.service.test_lite import LiteCaller
 from tests.grpc.serving import M, connected
 
 from cometmq.broker.tables.topics import topic_of
+from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import Code
-from cometmq.grpc.rpc.framing import frame_message
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 
 ACL = """

@@ -14,8 +14,8 @@ from tests.kit.brokers import create
 from tests.kit.waiting import until
 
 from cometmq.errors import SendFailed
+from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import ClientType, Code
-from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service import clients, sessions
 from cometmq.remoting import Connection

@@ -12,8 +12,8 @@ from tests.grpc.serving import M, connected
 from tests.kit.brokers import create, store_raw
 from tests.kit.waiting import until
 
+from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, Language, MessageType
-from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service import receives, renewals
 from cometmq.grpc.service.clients import Client

@@ -13,6 +13,7 @@ from tests.grpc.serving import M, connected
 from tests.kit.brokers import create, records, refused
 from tests.kit.waiting import until
 
+from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import (
     AddressScheme,
     ClientType,
@@ -23,7 +24,6 @@ from cometmq.grpc.rpc.enums import (
     TransactionResolution,
     TransactionSource,
 )
-from cometmq.grpc.rpc.framing import frame_message
 from cometmq.grpc.rpc.messages import SERVICE
 from cometmq.grpc.service import routes
 from cometmq.grpc.service.sent import MIXED, NEW_QUEUES, queue_of

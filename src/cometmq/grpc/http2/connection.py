@@ -11,22 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import TypeAlias
+
+import msgspec
 
 from cometmq.grpc.http2 import frames, hpack
 from cometmq.grpc.http2.errors import ErrorCode, Http2Error
-from cometmq.grpc.http2.events import ConnectionEnded, DataReceived, Event, HeadersReceived, StreamReset
-from cometmq.grpc.http2.limits import EARLY_S, Allowance, Http2Limits
-from cometmq.grpc.http2.requests import check_request
 from cometmq.grpc.http2.sending import Sender, Stream
-from cometmq.grpc.http2.templates import HeaderTemplates
+from cometmq.grpc.http2.templates import HeaderTemplates, check_request
 
 _OF_CONNECTION = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
-_OF_STREAMS = frozenset(
-    {
-        *(frames.DATA, frames.HEADERS, frames.PRIORITY, frames.RST_STREAM),
-        *(frames.PUSH_PROMISE, frames.CONTINUATION),
-    }
-)
+_OF_STREAMS = frozenset(range(frames.CONTINUATION + 1)) - _OF_CONNECTION - {frames.WINDOW_UPDATE}
 _PING_BYTES = 8
 _PRIORITY_BYTES = 5
 _MIN_GOAWAY_BYTES = 8
@@ -35,6 +30,100 @@ _STREAMS_PER_COST = 10
 
 MAX_LEARNED = 256
 """The maximum number of header blocks of one connection that are cached (templates.py)."""
+
+
+class HeadersReceived(msgspec.Struct, frozen=True, gc=False):
+    """A request has begun. With `end_stream` it has no data."""
+
+    stream_id: int
+    headers: list[tuple[bytes, bytes]]
+    end_stream: bool
+
+
+class DataReceived(msgspec.Struct, frozen=True, gc=False):
+    """Data of a request. The application must report it by `consumed`, to receive more.
+
+    With `end_stream` the request is complete; the data may then be empty. Trailers of a request are dropped.
+    """
+
+    stream_id: int
+    data: bytes
+    end_stream: bool
+
+
+class StreamReset(msgspec.Struct, frozen=True, gc=False):
+    """A stream has ended early: the peer reset it, or violated the protocol on it."""
+
+    stream_id: int
+    error_code: int
+
+
+class ConnectionEnded(msgspec.Struct, frozen=True, gc=False):
+    """The connection has ended with all its streams. The caller writes the output and closes the socket."""
+
+    error_code: int
+    reason: str
+
+
+Event: TypeAlias = HeadersReceived | DataReceived | StreamReset | ConnectionEnded
+
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a connection. Sizes are in bytes.
+
+    Attributes:
+        max_streams: The maximum number of open streams. Further ones are refused.
+        max_frame: The maximum size of a received frame's payload.
+        max_header_list: The maximum size of a request's headers, with 32 bytes added for each. A stream with
+            more is reset.
+        max_header_block, max_header_frames: The maximum size and number of frames of an encoded header block.
+            A connection that exceeds one of them ends.
+        stream_window, connection_window: The maximum number of bytes that the application has not consumed,
+            of one stream and of all.
+        max_replies: The maximum number of replies to frames such as PING since the last output was taken.
+        early_resets, early_resets_per_s: How many streams may end within EARLY_S after their start by a reset
+            of the peer or by its violation of the protocol: at once, and per second on average.
+        idle_frames_per_s: The maximum number of frames per second that do nothing for a request: PING,
+            SETTINGS, empty DATA, frames of unknown types. A SETTINGS frame that changes the windows of open
+            streams counts as more. Clients that measure round-trip times send thousands of PING per second.
+    """
+
+    max_streams: int = 1000
+    max_frame: int = 16 * KIB
+    max_header_list: int = 16 * KIB
+    max_header_block: int = 32 * KIB
+    max_header_frames: int = 32
+    stream_window: int = 1 * MIB
+    connection_window: int = 16 * MIB
+    max_replies: int = 10_000
+    early_resets: int = 2_000
+    early_resets_per_s: int = 200
+    idle_frames_per_s: int = 10_000
+
+
+EARLY_S = 1.0
+"""The age in seconds up to which the end of a stream counts as early."""
+
+
+class Allowance:
+    """Limits a number of events: `burst` at once, and `per_s` per second on average."""
+
+    __slots__ = ("_burst", "_left", "_per_s", "_since")
+
+    def __init__(self, burst: float, per_s: float, now: float) -> None:
+        self._burst = self._left = burst
+        self._per_s = per_s
+        self._since = now
+
+    def take(self, now: float, count: float = 1) -> bool:
+        """Count events. Returns False if there were too many."""
+        self._left = min(self._burst, self._left + (now - self._since) * self._per_s) - count
+        self._since = now
+        return self._left >= 0
 
 
 @cache
@@ -55,18 +144,9 @@ class Http2Connection:
 
     __slots__ = (
         *("_block", "_block_end", "_block_frames", "_block_stream", "_credit", "_decoder", "_early_resets"),
-        *(
-            "_end",
-            "_events",
-            "_goaways",
-            "_idle_frames",
-            "_last_stream",
-            "_learned",
-            "_limits",
-            "_now",
-            "_only",
-        ),
-        *("_peer_leaves", "_preamble", "_reader", "_replies", "_sender", "_streams", "_templates", "_window"),
+        *("_end", "_events", "_goaways", "_idle_frames", "_last_stream", "_learned", "_limits", "_now"),
+        *("_only", "_peer_leaves", "_preamble", "_reader", "_replies", "_sender", "_streams", "_templates"),
+        "_window",
     )
 
     def __init__(self, limits: Http2Limits, now: float) -> None:

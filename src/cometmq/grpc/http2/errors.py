@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import enum
+from enum import IntEnum
 
 from cometmq.errors import ProtocolError
 
-
-class ErrorCode(enum.IntEnum):
-    """The codes of RST_STREAM and GOAWAY (RFC 9113, section 7)."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    SETTINGS_TIMEOUT = 4
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    CONNECT_ERROR = 10
-    ENHANCE_YOUR_CALM = 11
-    INADEQUATE_SECURITY = 12
-    HTTP_1_1_REQUIRED = 13
+ErrorCode = IntEnum(
+    "ErrorCode",
+    "NO_ERROR PROTOCOL_ERROR INTERNAL_ERROR FLOW_CONTROL_ERROR SETTINGS_TIMEOUT STREAM_CLOSED "
+    "FRAME_SIZE_ERROR REFUSED_STREAM CANCEL COMPRESSION_ERROR CONNECT_ERROR ENHANCE_YOUR_CALM "
+    "INADEQUATE_SECURITY HTTP_1_1_REQUIRED",
+    start=0,
+)
+"""The codes of RST_STREAM and GOAWAY (RFC 9113, section 7)."""
 
 
 class Http2Error(ProtocolError):

@@ -17,8 +17,7 @@ from time import monotonic
 from typing import Any, cast
 
 from cometmq import logs
-from cometmq.grpc.http2.connection import Http2Connection
-from cometmq.grpc.http2.limits import Http2Limits
+from cometmq.grpc.http2.connection import Http2Connection, Http2Limits
 from cometmq.grpc.listener.dispatch import Dispatcher
 from cometmq.grpc.rpc.calls import NOT_GRPC, Calls, Method
 from cometmq.remoting import Limits, Tick, describe_peer
@@ -54,20 +53,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        *(
-            "_active",
-            "_backlog",
-            "_client",
-            "_closing",
-            "_dirty",
-            "_fresh",
-            "_goaway_at",
-            "_http",
-            "_idle_since",
-        ),
-        *("_limits", "_log_limit", "_loop", "_on_close", "_on_open", "_reading", "_resuming", "_sent_bytes"),
-        *("_stalled_at", "_stalled_sent", "_tick", "_transport", "_write_paused", "calls", "closed", "peer"),
-        *("peer_host", "state"),
+        *("_active", "_backlog", "_client", "_closing", "_dirty", "_fresh", "_goaway_at", "_http"),
+        *("_idle_since", "_limits", "_log_limit", "_loop", "_on_close", "_on_open", "_reading", "_resuming"),
+        *("_sent_bytes", "_stalled_at", "_stalled_sent", "_tick", "_transport", "_write_paused", "calls"),
+        *("closed", "peer", "peer_host", "state"),
     )
 
     def __init__(

@@ -1,95 +1,56 @@
 """The enums of `apache.rocketmq.v2`, the API of 5.x clients (apache/rocketmq-apis, version 2.1.2).
 
-`messages.py` derives the enums of the messages from these classes.
+`messages.py` derives the enums of the messages from these classes. The members of all but `Code` are numbered
+from 0 in their order.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-
-class TransactionResolution(IntEnum):
-    """The decision that ends a transaction."""
-
-    TRANSACTION_RESOLUTION_UNSPECIFIED = 0
-    COMMIT = 1
-    ROLLBACK = 2
-
-
-class TransactionSource(IntEnum):
-    """The cause of an EndTransaction request: the producer itself, or a check by the server."""
-
-    SOURCE_UNSPECIFIED = 0
-    SOURCE_CLIENT = 1
-    SOURCE_SERVER_CHECK = 2
-
-
-class Permission(IntEnum):
-    """What a client may do with a message queue."""
-
-    PERMISSION_UNSPECIFIED = 0
-    NONE = 1
-    READ = 2
-    WRITE = 3
-    READ_WRITE = 4
-
-
-class FilterType(IntEnum):
-    """The language of a filter expression."""
-
-    FILTER_TYPE_UNSPECIFIED = 0
-    TAG = 1
-    SQL = 2
-
-
-class AddressScheme(IntEnum):
-    """The kind of the addresses of an endpoint."""
-
-    ADDRESS_SCHEME_UNSPECIFIED = 0
-    IPv4 = 1
-    IPv6 = 2
-    DOMAIN_NAME = 3
-
-
-class MessageType(IntEnum):
-    """The type of a message; a topic accepts some of them."""
-
-    MESSAGE_TYPE_UNSPECIFIED = 0
-    NORMAL = 1
-    FIFO = 2
-    DELAY = 3
-    TRANSACTION = 4
-    LITE = 5
-    PRIORITY = 6
-
-
-class DigestType(IntEnum):
-    """The algorithm of a body's checksum."""
-
-    DIGEST_TYPE_UNSPECIFIED = 0
-    CRC32 = 1
-    MD5 = 2
-    SHA1 = 3
-
-
-class ClientType(IntEnum):
-    """The kind of a client."""
-
-    CLIENT_TYPE_UNSPECIFIED = 0
-    PRODUCER = 1
-    PUSH_CONSUMER = 2
-    SIMPLE_CONSUMER = 3
-    PULL_CONSUMER = 4
-    LITE_PUSH_CONSUMER = 5
-    LITE_SIMPLE_CONSUMER = 6
-
-
-class Encoding(IntEnum):
-    """The compression of a message body."""
-
-    ENCODING_UNSPECIFIED = 0
-    IDENTITY = 1
-    GZIP = 2
+TransactionResolution = IntEnum(
+    "TransactionResolution", "TRANSACTION_RESOLUTION_UNSPECIFIED COMMIT ROLLBACK", start=0
+)
+"""The decision that ends a transaction."""
+TransactionSource = IntEnum(
+    "TransactionSource", "SOURCE_UNSPECIFIED SOURCE_CLIENT SOURCE_SERVER_CHECK", start=0
+)
+"""The cause of an EndTransaction request: the producer itself, or a check by the server."""
+Permission = IntEnum("Permission", "PERMISSION_UNSPECIFIED NONE READ WRITE READ_WRITE", start=0)
+"""What a client may do with a message queue."""
+FilterType = IntEnum("FilterType", "FILTER_TYPE_UNSPECIFIED TAG SQL", start=0)
+"""The language of a filter expression."""
+AddressScheme = IntEnum("AddressScheme", "ADDRESS_SCHEME_UNSPECIFIED IPv4 IPv6 DOMAIN_NAME", start=0)
+"""The kind of the addresses of an endpoint."""
+MessageType = IntEnum(
+    "MessageType", "MESSAGE_TYPE_UNSPECIFIED NORMAL FIFO DELAY TRANSACTION LITE PRIORITY", start=0
+)
+"""The type of a message; a topic accepts some of them."""
+DigestType = IntEnum("DigestType", "DIGEST_TYPE_UNSPECIFIED CRC32 MD5 SHA1", start=0)
+"""The algorithm of a body's checksum."""
+ClientType = IntEnum(
+    "ClientType",
+    "CLIENT_TYPE_UNSPECIFIED PRODUCER PUSH_CONSUMER SIMPLE_CONSUMER PULL_CONSUMER LITE_PUSH_CONSUMER "
+    "LITE_SIMPLE_CONSUMER",
+    start=0,
+)
+"""The kind of a client."""
+Encoding = IntEnum("Encoding", "ENCODING_UNSPECIFIED IDENTITY GZIP", start=0)
+"""The compression of a message body."""
+Language = IntEnum(
+    "Language",
+    "LANGUAGE_UNSPECIFIED JAVA CPP DOT_NET GOLANG RUST PYTHON PHP NODE_JS RUBY OBJECTIVE_C DART KOTLIN",
+    start=0,
+)
+"""The programming language of a client."""
+LiteSubscriptionAction = IntEnum(
+    "LiteSubscriptionAction", "PARTIAL_ADD PARTIAL_REMOVE COMPLETE_ADD COMPLETE_REMOVE", start=0
+)
+"""The change that a SyncLiteSubscription request makes."""
+QueryOffsetPolicy = IntEnum("QueryOffsetPolicy", "BEGINNING END TIMESTAMP", start=0)
+"""The offset that a QueryOffset request asks for."""
+Policy = IntEnum("Policy", "LAST MIN MAX", start=0)
+"""The start of a subscription to a lite topic; nested in the message `OffsetOption`."""
 
 
 class Code(IntEnum):
@@ -149,46 +110,3 @@ class Code(IntEnum):
     VERSION_UNSUPPORTED = 50501
     VERIFY_FIFO_MESSAGE_UNSUPPORTED = 50502
     FAILED_TO_CONSUME_MESSAGE = 60000
-
-
-class Language(IntEnum):
-    """The programming language of a client."""
-
-    LANGUAGE_UNSPECIFIED = 0
-    JAVA = 1
-    CPP = 2
-    DOT_NET = 3
-    GOLANG = 4
-    RUST = 5
-    PYTHON = 6
-    PHP = 7
-    NODE_JS = 8
-    RUBY = 9
-    OBJECTIVE_C = 10
-    DART = 11
-    KOTLIN = 12
-
-
-class LiteSubscriptionAction(IntEnum):
-    """The change that a SyncLiteSubscription request makes."""
-
-    PARTIAL_ADD = 0
-    PARTIAL_REMOVE = 1
-    COMPLETE_ADD = 2
-    COMPLETE_REMOVE = 3
-
-
-class QueryOffsetPolicy(IntEnum):
-    """The offset that a QueryOffset request asks for."""
-
-    BEGINNING = 0
-    END = 1
-    TIMESTAMP = 2
-
-
-class Policy(IntEnum):
-    """The start of a subscription to a lite topic; nested in the message `OffsetOption`."""
-
-    LAST = 0
-    MIN = 1
-    MAX = 2

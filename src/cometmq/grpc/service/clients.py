@@ -25,7 +25,7 @@ from cometmq.broker.access.guard import Guard
 from cometmq.broker.access.rights import Right, Rights
 from cometmq.broker.groups.clients import MAX_CLIENT_ID_LENGTH
 from cometmq.errors import RemotingError, SendFailed
-from cometmq.grpc.http2.limits import Allowance
+from cometmq.grpc.http2.connection import Allowance
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
@@ -81,19 +81,9 @@ class Client:
     """
 
     __slots__ = (
-        *(
-            "_clients",
-            "_link",
-            "_reply",
-            "changes",
-            "client_id",
-            "connections",
-            "credentials",
-            "ended",
-            "is_lite",
-        ),
-        *("key", "language", "leased", "peer", "polls", "seen", "settings", "streams", "telemetry"),
-        *("transactions", "version"),
+        *("_clients", "_link", "_reply", "changes", "client_id", "connections", "credentials", "ended"),
+        *("is_lite", "key", "language", "leased", "peer", "polls", "seen", "settings", "streams"),
+        *("telemetry", "transactions", "version"),
     )
 
     def __init__(
