@@ -118,7 +118,7 @@ protocol/test_frame.py: protocol/binary_header
 protocol/test_headers.py: protocol/codes protocol/ext protocol/headers/admin protocol/headers/client
     protocol/headers/message protocol/headers/namesrv
 protocol/test_one.py: protocol/checksum protocol/record/layout
-protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql/java_values
+protocol/test_sql.py: protocol/sql/grammar protocol/sql/java_values
 protocol/test_values.py: protocol/properties/key_hashes
 raft/test_node.py: raft/following raft/leading raft/members raft/outbox
 remoting/test_bounds.py: remoting/limits

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import SqlError
 from cometmq.protocol.sql import MAX_EXPRESSION_LENGTH, SqlFilter, compile_sql
-from cometmq.protocol.sql.expressions import DEEPEST
-from cometmq.protocol.sql.grammar import MAX_OPERANDS
+from cometmq.protocol.sql.grammar import DEEPEST, MAX_OPERANDS
 from cometmq.protocol.sql.java_values import Long, Mismatch, order, to_bool, to_double, to_int, to_long
 
 T, F, N = True, False, None

@@ -8,7 +8,7 @@ from cometmq.errors import SqlError
 from cometmq.protocol.sql.java_values import Mismatch
 
 if TYPE_CHECKING:
-    from cometmq.protocol.sql.expressions import Evaluate, Get
+    from cometmq.protocol.sql.grammar import Evaluate, Get
 
 __all__ = ["MAX_EXPRESSION_LENGTH", "SqlFilter", "compile_sql"]
 
