@@ -14,12 +14,11 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     GetConsumeStatsRequestHeader,
-    GetEarliestMsgStoretimeRequestHeader,
-    GetMaxOffsetRequestHeader,
+    GroupTopicRequestHeader,
     QueryConsumeQueueRequestHeader,
     QueryConsumerOffsetRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
     QueryMessageRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
     TopicRequestHeader,
     ViewMessageRequestHeader,
@@ -39,7 +38,7 @@ REQUESTS = {
         QueryConsumerOffsetRequestHeader(consumer_group="New", **Q),
     ),
     "29 by time": (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffsetRequestHeader(timestamp=1 << 50, **Q)),
-    "32 earliest": (RequestCode.GET_EARLIEST_MSG_STORETIME, GetEarliestMsgStoretimeRequestHeader(**Q)),
+    "32 earliest": (RequestCode.GET_EARLIEST_MSG_STORETIME, QueueRequestHeader(**Q)),
     "33 by position": (RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=0)),
     "36 send back": (
         RequestCode.CONSUMER_SEND_MSG_BACK,
@@ -49,7 +48,7 @@ REQUESTS = {
     "208 progress": (RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="G")),
     "303 time span": (
         RequestCode.QUERY_CONSUME_TIME_SPAN,
-        QueryConsumeTimeSpanRequestHeader(topic="Orders", group="G"),
+        GroupTopicRequestHeader(topic="Orders", group="G"),
     ),
     "321 queue entries": (
         RequestCode.QUERY_CONSUME_QUEUE,
@@ -91,7 +90,7 @@ async def test_one_request_waits_and_the_others_do_not(cold, name: str) -> None:
 
     waiting = asyncio.create_task(asking.call(code, header))
     assert await asyncio.to_thread(disk.waiting.wait, 20)
-    bound = await other.call(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="Other", queue_id=0))
+    bound = await other.call(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic="Other", queue_id=0))
     assert offset_of(bound) == 0
     assert (await other.send("Other")).code == 0
     assert not waiting.done()

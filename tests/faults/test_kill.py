@@ -26,9 +26,9 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
-    GetMaxOffsetRequestHeader,
     PullMessageRequestHeader,
     QueryMessageRequestHeader,
+    QueueRequestHeader,
     SendMessageRequestHeaderV2,
 )
 from cometmq.protocol.java_properties import format_properties
@@ -272,7 +272,7 @@ async def check(addr: str, ledger: Ledger, since: list[int], dice: random.Random
             check_queue(messages, since[queue_id], ledger, queue_id)
             ends.append(since[queue_id] + len(messages))
             frame = Frame.request(
-                RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic=TOPIC, queue_id=queue_id)
+                RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic=TOPIC, queue_id=queue_id)
             )
             answer = await client.call(addr, frame, 20)
             assert answer.ext is not None

@@ -28,12 +28,12 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
-    GetMaxOffsetRequestHeader,
     GetRouteInfoRequestHeader,
     Header,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -186,7 +186,7 @@ class FakeBroker(FakeServer):
                 query = frame.header(QueryConsumerOffsetRequestHeader)
                 return offset_answer(frame, self.offsets.get((query.topic, query.queue_id), 0))
             case RequestCode.GET_MAX_OFFSET:
-                end = frame.header(GetMaxOffsetRequestHeader)
+                end = frame.header(QueueRequestHeader)
                 return offset_answer(frame, len(self.records.get((end.topic, end.queue_id), [])))
             case RequestCode.GET_MIN_OFFSET:
                 return offset_answer(frame, 0)

@@ -22,8 +22,8 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
-    GetMaxOffsetRequestHeader,
     PullMessageRequestHeader,
+    QueueRequestHeader,
     SendMessageRequestHeaderV2,
 )
 from cometmq.protocol.record.one import encode_record
@@ -130,7 +130,7 @@ class FakeCluster(FakeServer):
         if frame.code == RequestCode.GET_MIN_OFFSET:
             return offset_answer(frame, self.minimum)
         if frame.code == RequestCode.GET_MAX_OFFSET:
-            own = frame.header(GetMaxOffsetRequestHeader).queue_id == QUEUE.queue_id
+            own = frame.header(QueueRequestHeader).queue_id == QUEUE.queue_id
             return offset_answer(frame, self.maximum if own else 0)
         assert frame.code == RequestCode.PULL_MESSAGE
         return self._pulled(frame, frame.header(PullMessageRequestHeader))

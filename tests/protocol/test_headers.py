@@ -63,7 +63,7 @@ WIRE_NAMES = {
         "consumerGroup! topic! queueId! pollTime! bornTime order attemptId expType exp bname"
     ),
     "NotificationResponseHeader": "hasMsg! pollingFull",
-    "PollingInfoRequestHeader": "consumerGroup! topic! queueId! bname",
+    "GroupQueueRequestHeader": "consumerGroup! topic! queueId! bname",
     "PollingInfoResponseHeader": "pollingNum!",
     "RecallMessageRequestHeader": "topic! recallHandle producerGroup bname",
     "RecallMessageResponseHeader": "msgId!",
@@ -81,18 +81,15 @@ WIRE_NAMES = {
     ),
     "ResumeCheckHalfMessageRequestHeader": "msgId! topic bname",
     "UnregisterClientRequestHeader": "clientID! producerGroup consumerGroup",
-    "GetConsumerListByGroupRequestHeader": "consumerGroup! bname",
+    "ConsumerGroupRequestHeader": "consumerGroup! bname",
     "QueryConsumerOffsetRequestHeader": "consumerGroup! topic! queueId! bname setZeroIfNotFound",
     "UpdateConsumerOffsetRequestHeader": "consumerGroup! topic! queueId! commitOffset! bname",
     "SearchOffsetRequestHeader": "topic! queueId! timestamp! bname boundaryType",
-    "GetMaxOffsetRequestHeader": "topic! queueId! bname committed",
-    "GetMinOffsetRequestHeader": "topic! queueId! bname",
-    "GetEarliestMsgStoretimeRequestHeader": "topic! queueId! bname",
+    "QueueRequestHeader": "topic! queueId! bname committed",
     "QueryMessageRequestHeader": "topic! key! maxNum! beginTimestamp! endTimestamp! _UNIQUE_KEY_QUERY",
     "ViewMessageRequestHeader": "offset! topic",
-    "NotifyConsumerIdsChangedRequestHeader": "consumerGroup!",
     "ResetOffsetRequestHeader": "topic! group! timestamp! isForce queueId offset",
-    "GetConsumerStatusRequestHeader": "topic! group! clientAddr",
+    "GroupTopicRequestHeader": "topic! group! clientAddr",
     "GetConsumerRunningInfoRequestHeader": "consumerGroup! clientId! jstackEnable",
     "PushReplyMessageRequestHeader": (
         "producerGroup! topic! defaultTopic! defaultTopicQueueNums! queueId! sysFlag! bornTimestamp! flag! "
@@ -108,10 +105,7 @@ WIRE_NAMES = {
     ),
     "RegisterBrokerResponseHeader": "haServerAddr masterAddr",
     "UnregisterBrokerRequestHeader": "brokerName! brokerAddr! clusterName! brokerId!",
-    "BrokerHeartbeatRequestHeader": (
-        "clusterName! brokerAddr! brokerName! brokerId epoch maxOffset confirmOffset "
-        "heartbeatTimeoutMills electionPriority"
-    ),
+    "BrokerHeartbeatRequestHeader": "clusterName! brokerAddr! brokerName!",
     "PutKVConfigRequestHeader": "namespace! key! value!",
     "GetKVConfigRequestHeader": "namespace! key!",
     "WipeWritePermOfBrokerResponseHeader": "wipeTopicCount!",

@@ -25,7 +25,6 @@ from cometmq.protocol.headers import PopMessageResponseHeader
 from cometmq.protocol.pop import (
     MAX_HANDLE_LENGTH,
     MAX_INFO_LENGTH,
-    ORDERED_REVIVE_QUEUE,
     PopFormatError,
     ReceiptHandle,
     TopicKind,
@@ -65,8 +64,6 @@ class TestReceiptHandles:
         handle = ReceiptHandle(0, 1_795_937_951_469, 10_000, 0, NORMAL, "broker-a", 3, 1)
         assert handle.encode() == self.GOLDEN
         assert ReceiptHandle.decode(self.GOLDEN) == handle
-        assert not handle.is_ordered
-        assert handle._replace(revive_queue_id=ORDERED_REVIVE_QUEUE).is_ordered
 
     @given(handles)
     def test_a_handle_is_read_as_it_was_written(self, handle):

@@ -25,7 +25,7 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import (
-    GetConsumerStatusRequestHeader,
+    GroupTopicRequestHeader,
     ResetOffsetRequestHeader,
 )
 
@@ -413,7 +413,7 @@ class BrokerReset:
 
     async def offsets_of_members(self) -> dict[MessageQueue, int]:
         """Return the lowest offset that any member reports for each queue."""
-        header = GetConsumerStatusRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
+        header = GroupTopicRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
         try:
             code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
             answer = await self._client.brokers.fetch(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cometmq.errors import FrameError
-from cometmq.protocol.codes import LANGUAGE_ORDINALS, LanguageCode, language_name
+from cometmq.protocol.codes import LANGUAGE_ORDINALS, language_name
 
 _FIXED = struct.Struct(">hBhiii")
 _I32 = struct.Struct(">i")
@@ -19,20 +18,8 @@ MIN_LENGTH = _FIXED.size + _I32.size
 MAX_FIELDS = 256
 
 
-class Fields(NamedTuple):
-    """The fields of a frame's header."""
-
-    code: int
-    language: str
-    version: int
-    opaque: int
-    flag: int
-    remark: str | None
-    ext: dict[str, str] | None
-
-
-def decode(header: bytes) -> Fields:
-    """Return the fields of a header. Raises FrameError, which names the invalid field."""
+def decode(header: bytes) -> tuple[int, str, int, int, int, str | None, dict[str, str] | None]:
+    """Return code, language, version, opaque, flag, remark and ext fields. Raises FrameError."""
     if len(header) < MIN_LENGTH:
         raise FrameError(f"binary header has {len(header)} bytes, at least {MIN_LENGTH} are needed")
     code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(header)
@@ -45,7 +32,7 @@ def decode(header: bytes) -> Fields:
     if ext_length < 0 or ext_length > len(header) - pos:
         raise FrameError(f"binary header: {ext_length} bytes of extFields, but {len(header) - pos} are left")
     ext = _decode_ext(header, pos, pos + ext_length) if ext_length else None
-    return Fields(code, language_name(language), version, opaque, flag, remark, ext)
+    return code, language_name(language), version, opaque, flag, remark, ext
 
 
 def _decode_ext(header: bytes, pos: int, end: int) -> dict[str, str]:
@@ -90,7 +77,7 @@ def encode(
             len(key_bytes).to_bytes(2, "big") + key_bytes + len(value_bytes).to_bytes(4, "big") + value_bytes
         )
     block = b"".join(parts)
-    ordinal = LANGUAGE_ORDINALS.get(language, LANGUAGE_ORDINALS[LanguageCode.OTHER])
+    ordinal = LANGUAGE_ORDINALS.get(language, LANGUAGE_ORDINALS["OTHER"])
     try:
         fixed = _FIXED.pack(code, ordinal, version, opaque, flag, len(remark_bytes))
     except struct.error as error:

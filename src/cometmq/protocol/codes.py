@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from enum import IntEnum, IntFlag, StrEnum
+from enum import IntEnum, IntFlag
 from typing import Any, TypeVar
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -270,36 +270,21 @@ def handlers_of(part: object) -> dict[int, Any]:
     return {int(code): getattr(part, name) for name, codes in marked for code in codes}
 
 
-class LanguageCode(StrEnum):
-    """The languages of peers, by the names in JSON headers. A binary header holds n for `LANGUAGES[n]`."""
-
-    JAVA = "JAVA"
-    CPP = "CPP"
-    DOTNET = "DOTNET"
-    PYTHON = "PYTHON"
-    DELPHI = "DELPHI"
-    ERLANG = "ERLANG"
-    RUBY = "RUBY"
-    OTHER = "OTHER"
-    HTTP = "HTTP"
-    GO = "GO"
-    PHP = "PHP"
-    OMS = "OMS"
-    RUST = "RUST"
-    NODE_JS = "NODE_JS"
-
-
-LANGUAGES: tuple[str, ...] = tuple(language.value for language in LanguageCode)
+LANGUAGES = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
+    *("RUST", "NODE_JS"),
+)
+"""The languages of peers, by the names in JSON headers. A binary header holds n for `LANGUAGES[n]`."""
 LANGUAGE_ORDINALS: dict[str, int] = {name: number for number, name in enumerate(LANGUAGES)}
 
 
 def language_name(ordinal: int) -> str:
     """Return the name of the language with this ordinal, or OTHER if the ordinal is unknown."""
-    return LANGUAGES[ordinal] if 0 <= ordinal < len(LANGUAGES) else LanguageCode.OTHER.value
+    return LANGUAGES[ordinal] if 0 <= ordinal < len(LANGUAGES) else "OTHER"
 
 
 class SysFlag(IntFlag):
-    """The bits of a message's sysFlag."""
+    """The bits of a message's sysFlag that CometMQ uses (see compression.py for the others)."""
 
     COMPRESSED = 0x1
     MULTI_TAGS = 0x2
@@ -308,13 +293,7 @@ class SysFlag(IntFlag):
     TRANSACTION_ROLLBACK = 0xC
     TRANSACTION_MASK = 0xC
     BORN_HOST_V6 = 0x10
-    STORE_HOST_V6 = 0x20
-    NEED_UNWRAP = 0x40
-    INNER_BATCH = 0x80
-    COMPRESSION_LZ4 = 0x100
-    COMPRESSION_ZSTD = 0x200
     COMPRESSION_ZLIB = 0x300
-    COMPRESSION_MASK = 0x700
 
 
 class PullSysFlag(IntFlag):
@@ -324,7 +303,6 @@ class PullSysFlag(IntFlag):
     SUSPEND = 0x2
     SUBSCRIPTION = 0x4
     CLASS_FILTER = 0x8
-    LITE_PULL = 0x10
 
 
 class Perm(IntFlag):

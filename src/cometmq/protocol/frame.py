@@ -30,7 +30,6 @@ from cometmq.protocol.codes import (
     LANGUAGES,
     MAX_FRAME_LENGTH,
     VERSION_4_9_7,
-    LanguageCode,
     language_name,
 )
 from cometmq.protocol.headers import (
@@ -60,9 +59,6 @@ MAX_LENIENT_HEADER = 256 << 10
 A header with the largest property string fits, even if each of its characters is escaped.
 """
 
-_JAVA = LanguageCode.JAVA.value
-_PYTHON = LanguageCode.PYTHON.value
-_OTHER = LanguageCode.OTHER.value
 _LETTER_CODES = frozenset({310, 320, 325})
 
 _word_at = struct.Struct(">I").unpack_from
@@ -146,7 +142,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     code: I32
     opaque: I32 = 0
     flag: I32 = 0
-    language: str = _PYTHON
+    language: str = "PYTHON"
     version: I32 = VERSION_4_9_7
     remark: str | None = None
     body: Bytes = b""
@@ -171,7 +167,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
         remark: str | None = None,
         oneway: bool = False,
         opaque: int = 0,
-        language: str = _PYTHON,
+        language: str = "PYTHON",
         version: int = VERSION_4_9_7,
     ) -> Frame:
         """Create a request. `ext` holds ext fields that are added to the fields of `header`."""
@@ -208,7 +204,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
             flag=RESPONSE_FLAG,
             # Clients in languages other than Java check the language of a response. They expect Java, which
             # Apache's servers send.
-            language=_JAVA,
+            language="JAVA",
             remark=remark,
             body=body,
             serialize_type=self.serialize_type,
@@ -450,7 +446,7 @@ def _language_of(value: object) -> str:
     """Return the name of a language given by name or ordinal, or OTHER if it is unknown."""
     if isinstance(value, int):
         return language_name(value)
-    return value if isinstance(value, str) and value in LANGUAGE_ORDINALS else _OTHER
+    return value if isinstance(value, str) and value in LANGUAGE_ORDINALS else "OTHER"
 
 
 def _ext_of(value: object) -> dict[str, str] | None:

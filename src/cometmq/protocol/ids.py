@@ -14,7 +14,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from cometmq.errors import ProtocolError
+from cometmq.errors import ProtocolError, shown
 
 _TAIL = struct.Struct(">iq")  # Fields of an offset id after the host address: port, physical offset
 # Fields of a unique key after the address: process id, process constant, ms since the month began.
@@ -29,14 +29,11 @@ _ID_OF_5X = re.compile("01[0-9A-Fa-f]{32}")
 class IdError(ProtocolError):
     """The text is not a message id."""
 
-    def __init__(self, text: str, problem: str) -> None:
-        super().__init__(text, problem)
-        self.text = text
-        self.problem = problem
+    text: str
+    problem: str
 
     def __str__(self) -> str:
-        shown = self.text if len(self.text) <= 80 else self.text[:80] + "..."
-        return f"message id {shown!r}: {self.problem}"
+        return f"message id {shown(self.text)}: {self.problem}"
 
 
 # -- hosts

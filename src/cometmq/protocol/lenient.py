@@ -42,10 +42,8 @@ class LenientError(ProtocolError):
     `pos` is the index of the first invalid character.
     """
 
-    def __init__(self, problem: str, pos: int) -> None:
-        super().__init__(problem, pos)
-        self.problem = problem
-        self.pos = pos
+    problem: str
+    pos: int
 
     def __str__(self) -> str:
         return f"{self.problem} at character {self.pos}"

@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from cometmq.errors import ProtocolError
+from cometmq.errors import ProtocolError, shown
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.ext import parse_value
@@ -33,15 +33,12 @@ V = TypeVar("V")
 class PopFormatError(ProtocolError):
     """A text of POP consumption is invalid. `kind` names the format, such as "receipt handle"."""
 
-    def __init__(self, kind: str, text: str, problem: str) -> None:
-        super().__init__(kind, text, problem)
-        self.kind = kind
-        self.text = text
-        self.problem = problem
+    kind: str
+    text: str
+    problem: str
 
     def __str__(self) -> str:
-        shown = self.text if len(self.text) <= 80 else self.text[:80] + "..."
-        return f"{self.kind} {shown!r}: {self.problem}"
+        return f"{self.kind} {shown(self.text)}: {self.problem}"
 
 
 # -- names of topics
@@ -108,11 +105,6 @@ class ReceiptHandle(NamedTuple):
     queue_id: int
     offset: int | None = None
     commit_log_offset: int | None = None
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether the message was delivered by ordered consumption."""
-        return self.revive_queue_id == ORDERED_REVIVE_QUEUE
 
     def encode(self) -> str:
         """Return the handle as text."""

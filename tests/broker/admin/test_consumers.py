@@ -18,10 +18,10 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
-    GetConsumerConnectionListRequestHeader,
+    ConsumerGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
     GetProducerConnectionListRequestHeader,
+    GroupTopicRequestHeader,
     ResetOffsetRequestHeader,
 )
 from cometmq.protocol.properties.values import java_hash
@@ -148,7 +148,7 @@ class TestConsumersAreTold:
         assert asked.ext["brokerName"] == "broker-a"
 
     async def test_how_far_the_consumers_are(self, cluster, peer):
-        header = GetConsumerStatusRequestHeader(topic="Orders", group="G")
+        header = GroupTopicRequestHeader(topic="Orders", group="G")
         assert (await peer.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)).code == 1
         consumer = cluster.peer()
         await consumer.heartbeat("c1")
@@ -166,7 +166,7 @@ class TestConsumersAreTold:
 class TestConnections:
     async def test_who_is_connected(self, peer):
         await peer.heartbeat("c1", topics={"Orders": "TagA"}, producers=("PG",), version=409)
-        header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+        header = ConsumerGroupRequestHeader(consumer_group="G")
         body = ConsumerConnection.decode(
             (await peer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)).body
         )
@@ -180,7 +180,7 @@ class TestConnections:
         assert [c.client_id for c in ProducerConnection.decode(answer.body).connection_set] == ["c1"]
 
     async def test_who_is_not(self, peer):
-        header = GetConsumerConnectionListRequestHeader(consumer_group="X")
+        header = ConsumerGroupRequestHeader(consumer_group="X")
         assert (await peer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)).code == 206
         header = GetProducerConnectionListRequestHeader(producer_group="X")
         assert (await peer.call(RequestCode.GET_PRODUCER_CONNECTION_LIST, header)).code == 1

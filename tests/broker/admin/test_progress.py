@@ -26,8 +26,8 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
     GetConsumeStatsRequestHeader,
+    GroupTopicRequestHeader,
     QueryConsumeQueueRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
     ViewBrokerStatsDataRequestHeader,
@@ -136,7 +136,7 @@ class TestProgress:
             await peer.send()
             await asyncio.sleep(0.01)
         await commit(peer, 0, 2)
-        header = QueryConsumeTimeSpanRequestHeader(topic="Orders", group="G")
+        header = GroupTopicRequestHeader(topic="Orders", group="G")
         answer = await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
         used, empty = QueryConsumeTimeSpanBody.decode(answer.body).consume_time_span_set
         times = [message.store_timestamp_ms for message in records(await peer.pull())]
@@ -146,7 +146,7 @@ class TestProgress:
         assert used.delay_time >= 0
         assert used.min_time_stamp_str.endswith(f":{times[0] % 1000:03d}")
         assert (empty.min_time_stamp, empty.max_time_stamp, empty.delay_time) == (-1, -1, 0)
-        header = QueryConsumeTimeSpanRequestHeader(topic="X", group="G")
+        header = GroupTopicRequestHeader(topic="X", group="G")
         assert (await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)).code == 17
 
     async def test_offsets_are_cloned(self, cluster, peer):

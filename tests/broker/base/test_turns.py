@@ -20,7 +20,7 @@ from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
     GetBrokerConsumeStatsRequestHeader,
     GetConsumeStatsRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
+    GroupTopicRequestHeader,
     ResetOffsetRequestHeader,
     TopicRequestHeader,
 )
@@ -113,7 +113,7 @@ LOCKS = LockBatchBody(consumer_group="G", client_id="c", mq_set=QUEUES).encode()
         (RequestCode.GET_BROKER_CONSUME_STATS, GetBrokerConsumeStatsRequestHeader(is_order=False), b"", 20),
         (
             RequestCode.QUERY_CONSUME_TIME_SPAN,
-            QueryConsumeTimeSpanRequestHeader(topic="Wide", group="G"),
+            GroupTopicRequestHeader(topic="Wide", group="G"),
             b"",
             10,
         ),

@@ -29,7 +29,7 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
-    GetConsumerListByGroupRequestHeader,
+    ConsumerGroupRequestHeader,
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -39,7 +39,7 @@ NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 async def consumer_ids(peer, group="G"):
-    header = GetConsumerListByGroupRequestHeader(consumer_group=group)
+    header = ConsumerGroupRequestHeader(consumer_group=group)
     answer = await peer.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
     return answer if answer.code else ConsumerList.decode(answer.body).consumer_id_list
 
@@ -282,7 +282,7 @@ class TestBounds:
         monkeypatch.setattr("cometmq.broker.tables.consumer_offsets.MAX_OFFSETS", 3)
         codes = []
         for queue_id in (0, 1, 2, 3, 1):
-            header = UpdateConsumerOffsetRequestHeader("G", "Nowhere", queue_id, 5)
+            header = UpdateConsumerOffsetRequestHeader("G", "Nowhere", queue_id, commit_offset=5)
             codes.append((await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code)
         assert codes == [0, 0, 0, 1, 0]
 

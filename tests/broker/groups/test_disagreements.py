@@ -12,7 +12,7 @@ from cometmq.broker.groups.subscriptions import MAX_EXPRESSION_LENGTH, Expressio
 from cometmq.logs import LogLimiter
 from cometmq.protocol.bodies import ConsumerConnection, SubscriptionData
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import GetConsumerConnectionListRequestHeader
+from cometmq.protocol.headers import ConsumerGroupRequestHeader
 from cometmq.protocol.properties.values import java_hash
 
 PULLS = "CONSUME_ACTIVELY"
@@ -63,7 +63,7 @@ async def test_members_that_consume_in_different_ways_differ(cluster, said):
         "members of group G have different values of consumeFromWhere: "
         "CONSUME_FROM_LAST_OFFSET (c1 and 1 more), CONSUME_FROM_FIRST_OFFSET (c3)",
     ]
-    header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+    header = ConsumerGroupRequestHeader(consumer_group="G")
     answer = await first.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
     found = ConsumerConnection.decode(answer.body)
     assert found.retry_max_times == 16
@@ -88,7 +88,7 @@ async def test_what_each_member_subscribes_is_told_to_tools(cluster):
     first, second = cluster.peer(), cluster.peer()
     await first.heartbeat("c1", topics={"Orders": "b || a", "Bills": "*"})
     await second.heartbeat("c2", topics={"Orders": "*"}, consume_type=PULLS)
-    header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+    header = ConsumerGroupRequestHeader(consumer_group="G")
     answer = await first.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
     found = ConsumerConnection.decode(answer.body).connection_set
     assert {each.client_id: each.subscriptions for each in found} == {

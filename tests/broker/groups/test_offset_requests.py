@@ -10,10 +10,8 @@ from tests.kit.brokers import offset_of, records
 from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
-    GetEarliestMsgStoretimeRequestHeader,
-    GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -27,7 +25,7 @@ async def query(peer, topic="Orders", group="G", version=OLD, **more):
 
 
 async def update(peer, offset, topic="Orders", group="G", version=OLD, queue_id=0):
-    header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, offset)
+    header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, commit_offset=offset)
     return await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header, version=version)
 
 
@@ -73,7 +71,7 @@ class TestConsumerOffsets:
         assert (await update(peer, 1, version=NEW)).code == 0
 
     async def test_oneway_updates_count(self, peer):
-        header = UpdateConsumerOffsetRequestHeader("G", "T", 0, 4)
+        header = UpdateConsumerOffsetRequestHeader("G", "T", 0, commit_offset=4)
         await peer.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
         assert offset_of(await query(peer, "T")) == 4
 
@@ -86,9 +84,9 @@ class TestConsumerOffsets:
 
 class TestBounds:
     async def bounds(self, peer, topic, queue_id=0):
-        high = await peer.call(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic, queue_id))
-        low = await peer.call(RequestCode.GET_MIN_OFFSET, GetMinOffsetRequestHeader(topic, queue_id))
-        header = GetEarliestMsgStoretimeRequestHeader(topic, queue_id)
+        high = await peer.call(RequestCode.GET_MAX_OFFSET, QueueRequestHeader(topic, queue_id))
+        low = await peer.call(RequestCode.GET_MIN_OFFSET, QueueRequestHeader(topic, queue_id))
+        header = QueueRequestHeader(topic, queue_id)
         earliest = await peer.call(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
         return offset_of(low), offset_of(high), offset_of(earliest, "timestamp")
 

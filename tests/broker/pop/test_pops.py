@@ -15,8 +15,8 @@ from cometmq.broker.pull import pull
 from cometmq.protocol.bodies import BatchAckMessageRequestBody, pack_acks
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
+    GroupQueueRequestHeader,
     PeekMessageRequestHeader,
-    PollingInfoRequestHeader,
     WithdrawPopRequestHeader,
 )
 from cometmq.protocol.pop import TopicKind
@@ -100,7 +100,7 @@ class TestWaiting:
         pops = cluster.broker.parts.pops.pops
         waiting = asyncio.create_task(consumer.pop(hold_ms=20_000))
         await until(lambda: len(pops.polls))
-        header = PollingInfoRequestHeader(consumer_group="G", topic="Orders", queue_id=-1)
+        header = GroupQueueRequestHeader(consumer_group="G", topic="Orders", queue_id=-1)
         assert (await peer.call(RequestCode.POLLING_INFO, header)).ext["pollingNum"] == "1"
         await peer.send(queue_id=1, body=b"news")
         assert (await waiting).bodies == ["news"]

@@ -8,8 +8,8 @@ from tests.kit.brokers import create, queue, records, store_raw, take
 from cometmq.protocol.bodies import ConsumerConnection, LockBatchBody
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
+    ConsumerGroupRequestHeader,
     ConsumerSendMsgBackRequestHeader,
-    GetConsumerConnectionListRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.record.one import properties_of
@@ -98,7 +98,7 @@ class TestSendBack:
             await client.heartbeat(f"allows-{limit}")
             sent = await client.send()
             assert (await self.send_back(client, sent, max_reconsume_times=limit)).code == 0
-        header = GetConsumerConnectionListRequestHeader(consumer_group="G")
+        header = ConsumerGroupRequestHeader(consumer_group="G")
         answer = await peer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         members = ConsumerConnection.decode(answer.body).connection_set
         limits = {member.client_id: member.max_reconsume_times for member in members}

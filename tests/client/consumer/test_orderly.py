@@ -36,8 +36,8 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
+    ConsumerGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    NotifyConsumerIdsChangedRequestHeader,
     PullMessageRequestHeader,
     ResetOffsetRequestHeader,
 )
@@ -472,7 +472,7 @@ async def test_locks_are_renewed_while_a_listener_runs_and_after_a_notice(
         monkeypatch.setattr(queue_locks, "RENEW_INTERVAL_S", 60.0)
         await asyncio.sleep(0.05)
         seen = broker.requests.count(CODE.LOCK_BATCH_MQ)
-        header = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
+        header = ConsumerGroupRequestHeader(consumer_group="g")
         broker.connections[-1].oneway(Frame.request(CODE.NOTIFY_CONSUMER_IDS_CHANGED, header))
         await broker.wait_for(lambda: broker.requests.count(CODE.LOCK_BATCH_MQ) > seen)
         desk.open.set()

@@ -41,9 +41,9 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
+    ConsumerGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    NotifyConsumerIdsChangedRequestHeader,
+    GroupTopicRequestHeader,
     ResetOffsetRequestHeader,
 )
 from cometmq.protocol.properties.values import decode_properties
@@ -485,7 +485,7 @@ async def test_a_new_member_is_noticed_at_once(namesrv: FakeNamesrv, broker: Fak
     async with box.consumer() as member:
         assert len(member.assignment) == 4
         broker.members = sorted([member.client.client_id, "~another"])
-        notice = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
+        notice = ConsumerGroupRequestHeader(consumer_group="g")
         broker.connections[-1].oneway(Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, notice))
         await until(lambda: len(member.assignment) == 2)
         assert [queue.queue_id for queue in member.assignment] == [0, 1]
@@ -515,7 +515,7 @@ async def test_brokers_are_told_what_they_ask(broker: FakeBroker, box: Box) -> N
         assert running.mq_table[QUEUE].cached_msg_count == 0
         assert {subscription.topic for subscription in running.subscription_set} == {"T", "%RETRY%g"}
 
-        status_header = GetConsumerStatusRequestHeader(topic="T", group="g")
+        status_header = GroupTopicRequestHeader(topic="T", group="g")
         status = await broker.ask(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, status_header)
         assert GetConsumerStatusBody.decode(status.body).message_queue_table == {QUEUE: 1}
 

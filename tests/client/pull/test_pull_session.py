@@ -28,9 +28,9 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
+    ConsumerGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    NotifyConsumerIdsChangedRequestHeader,
+    GroupTopicRequestHeader,
     ResetOffsetRequestHeader,
 )
 from cometmq.protocol.record.one import encode_record
@@ -121,7 +121,7 @@ async def test_queues_come_and_go_with_the_members(namesrv: FakeNamesrv, broker:
 async def test_a_notice_of_the_broker_is_followed_at_once(consumer: PullConsumer, broker: FakeBroker) -> None:
     await consumer.subscribe("T")
     broker.members = sorted([*broker.members, "~another"])
-    header = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
+    header = ConsumerGroupRequestHeader(consumer_group="g")
     broker.connections[-1].oneway(Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
     await until(lambda: list(consumer.assignment) == QUEUES[:2])
 
@@ -244,7 +244,7 @@ async def test_brokers_are_told_what_they_ask(consumer: PullConsumer, broker: Fa
         broker.store("T", 0, b"%d" % number)
     await consumer.subscribe("T")
     await consumer.poll()
-    status = GetConsumerStatusRequestHeader(topic="T", group="g")
+    status = GroupTopicRequestHeader(topic="T", group="g")
     info = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
     reset = ResetOffsetRequestHeader(topic="T", group="g", timestamp=0, is_force=True)
     body = ResetOffsetBody(offset_table={QUEUES[0]: 5, MessageQueue("T", "elsewhere", 0): 7}).encode()

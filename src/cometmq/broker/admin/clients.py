@@ -43,7 +43,7 @@ class ClientAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of a consumer group, its subscriptions and its settings."""
-        group = frame.header(headers.GetConsumerConnectionListRequestHeader).consumer_group
+        group = frame.header(headers.ConsumerGroupRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
             raise CommandError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")

@@ -121,14 +121,14 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def invoke_broker_to_get_consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offsets that a group's online consumers report (GET_CONSUMER_STATUS_FROM_CLIENT)."""
-        header = frame.header(headers.GetConsumerStatusRequestHeader)
+        header = frame.header(headers.GroupTopicRequestHeader)
         clients = self.consumers.online(header.group)
         if not clients:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
             )
         table: dict[str, dict[MessageQueue, int]] = {}
-        asked = headers.GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
+        asked = headers.GroupTopicRequestHeader(topic=header.topic, group=header.group)
         for client in clients:
             if header.client_addr and header.client_addr != client.client_id:
                 continue

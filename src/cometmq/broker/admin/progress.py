@@ -116,7 +116,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
 
         They are those of the first and the last message of the queue, and of the last one the group consumed.
         """
-        header = frame.header(headers.QueryConsumeTimeSpanRequestHeader)
+        header = frame.header(headers.GroupTopicRequestHeader)
         config = self.tables.topics.existing(header.topic)
         spans = [
             await self._span(header.topic, header.group, queue_id)

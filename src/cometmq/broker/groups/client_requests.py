@@ -49,7 +49,7 @@ from cometmq.protocol.codes import (
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
+from cometmq.protocol.headers import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
@@ -253,7 +253,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def get_consumer_list_by_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the ids of the online members of a consumer group."""
-        group = frame.header(GetConsumerListByGroupRequestHeader).consumer_group
+        group = frame.header(ConsumerGroupRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}", ext={})

@@ -12,7 +12,7 @@ from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.errors import RemotingError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import NotifyConsumerIdsChangedRequestHeader
+from cometmq.protocol.headers import ConsumerGroupRequestHeader
 from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
@@ -63,7 +63,7 @@ class GroupNotices:
             settings is not None and not settings.notify_consumer_ids_changed_enable
         ):
             return
-        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+        header = ConsumerGroupRequestHeader(consumer_group=group)
         for client in self.consumers.online(group):
             send_oneway(client.channel, Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
 

@@ -18,10 +18,8 @@ from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
-    GetEarliestMsgStoretimeRequestHeader,
-    GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -136,19 +134,19 @@ class OffsetProcessor(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_MAX_OFFSET)
     def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the maximum offset of a queue, which is the offset that its next message will have."""
-        header = frame.header(GetMaxOffsetRequestHeader)
+        header = frame.header(QueueRequestHeader)
         return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_MIN_OFFSET)
     def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the minimum offset of a queue, which is the offset of its first readable message."""
-        header = frame.header(GetMinOffsetRequestHeader)
+        header = frame.header(QueueRequestHeader)
         return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def get_earliest_msg_storetime(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the store time, in ms, of the first readable message of a queue, or -1 if it has none."""
-        header = frame.header(GetEarliestMsgStoretimeRequestHeader)
+        header = frame.header(QueueRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)

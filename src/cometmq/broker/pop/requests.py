@@ -25,10 +25,10 @@ from cometmq.protocol.headers import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
+    GroupQueueRequestHeader,
     NotificationRequestHeader,
     NotificationResponseHeader,
     PeekMessageRequestHeader,
-    PollingInfoRequestHeader,
     PollingInfoResponseHeader,
     PopMessageRequestHeader,
     WithdrawPopRequestHeader,
@@ -135,7 +135,7 @@ class PopProcessor:
     @handles(RequestCode.POLLING_INFO)
     def polling_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return how many pops wait for a queue, or for all queues (-1), of a topic."""
-        header = frame.header(PollingInfoRequestHeader)
+        header = frame.header(GroupQueueRequestHeader)
         self._checks.check(header.consumer_group, header.topic, header.queue_id)
         key = PollKey(header.consumer_group, header.topic, header.queue_id)
         number = self.service.pops.polls.count(key)

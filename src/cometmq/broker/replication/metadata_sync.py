@@ -54,9 +54,9 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import MAX_STORED_TOPIC_LENGTH, RequestCode, ResponseCode, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
-    GetMaxOffsetRequestHeader,
     Header,
     OffsetResponseHeader,
+    QueueRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from cometmq.remoting import RemotingClient
@@ -307,7 +307,7 @@ class MetadataSync:
         If the master still has the topic's queues, the topic was not deleted, but the table was lost.
         """
         longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
-        header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
+        header = QueueRequestHeader(topic=topic, queue_id=longest.queue_id)
         frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
         answer = success(await self._client.call(self.master_addr, frame, TIMEOUT_S))
         return answer.header(OffsetResponseHeader).offset < longest.max_offset

@@ -40,21 +40,20 @@ from cometmq.protocol.bodies.admin import (
     PurgeResult,
     RaftStatus,
 )
-from cometmq.protocol.codes import SCHEDULE_TOPIC, LanguageCode, RequestCode, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
+    ConsumerGroupRequestHeader,
     ConsumerSendMsgBackRequestHeader,
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
-    GetConsumerConnectionListRequestHeader,
-    GetConsumerListByGroupRequestHeader,
-    GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     ListTimersRequestHeader,
     ListTimersResponseHeader,
     OffsetResponseHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
+    QueueRequestHeader,
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
     RegisterMessageFilterClassRequestHeader,
@@ -261,9 +260,7 @@ class BrokerApi(Calls):
 
     async def earliest_store_time(self, addr: str, queue: MessageQueue) -> int:
         """Return the store time of the queue's first message in ms, -1 for an empty queue."""
-        header = GetEarliestMsgStoretimeRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name
-        )
+        header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
         answer = await self.call(addr, RequestCode.GET_EARLIEST_MSG_STORETIME, header, topic=queue.topic)
         return answer.header(GetEarliestMsgStoretimeResponseHeader).timestamp
 
@@ -324,7 +321,7 @@ class BrokerApi(Calls):
         """
         request = Frame.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         if in_cpp_form:
-            request.language = LanguageCode.CPP.value
+            request.language = "CPP"
         answer = succeeded(await self.ask(addr, request, timeout_s), addr, header.topic)
         return dict(ResetOffsetBody.decode(answer.body).offset_table)
 
@@ -346,7 +343,7 @@ class BrokerApi(Calls):
 
     async def consumer_ids(self, addr: str, group: str) -> list[str]:
         """Return the client ids of the members. Raises BrokerError with SYSTEM_ERROR if there are none."""
-        header = GetConsumerListByGroupRequestHeader(consumer_group=group)
+        header = ConsumerGroupRequestHeader(consumer_group=group)
         found = await self.fetch(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerList, header)
         members = found.consumer_id_list
         if len(members) > MAX_MEMBERS:
@@ -362,7 +359,7 @@ class BrokerApi(Calls):
         Raises:
             BrokerError: CONSUMER_NOT_ONLINE if no member is connected.
         """
-        header = GetConsumerConnectionListRequestHeader(consumer_group=group)
+        header = ConsumerGroupRequestHeader(consumer_group=group)
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST
         found = await self.fetch(addr, code, ConsumerConnection, header)
         for subscription in found.subscription_table.values():

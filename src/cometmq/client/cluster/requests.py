@@ -14,12 +14,11 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetKVConfigRequestHeader,
     GetKVConfigResponseHeader,
-    GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
     OffsetResponseHeader,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from cometmq.text import printable
@@ -280,7 +279,7 @@ def pull_request(
 
 def min_offset_request(queue: MessageQueue) -> Frame:
     """Return the request for a queue's minimum offset. `offset_in` reads the offset from the answer."""
-    header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+    header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MIN_OFFSET, header)
 
 
@@ -289,7 +288,7 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 
     The offset is 0 for an unknown queue.
     """
-    header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
+    header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 
 

@@ -29,9 +29,9 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     CheckTransactionStateRequestHeader,
     ConsumeMessageDirectlyRequestHeader,
+    ConsumerGroupRequestHeader,
     GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    NotifyConsumerIdsChangedRequestHeader,
+    GroupTopicRequestHeader,
     NotifyUnsubscribeLiteRequestHeader,
     PushReplyMessageRequestHeader,
     ResetOffsetRequestHeader,
@@ -168,7 +168,7 @@ class ServerRequests:
     def ids_changed(self, connection: Connection, frame: Frame) -> None:
         """Handle code 40: a member has joined or left a group."""
         del connection
-        group = frame.header(NotifyConsumerIdsChangedRequestHeader).consumer_group
+        group = frame.header(ConsumerGroupRequestHeader).consumer_group
         consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is not None:
             consumer.wake_rebalance()
@@ -213,7 +213,7 @@ class ServerRequests:
     def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
         """Handle code 221: return this member's offsets of a topic."""
         del connection
-        header = frame.header(GetConsumerStatusRequestHeader)
+        header = frame.header(GroupTopicRequestHeader)
         offsets = self._consumer(header.group).offsets(self._namespace.unwrap(header.topic))
         table = {self._namespace.wrap_queue(queue): offset for queue, offset in offsets.items()}
         body = GetConsumerStatusBody(message_queue_table=table).encode()

@@ -10,7 +10,7 @@ from cometmq import logs
 from cometmq.errors import RecordError
 from cometmq.grpc.rpc.enums import DigestType, Encoding, MessageType
 from cometmq.grpc.rpc.messages import messages
-from cometmq.grpc.service.sent import LITE_TOPIC, PRIORITY, SHARDING_KEY, TRACE_CONTEXT
+from cometmq.grpc.service.sent import OWN_PROPERTIES, TRACE_CONTEXT
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.frame import Frame
@@ -28,7 +28,6 @@ MAX_INT32 = 2**31 - 1
 # Numbers, because protobuf accepts members of enums more slowly.
 _MD5, _IDENTITY, _GZIP = int(DigestType.MD5), int(Encoding.IDENTITY), int(Encoding.GZIP)
 _COMPRESSED = int(SysFlag.COMPRESSED)
-_NOT_USERS = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
 
 
 class Popped(NamedTuple):
@@ -93,7 +92,7 @@ def _popped_from_lite_topics(
             offset, header.pop_time, header.invisible_time, header.revive_qid, TopicKind.NORMAL, broker_name,
             0, offset, message.physical_offset,
         )  # fmt: skip
-        yield Popped(message, handle, int(count or 0), message.properties[LITE_TOPIC])
+        yield Popped(message, handle, int(count or 0), message.properties[names.LITE_TOPIC])
 
 
 def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) -> None:
@@ -111,7 +110,7 @@ def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) ->
     message.body = body
     system = message.system_properties
     for name, value in properties.items():
-        if not is_reserved(name) and name not in _NOT_USERS:
+        if not is_reserved(name) and name not in OWN_PROPERTIES:
             message.user_properties[name] = value
     if stored.tags:
         system.tag = stored.tags
@@ -153,13 +152,13 @@ def unleased_message(stored: MessageExt) -> Any:
 
 def _set_optional(system: Any, properties: dict[str, str]) -> None:
     """Set the fields of `SystemProperties` that come from optional properties."""
-    if group := properties.get(SHARDING_KEY):
+    if group := properties.get(names.SHARDING_KEY):
         system.message_group = group
     if context := properties.get(TRACE_CONTEXT):
         system.trace_context = context
-    if lite_topic := properties.get(LITE_TOPIC):
+    if lite_topic := properties.get(names.LITE_TOPIC):
         system.lite_topic = lite_topic
-    priority = properties.get(PRIORITY, "")
+    priority = properties.get(names.PRIORITY, "")
     if priority.isascii() and priority.isdigit() and len(priority) < 10:
         system.priority = int(priority)
     if (origin := properties.get(names.DLQ_ORIGIN_TOPIC)) is not None:
@@ -177,8 +176,8 @@ def _type_of(properties: dict[str, str]) -> MessageType:
         return MessageType.TRANSACTION
     if any(properties.get(name) for name in (names.DELAY, names.TIMER_DELIVER_MS, names.TIMER_OUT_MS)):
         return MessageType.DELAY
-    if properties.get(SHARDING_KEY):
+    if properties.get(names.SHARDING_KEY):
         return MessageType.FIFO
-    if properties.get(PRIORITY):
+    if properties.get(names.PRIORITY):
         return MessageType.PRIORITY
-    return MessageType.LITE if properties.get(LITE_TOPIC) else MessageType.NORMAL
+    return MessageType.LITE if properties.get(names.LITE_TOPIC) else MessageType.NORMAL

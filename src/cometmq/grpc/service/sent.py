@@ -32,11 +32,8 @@ MAX_CACHED_BYTES = 512
 """The maximum size of encoded system properties whose meaning is cached."""
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 """The years 1 to 9999, which a protobuf timestamp can hold."""
-SHARDING_KEY = "__SHARDINGKEY"
-PRIORITY = "_SYS_MSG_PRIORITY_"
-LITE_TOPIC = "__LITE_TOPIC"
 TRACE_CONTEXT = "TRACE_CONTEXT"
-OWN_PROPERTIES = frozenset({SHARDING_KEY, PRIORITY, LITE_TOPIC})
+OWN_PROPERTIES = frozenset({names.SHARDING_KEY, names.PRIORITY, names.LITE_TOPIC})
 """Names that clients set by fields of a message, beside RocketMQ's reserved names."""
 MIXED = frozenset({MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -214,19 +211,19 @@ def _system_properties(system: Any, topic: str, kind: MessageType) -> dict[str, 
         if len(group.encode()) >= MAX_GROUP_BYTES:
             problem = f"message_group: {len(group.encode())} bytes, less than {MAX_GROUP_BYTES} are allowed"
             raise ServiceError(Code.ILLEGAL_MESSAGE_GROUP, problem)
-        properties[SHARDING_KEY] = group
+        properties[names.SHARDING_KEY] = group
     if system.HasField("delivery_timestamp"):
         given = _epoch_ms("delivery_timestamp", system.delivery_timestamp, Code.ILLEGAL_DELIVERY_TIME)
         properties[names.TIMER_DELIVER_MS] = str(given)
     if system.HasField("priority"):
         if system.priority < 0:
             raise ServiceError(Code.BAD_REQUEST, f"priority: {system.priority} is negative")
-        properties[PRIORITY] = str(system.priority)
+        properties[names.PRIORITY] = str(system.priority)
     if system.lite_topic:
         if not is_lite_topic(system.lite_topic):
             problem = f"lite_topic: {system.lite_topic[:80]!r} is not a valid name"
             raise ServiceError(Code.ILLEGAL_LITE_TOPIC, problem)
-        properties[LITE_TOPIC] = system.lite_topic
+        properties[names.LITE_TOPIC] = system.lite_topic
     if system.trace_context:
         properties[TRACE_CONTEXT] = _checked("trace_context", system.trace_context, Code.BAD_REQUEST)
     if kind is MessageType.TRANSACTION:

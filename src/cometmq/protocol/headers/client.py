@@ -18,23 +18,14 @@ class UnregisterClientRequestHeader(Header, gc=False):
     consumer_group: str | None = None
 
 
-class GetConsumerListByGroupRequestHeader(Header, gc=False):
-    """The header of request 38 (GET_CONSUMER_LIST_BY_GROUP)."""
+class ConsumerGroupRequestHeader(Header, gc=False):
+    """The header of requests 38 (GET_CONSUMER_LIST_BY_GROUP), 40 (NOTIFY_CONSUMER_IDS_CHANGED) and 203.
+
+    A broker sends request 40 to clients. Request 203 is GET_CONSUMER_CONNECTION_LIST.
+    """
 
     consumer_group: str
     bname: str | None = None
-
-
-class NotifyConsumerIdsChangedRequestHeader(Header, gc=False):
-    """The header of request 40 (NOTIFY_CONSUMER_IDS_CHANGED), from a broker to a client."""
-
-    consumer_group: str
-
-
-class GetConsumerConnectionListRequestHeader(Header, gc=False):
-    """The header of request 203 (GET_CONSUMER_CONNECTION_LIST)."""
-
-    consumer_group: str
 
 
 class GetProducerConnectionListRequestHeader(Header, gc=False):
@@ -107,8 +98,8 @@ class ResetOffsetRequestHeader(Header, gc=False):
     offset: I64 | None = None
 
 
-class GetConsumerStatusRequestHeader(Header, gc=False):
-    """The header of requests 221 and 223, which query the offsets of consumers."""
+class GroupTopicRequestHeader(Header, gc=False):
+    """The header of requests 221 and 223 (the offsets of consumers), and of 303 (QUERY_CONSUME_TIME_SPAN)."""
 
     topic: str
     group: str
@@ -119,13 +110,6 @@ class TopicRequestHeader(Header, gc=False):
     """The header of requests whose only field is a topic (202, 217, 300, 351 and others)."""
 
     topic: str
-
-
-class QueryConsumeTimeSpanRequestHeader(Header, gc=False):
-    """The header of request 303 (QUERY_CONSUME_TIME_SPAN)."""
-
-    topic: str
-    group: str
 
 
 class CloneGroupOffsetRequestHeader(Header, gc=False):

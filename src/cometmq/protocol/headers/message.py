@@ -184,48 +184,36 @@ class PullMessageResponseHeader(Header, gc=False):
 # -- offsets
 
 
-class QueryConsumerOffsetRequestHeader(Header, gc=False):
+class GroupQueueRequestHeader(Header, gc=False):
+    """The header of request 200055 (POLLING_INFO), and the base of others about a group's work in a queue."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    bname: str | None = None
+
+
+class QueryConsumerOffsetRequestHeader(GroupQueueRequestHeader, gc=False):
     """The header of request 14 (QUERY_CONSUMER_OFFSET)."""
 
-    consumer_group: str
-    topic: str
-    queue_id: I32
     set_zero_if_not_found: bool | None = None
-    bname: str | None = None
 
 
-class UpdateConsumerOffsetRequestHeader(Header, gc=False):
+class UpdateConsumerOffsetRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True):
     """The header of request 15 (UPDATE_CONSUMER_OFFSET)."""
 
-    consumer_group: str
-    topic: str
-    queue_id: I32
     commit_offset: I64
-    bname: str | None = None
 
 
-class GetMaxOffsetRequestHeader(Header, gc=False):
-    """The header of request 30 (GET_MAX_OFFSET)."""
+class QueueRequestHeader(Header, gc=False):
+    """The header of requests 30 (GET_MAX_OFFSET), 31 (GET_MIN_OFFSET) and 32 (GET_EARLIEST_MSG_STORETIME).
+
+    Only request 30 has `committed`.
+    """
 
     topic: str
     queue_id: I32
     committed: bool | None = None
-    bname: str | None = None
-
-
-class GetMinOffsetRequestHeader(Header, gc=False):
-    """The header of request 31 (GET_MIN_OFFSET)."""
-
-    topic: str
-    queue_id: I32
-    bname: str | None = None
-
-
-class GetEarliestMsgStoretimeRequestHeader(Header, gc=False):
-    """The header of request 32 (GET_EARLIEST_MSG_STORETIME)."""
-
-    topic: str
-    queue_id: I32
     bname: str | None = None
 
 

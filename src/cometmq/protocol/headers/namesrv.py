@@ -12,16 +12,21 @@ class GetRouteInfoRequestHeader(Header, gc=False):
     accept_standard_json_only: bool | None = None
 
 
-class RegisterBrokerRequestHeader(Header, gc=False):
-    """The header of request 103 (REGISTER_BROKER).
-
-    `body_crc32` is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
-    """
+class UnregisterBrokerRequestHeader(Header, gc=False):
+    """The header of requests 104 (UNREGISTER_BROKER) and 322 (QUERY_DATA_VERSION)."""
 
     broker_name: str
     broker_addr: str
     cluster_name: str
     broker_id: I64
+
+
+class RegisterBrokerRequestHeader(UnregisterBrokerRequestHeader, gc=False):
+    """The header of request 103 (REGISTER_BROKER).
+
+    `body_crc32` is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
+    """
+
     ha_server_addr: str | None = None
     compressed: bool | None = None
     body_crc32: I32 | None = None
@@ -37,27 +42,10 @@ class RegisterBrokerResponseHeader(Header, gc=False):
     master_addr: str | None = None
 
 
-class UnregisterBrokerRequestHeader(Header, gc=False):
-    """The header of requests 104 (UNREGISTER_BROKER) and 322 (QUERY_DATA_VERSION)."""
-
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: I64
-
-
 class QueryDataVersionResponseHeader(Header, gc=False):
     """The header of the response to request 322 (QUERY_DATA_VERSION)."""
 
     changed: bool
-
-
-class PutKVConfigRequestHeader(Header, gc=False):
-    """The header of request 100 (PUT_KV_CONFIG)."""
-
-    namespace: str
-    key: str
-    value: str
 
 
 class GetKVConfigRequestHeader(Header, gc=False):
@@ -65,6 +53,12 @@ class GetKVConfigRequestHeader(Header, gc=False):
 
     namespace: str
     key: str
+
+
+class PutKVConfigRequestHeader(GetKVConfigRequestHeader, gc=False):
+    """The header of request 100 (PUT_KV_CONFIG)."""
+
+    value: str
 
 
 class GetKVConfigResponseHeader(Header, gc=False):
@@ -110,18 +104,7 @@ class GetBrokerMemberGroupRequestHeader(Header, gc=False):
     broker_name: str
 
 
-class BrokerHeartbeatRequestHeader(Header, gc=False):
-    """The header of request 904 (BROKER_HEARTBEAT, 5.x).
+class BrokerHeartbeatRequestHeader(GetBrokerMemberGroupRequestHeader, gc=False):
+    """The header of request 904 (BROKER_HEARTBEAT, 5.x), without the fields that only controllers read."""
 
-    `heartbeat_timeout_mills` is RocketMQ's own spelling.
-    """
-
-    cluster_name: str
     broker_addr: str
-    broker_name: str
-    broker_id: I64 | None = None
-    epoch: I32 | None = None
-    max_offset: I64 | None = None
-    confirm_offset: I64 | None = None
-    heartbeat_timeout_mills: I64 | None = None
-    election_priority: I32 | None = None

@@ -7,9 +7,10 @@ about a leased message is the topic in which the broker found it: the topic itse
 from __future__ import annotations
 
 from cometmq.protocol.ext import I32, I64, Header
+from cometmq.protocol.headers.message import GroupQueueRequestHeader
 
 
-class PopMessageRequestHeader(Header, gc=False):
+class PopMessageRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True):
     """The header of request 200050 (POP_MESSAGE).
 
     The queue id -1 means all queues of the broker. `poll_time` is how long the broker may hold the request,
@@ -18,9 +19,6 @@ class PopMessageRequestHeader(Header, gc=False):
     message, 1 at the end. Repeating `attempt_id` in an ordered request returns the same messages again.
     """
 
-    consumer_group: str
-    topic: str
-    queue_id: I32
     max_msg_nums: I32
     invisible_time: I64
     poll_time: I64 | None = None
@@ -30,18 +28,22 @@ class PopMessageRequestHeader(Header, gc=False):
     exp: str | None = None
     order: bool | None = None
     attempt_id: str | None = None
-    bname: str | None = None
 
 
-class PopMessageResponseHeader(Header, gc=False):
+class ChangeInvisibleTimeResponseHeader(Header, gc=False):
+    """The header of the response to request 200053: the parts of the receipt handle that have changed."""
+
+    pop_time: I64
+    invisible_time: I64
+    revive_qid: I32
+
+
+class PopMessageResponseHeader(ChangeInvisibleTimeResponseHeader, gc=False):
     """The header of the response to request 200050.
 
     `cometmq.protocol.pop` reads and writes the last three fields.
     """
 
-    pop_time: I64
-    invisible_time: I64
-    revive_qid: I32
     rest_num: I64 | None = None
     start_offset_info: str | None = None
     msg_offset_info: str | None = None
@@ -76,67 +78,39 @@ class NotifyUnsubscribeLiteRequestHeader(Header, gc=False):
     client_id: str
 
 
-class AckMessageRequestHeader(Header, gc=False):
+class AckMessageRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True):
     """The header of request 200051 (ACK_MESSAGE). `extra_info` is the message's receipt handle."""
 
-    consumer_group: str
-    topic: str
-    queue_id: I32
     extra_info: str
     offset: I64
     lite_topic: str | None = None
-    bname: str | None = None
 
 
-class ChangeInvisibleTimeRequestHeader(Header, gc=False):
+class ChangeInvisibleTimeRequestHeader(AckMessageRequestHeader, gc=False, kw_only=True):
     """The header of request 200053 (CHANGE_MESSAGE_INVISIBLETIME).
 
-    `extra_info` is the message's receipt handle. `suspend` gives the message back without counting a
-    delivery.
+    `suspend` gives the message back without counting a delivery.
     """
 
-    consumer_group: str
-    topic: str
-    queue_id: I32
-    extra_info: str
-    offset: I64
     invisible_time: I64
     suspend: bool | None = None
-    lite_topic: str | None = None
-    bname: str | None = None
 
 
-class ChangeInvisibleTimeResponseHeader(Header, gc=False):
-    """The header of the response to request 200053: the parts of the receipt handle that have changed."""
-
-    pop_time: I64
-    invisible_time: I64
-    revive_qid: I32
-
-
-class PeekMessageRequestHeader(Header, gc=False):
+class PeekMessageRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True):
     """The header of request 200052 (PEEK_MESSAGE), which reads messages without a lease."""
 
-    topic: str
-    queue_id: I32
     max_msg_nums: I32
-    consumer_group: str
-    bname: str | None = None
 
 
-class NotificationRequestHeader(Header, gc=False):
+class NotificationRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True):
     """The header of request 200054 (NOTIFICATION), which waits until a group has a message to receive."""
 
-    consumer_group: str
-    topic: str
-    queue_id: I32
     poll_time: I64
     born_time: I64 | None = None
     order: bool | None = None
     attempt_id: str | None = None
     exp_type: str | None = None
     exp: str | None = None
-    bname: str | None = None
 
 
 class NotificationResponseHeader(Header, gc=False):
@@ -147,15 +121,6 @@ class NotificationResponseHeader(Header, gc=False):
 
     has_msg: bool
     polling_full: bool | None = None
-
-
-class PollingInfoRequestHeader(Header, gc=False):
-    """The header of request 200055 (POLLING_INFO)."""
-
-    consumer_group: str
-    topic: str
-    queue_id: I32
-    bname: str | None = None
 
 
 class WithdrawPopRequestHeader(Header, gc=False):

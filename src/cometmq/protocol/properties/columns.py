@@ -136,15 +136,7 @@ class PropertyColumns:
         return np.flatnonzero(keep), every[keep]
 
     def _texts(self, starts: Ints, ends: Ints) -> pa.Array:
-        if not len(starts):
-            return pa.array([], pa.string())
-        offsets = np.empty(2 * len(starts), dtype=np.int32)
-        offsets[0::2] = starts
-        offsets[1::2] = ends
-        whole = pa.Array.from_buffers(
-            pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), self._data]
-        )
-        return whole.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))
+        return slices(self._data, starts, ends, pa.string())
 
     def map(self, kind: pa.DataType) -> pa.Array:
         """Return all properties as an array of the map type `kind` (string to string)."""
@@ -159,6 +151,22 @@ class PropertyColumns:
         where = np.full(self.count, -1, dtype=np.int64)
         where[record[hits]] = hits
         return values.take(pa.array(where, mask=where < 0))
+
+
+def slices(buffer: pa.Buffer, starts: Ints, ends: Ints, kind: pa.DataType) -> pa.Array:
+    """Return an array of texts or bytes that holds, for each row, the slice `buffer[start:end]`.
+
+    In such an array, each value ends where the next one begins. Therefore an array over the whole buffer is
+    created first, without a copy. Its values are, in turn, the slice of a row and the gap before the next
+    slice. `take` then copies the slices, and does so in C++.
+    """
+    offsets = np.empty(2 * len(starts), dtype=np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    if not len(offsets):
+        return pa.array([], kind)
+    whole = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), buffer])
+    return whole.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))
 
 
 def is_utf8(value: bytes) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cometmq.protocol.ids import encode_offset_id, unpack_host
-from cometmq.protocol.properties.columns import PropertyColumns, is_utf8
+from cometmq.protocol.properties.columns import PropertyColumns, is_utf8, slices
 from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6, MIN_SIZE, STORE_V6
 from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_at, read_rows
 from cometmq.protocol.record.one import Buffer
@@ -250,7 +250,8 @@ class ColumnDecoder:
     def _batch(self, buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.RecordBatch:
         properties = None
         if self._needs_properties:
-            raw = _slices(buffer, rows.properties_start, rows.properties_length, pa.binary())
+            start = rows.properties_start
+            raw = slices(buffer, start, start + rows.properties_length, pa.binary())
             properties = PropertyColumns(raw)
             if len(properties.invalid):
                 raise _RowProblems(properties.invalid, "text", "properties are not UTF-8")
@@ -271,7 +272,9 @@ class ColumnDecoder:
         properties: PropertyColumns | None,
     ) -> pa.Array:
         if column == "topic":
-            return _text(_slices(buffer, rows.topic_start, rows.topic_length, pa.binary()), "topic")
+            return _text(
+                slices(buffer, rows.topic_start, rows.topic_start + rows.topic_length, pa.binary()), "topic"
+            )
         if column == "broker_name":
             return pa.repeat(pa.scalar(self.broker_name, pa.string()), len(rows.start))
         if column == "properties":
@@ -322,13 +325,12 @@ def _checked_column(field: pa.Field) -> str:
 
 def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
     """Return the plain bodies of all rows. `plain` maps a record's position to its decompressed body."""
-    length = rows.body_length
     if not plain:
-        return _slices(buffer, rows.body_start, length, pa.binary())
+        return slices(buffer, rows.body_start, rows.body_end, pa.binary())
     at = np.flatnonzero(np.isin(rows.start, np.fromiter(plain, np.int64, len(plain))))
-    length = length.copy()
+    length = rows.body_length.copy()
     length[at] = 0
-    stored = _slices(buffer, rows.body_start, length, pa.binary())
+    stored = slices(buffer, rows.body_start, rows.body_start + length, pa.binary())
     order = np.arange(len(stored))
     order[at] = len(stored) + np.arange(len(at))
     bodies = pa.array([plain[start] for start in rows.start[at].tolist()], pa.binary())
@@ -346,22 +348,6 @@ def _times(ms: Ints, column: str) -> pa.Array:
     if len(wrong):
         raise _RowProblems(wrong, "time", f"{column} {ms[wrong[0]]} is outside the years 2 to 9998")
     return pa.array(ms * 1000)
-
-
-def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
-    """Return a binary array that holds, for each row, the slice `buffer[start:start+length]`.
-
-    In a binary array, each value ends where the next one begins. Therefore an array over the whole buffer is
-    created first, without a copy. Its values are, in turn, the slice of a row and the gap before the next
-    slice. `take` then copies the slices, and does so in C++.
-    """
-    offsets = np.empty(2 * len(start), dtype=np.int32)
-    offsets[0::2] = start
-    offsets[1::2] = start + length
-    if not len(offsets):
-        return pa.array([], kind)
-    all_of_it = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), buffer])
-    return all_of_it.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))
 
 
 def _text(values: pa.Array, what: str) -> pa.Array:

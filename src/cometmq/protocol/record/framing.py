@@ -23,16 +23,11 @@ from numpy.typing import NDArray
 from cometmq.protocol.record.layout import BLANK_SIZE, MAGIC_AT, START
 from cometmq.protocol.record.one import encode_blank
 
-ENTRY = Struct(">iiqqqiiii")
+_KINDS = "iiqqqiiii"
+ENTRY = Struct(f">{_KINDS}")
 ENTRY_SIZE = ENTRY.size
 ENTRY_MAGIC = 1
 ENTRY_BLANK_MAGIC = -1
-HEAD_KIND = np.dtype(
-    [
-        ("magic", ">i4"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8"), ("position", ">i8"),
-        ("channel", ">i4"), ("chain_crc", ">i4"), ("body_crc", ">i4"), ("length", ">i4"),
-    ]
-)  # fmt: skip
 
 
 class EntryHead(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +60,11 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
             and self.index >= 0
             and self.term >= 0
         )
+
+
+HEAD_KIND = np.dtype(
+    [(name, f">{kind}") for name, kind in zip(EntryHead.__struct_fields__, _KINDS, strict=True)]
+)
 
 
 def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool:

@@ -224,24 +224,12 @@ def decode_record(
     if check_crc and crc != body_crc(body):
         raise RecordError(pos, "body CRC", f"is {body_crc(body):08x}, the record has {crc & 0xFFFFFFFF:08x}")
     return MessageExt(
-        _topic_text(bytes(data[topic_at:topic_end])),
-        body,
-        flag,
+        _topic_text(bytes(data[topic_at:topic_end])), body, flag,
         (decode_properties, bytes(data[topic_end + 2 : pos + size])),  # type: ignore[arg-type]
-        queue_id,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        born_timestamp_ms,
-        _host_text(born_host),
-        store_timestamp_ms,
-        _host_text(store_host),
-        reconsume_times,
-        prepared_transaction_offset,
-        crc,
-        size,
+        queue_id, queue_offset, physical_offset, sys_flag, born_timestamp_ms, _host_text(born_host),
+        store_timestamp_ms, _host_text(store_host), reconsume_times, prepared_transaction_offset, crc, size,
         broker_name,
-    )
+    )  # fmt: skip
 
 
 def properties_of(data: Buffer, pos: int = 0) -> bytes:
@@ -362,24 +350,12 @@ def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False
         if check_crc and crc != body_crc(body):
             break
         yield MessageExt(
-            _topic_text(data[topic_at:topic_end]),
-            body,
-            flag,
+            _topic_text(data[topic_at:topic_end]), body, flag,
             (decode_properties, data[topic_end + 2 : stop]),  # type: ignore[arg-type]
-            queue_id,
-            queue_offset,
-            physical_offset,
-            sys_flag,
-            born_timestamp_ms,
-            _host_text(born_host),
-            store_timestamp_ms,
-            _host_text(store_host),
-            reconsume_times,
-            prepared_transaction_offset,
-            crc,
-            size,
-            broker_name,
-        )
+            queue_id, queue_offset, physical_offset, sys_flag, born_timestamp_ms, _host_text(born_host),
+            store_timestamp_ms, _host_text(store_host), reconsume_times, prepared_transaction_offset, crc,
+            size, broker_name,
+        )  # fmt: skip
         pos = stop
     while pos < end:
         if end - pos >= BLANK_SIZE and _start(data, pos)[1] == BLANK_MAGIC:
