@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.client.fakes import ignore
 from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     ClientInstance,
+    ClientOptions,
     Message,
     MessageExt,
     Producer,
@@ -222,3 +225,40 @@ async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
             for _ in range(2):
                 await client.refresh_routes()
             assert sorted(client.routes.topics) == ["A", "B", "C"]  # their brokers may check transactions
+
+
+@pytest.mark.parametrize("known", [(), ("a",)], ids=["no route", "a partial route"])
+async def test_the_route_of_a_new_topic_is_requested_again_soon(
+    known: tuple[str, ...], broker: FakeBroker, namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.client.cluster.instance._LOOK_AGAIN_S", 0.01)
+    options = ClientOptions(route_interval_s=3600.0)
+    async with FakeBroker("broker-b") as other:
+        if known:
+            namesrv.serve("New", broker)
+        async with TransactionProducer(
+            "p", Orders(), topics="New", namesrv=namesrv.addr, client_options=options
+        ):
+            await namesrv.wait_for(lambda: "New" in namesrv.asked)
+            if known:
+                await broker.wait_for(lambda: broker.heartbeats)
+            namesrv.serve("New", broker, other)
+            await other.wait_for(lambda: other.heartbeats)
+
+
+async def test_a_topic_that_stays_missing_is_asked_for_at_the_usual_interval(
+    namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.client.cluster.instance._LOOK_AGAIN_S", 0.01)
+    options = ClientOptions(route_interval_s=0.04)
+
+    def looks() -> list[asyncio.Task[object]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == "cometmq-settle-New"]
+
+    async with TransactionProducer(
+        "p", Orders(), topics="New", namesrv=namesrv.addr, client_options=options
+    ) as producer:
+        await namesrv.wait_for(looks)
+        await asyncio.gather(*looks())
+        await producer.client.refresh_routes(["New"])
+        assert looks() == []

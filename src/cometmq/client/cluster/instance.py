@@ -34,7 +34,7 @@ from cometmq.client.cluster.server_requests import ConsumerPeer, Replies, Server
 from cometmq.client.cluster.traces import Traces
 from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.periodic import Periodic, Tasks
+from cometmq.periodic import Backoff, Periodic, Tasks
 from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import (
@@ -62,6 +62,11 @@ _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 _ORDER_CONFIG_S = 1.0
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which the route of a missing topic is requested again. The topic may exist by then."""
+_LOOK_AGAIN_S, _COMPLETE_S = 0.5, 4.0
+"""Delay, in seconds, before the route of a missing or new topic is requested again.
+
+The delay doubles each time: up to the usual interval for a missing topic, to `_COMPLETE_S` for a new route.
+"""
 _USED_WITHIN_S = 600.0
 """Seconds after which a route that no call has read is dropped. The newest unused routes stay."""
 
@@ -152,6 +157,9 @@ class ClientInstance(LifeCycle):
         )
         self._background = Tasks()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._settling: dict[str, asyncio.Task[object]] = {}
+        """The repeated requests for the routes of new topics and, even after their end, of missing topics."""
+        self._settling_turn = asyncio.Lock()
         self._template_until: dict[str, float] = {}
         self._forget_at = self.loop.time() + _USED_WITHIN_S
         self._announced: set[str] = set()
@@ -302,9 +310,42 @@ class ClientInstance(LifeCycle):
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
             await self._exempt_reply_topics(topic)
-        route = await self.namesrv.route_as(topic, partial(topic_route, topic))
+        is_new = topic not in self.routes
+        try:
+            route = await self.namesrv.route_as(topic, partial(topic_route, topic))
+        except NoRouteError:
+            if is_new and topic not in self._settling:
+                self._settle(topic, self.options.route_interval_s)
+            raise
         self._put(route)
+        if is_new:
+            if topic in self._settling:
+                self._settling[topic].cancel()
+            self._settle(topic, min(_COMPLETE_S, self.options.route_interval_s))
         return route
+
+    def _settle(self, topic: str, limit_s: float) -> None:
+        """Request a route again soon, then at growing intervals below `limit_s`.
+
+        A topic that was just created may have no route yet, or one without some of its brokers.
+        """
+
+        async def settle() -> None:
+            pauses = Backoff(_LOOK_AGAIN_S, limit_s)
+            while (pause_s := pauses.next_s()) < limit_s:
+                await asyncio.sleep(pause_s)
+                if not self._is_named(topic):
+                    break
+                async with self._settling_turn:
+                    await self._refresh(topic)
+            if topic in self.routes or not self._is_named(topic):
+                self._settling.pop(topic, None)
+
+        self._settling[topic] = self.in_background(settle(), f"cometmq-settle-{topic}")
+
+    def _is_named(self, topic: str) -> bool:
+        """Return whether a consumer or transaction producer has named the topic."""
+        return any(topic in each.topics() for each in (*self.consumers.values(), *self.transactions.values()))
 
     async def _exempt_reply_topics(self, topic: str) -> None:
         """Exempt each cluster's reply topic from the namespace, but no other topic with a similar name."""
@@ -351,6 +392,9 @@ class ClientInstance(LifeCycle):
             for producer in self.transactions.values():
                 wanted.update(producer.topics())
             wanted -= self._forget_routes()
+            self._settling = {
+                topic: task for topic, task in self._settling.items() if topic in wanted or not task.done()
+            }
         failures: dict[str, CometError] = {}
         for topic in sorted(wanted):
             failure = await self._refresh(topic)

@@ -149,6 +149,9 @@ class RouteTable:
         self.unreachable: set[str] = set()
         """Addresses of brokers that reads could not reach. Further reads try these brokers last."""
 
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._routes
+
     def get(self, topic: str) -> TopicRoute | None:
         """Return the route of a topic and mark the route as used."""
         self._used.add(topic)
