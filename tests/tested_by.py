@@ -67,16 +67,14 @@ client/test_blocking.py: client/blocking_client client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
 client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
-    client/producer/outgoing client/producer/request_reply
+    client/producer/outgoing
 client/test_pull.py: client/pull/reading_ahead
 client/test_push.py: client/cluster/server_requests client/consumer/concurrent client/consumer/consume_mode
     client/consumer/delivery client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/member
     client/group/options client/pull/polling client/pull/single_pulls
 client/test_retry.py: client/producer/selectors
-client/test_sharing.py: client/simple/group_settings
-client/test_simple.py: client/simple/leases client/simple/options client/simple/receiving
-    client/simple/session
+client/test_simple.py: client/simple/leases client/simple/receiving
 console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
     console/messages/timers console/messages/transactions console/pages/access_changes console/widgets/actions
     console/widgets/forms console/widgets/listing console/widgets/page console/widgets/services

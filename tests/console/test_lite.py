@@ -12,7 +12,7 @@ from tests.kit.brokers import Cluster
 
 from cometmq.admin import Admin, TopicSettings
 from cometmq.client import LiteConsumer
-from cometmq.client.simple.options import SimpleOptions
+from cometmq.client.group.options import SimpleOptions
 from cometmq.console.pages import lite
 from cometmq.console.pages.group import ask_members
 from cometmq.message import Message

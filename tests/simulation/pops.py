@@ -17,7 +17,7 @@ from tests.simulation.clients import GROUP, TOPIC, TRIES, Clients, name_of, star
 from tests.simulation.scheduler import Process
 
 from cometmq.client import ConsumeFromWhere, SimpleConsumer, SimpleOptions
-from cometmq.client.simple.receipts import receipt_of
+from cometmq.client.simple.leases import receipt_of
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.pop import TopicKind

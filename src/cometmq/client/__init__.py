@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         PullOptions,
         PushOptions,
         QueueListener,
+        SimpleOptions,
     )
     from cometmq.client.group.process_queue import FlowLimits
     from cometmq.client.group.subscription import filter_class, sql92, tags
@@ -68,15 +69,13 @@ if TYPE_CHECKING:
     from cometmq.client.idempotency.memory import MemoryMarks
     from cometmq.client.idempotency.redis_marks import RedisMarks
     from cometmq.client.producer.options import ProducerOptions
-    from cometmq.client.producer.outgoing import split_batches
+    from cometmq.client.producer.outgoing import reply_to, split_batches
     from cometmq.client.producer.producer import Producer, select_by_random
-    from cometmq.client.producer.request_reply import reply_to
     from cometmq.client.producer.selectors import QueueSelector, select_by_hash
     from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
     from cometmq.client.pull.pull import PullConsumer, PullTurn
     from cometmq.client.signals import stop_on_signal
     from cometmq.client.simple.lite import LiteConsumer
-    from cometmq.client.simple.options import SimpleOptions
     from cometmq.client.simple.simple import SimpleConsumer
     from cometmq.protocol.ids import IdError
     from cometmq.protocol.timers import BadHandle
@@ -180,7 +179,7 @@ _MODULES = {
     "cometmq.client.group.health": "ConsumerHealth QueueHealth",
     "cometmq.client.group.offset_files": "FileOffsets",
     "cometmq.client.group.options": (
-        "ConsumeFromWhere MessageModel OffsetStorage PullOptions PushOptions QueueListener"
+        "ConsumeFromWhere MessageModel OffsetStorage PullOptions PushOptions QueueListener SimpleOptions"
     ),
     "cometmq.client.group.process_queue": "FlowLimits",
     "cometmq.client.group.subscription": "filter_class sql92 tags",
@@ -189,15 +188,13 @@ _MODULES = {
     "cometmq.client.idempotency.memory": "MemoryMarks",
     "cometmq.client.idempotency.redis_marks": "RedisMarks",
     "cometmq.client.producer.options": "ProducerOptions",
-    "cometmq.client.producer.outgoing": "split_batches",
+    "cometmq.client.producer.outgoing": "reply_to split_batches",
     "cometmq.client.producer.producer": "Producer select_by_random",
-    "cometmq.client.producer.request_reply": "reply_to",
     "cometmq.client.producer.selectors": "QueueSelector select_by_hash",
     "cometmq.client.producer.transaction": "TransactionListener TransactionProducer",
     "cometmq.client.pull.pull": "PullConsumer PullTurn",
     "cometmq.client.signals": "stop_on_signal",
     "cometmq.client.simple.lite": "LiteConsumer",
-    "cometmq.client.simple.options": "SimpleOptions",
     "cometmq.client.simple.simple": "SimpleConsumer",
     "cometmq.protocol.ids": "IdError",
     "cometmq.protocol.timers": "BadHandle",

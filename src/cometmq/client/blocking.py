@@ -4,15 +4,17 @@
         producer.send(Message("TopicTest", b"hello"))
 
 Each class runs its asyncio class on one loop in a background thread that all clients of the process share.
-All methods are thread-safe. Their arguments, results, errors and docstrings are those of the asyncio classes.
+All methods are thread-safe. Their arguments, results, errors and docstrings are those of the asyncio classes,
+and so are the arguments and errors of the constructors. There is no argument `client`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 from cometmq.client.async_sends import AsyncSends
 from cometmq.client.blocking_client import (
@@ -26,7 +28,7 @@ from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.stream import MessageStream
-from cometmq.client.group.options import PullOptions, PushOptions
+from cometmq.client.group.options import PullOptions, PushOptions, SimpleOptions
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer
@@ -34,23 +36,17 @@ from cometmq.client.producer.selectors import QueueSelector
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
 from cometmq.client.pull.pull import PullConsumer
 from cometmq.client.simple.lite import LiteConsumer
-from cometmq.client.simple.options import SimpleOptions
-from cometmq.client.simple.simple import SimpleConsumer
+from cometmq.client.simple.simple import LeasingConsumer, SimpleConsumer
 from cometmq.errors import ClientStateError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
+
+L = TypeVar("L", bound=LeasingConsumer)
 
 
 class SyncProducer(BlockingClient[Producer]):
     """A producer with blocking methods. `send_async` and the other `…_async` methods return futures.
 
-    Args:
-        group: The name of the producer group.
-        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
-            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
-        options: The settings of the producer. Default: ProducerOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
+    The arguments are those of Producer.
     """
 
     _twin: Producer
@@ -104,12 +100,9 @@ class SyncProducer(BlockingClient[Producer]):
             ClientStateError: The producer is not running, or the call comes from the producer's own loop.
             TooManySends: A callback calls this method while twice `max_in_flight` sends are in progress.
         """
-
-        def send() -> Coroutine[Any, Any, SendResult]:
-            return self._twin.send(
-                message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s
-            )
-
+        send = partial(
+            self._twin.send, message, queue=queue, selector=selector, argument=argument, timeout_s=timeout_s
+        )
         return self._sends.begin(self._running_thread(), send, callback)
 
     def send_oneway_async(
@@ -123,20 +116,11 @@ class SyncProducer(BlockingClient[Producer]):
     ) -> Future[None]:
         """Send a message as `send_oneway` does, without waiting. Raises the errors of `send_async`.
 
-        Args:
-            message: The message.
-            callback: Called with the future once the message is written to the connection, see `send_async`.
-            queue: The queue to send to. Default: the producer chooses one.
-            selector: A function that chooses the queue.
-            argument: The argument of the selector.
-
         Returns:
-            A future with None, or with the exception that `send_oneway` raises.
+            A future that is done once the message is written to the connection, or that holds the exception
+                that `send_oneway` raises.
         """
-
-        def send() -> Coroutine[Any, Any, None]:
-            return self._twin.send_oneway(message, queue=queue, selector=selector, argument=argument)
-
+        send = partial(self._twin.send_oneway, message, queue=queue, selector=selector, argument=argument)
         return self._sends.begin(self._running_thread(), send, callback)
 
     def send_batch_async(
@@ -147,23 +131,14 @@ class SyncProducer(BlockingClient[Producer]):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send messages as `send_batch` does, without waiting. Raises the errors of `send_async`.
+        """Send messages of one topic as `send_batch` does, without waiting.
 
-        Args:
-            messages: The messages, of one topic.
-            callback: Called with the future once it is done, see `send_async`.
-            queue: The queue to send to. Default: the producer chooses one.
-            timeout_s: The timeout of all tries together, in seconds. Default:
-                `ProducerOptions.send_timeout_s`.
+        The other arguments and the errors are those of `send_async`.
 
         Returns:
             A future with the result, or with the exception that `send_batch` raises.
         """
-        batch = list(messages)
-
-        def send() -> Coroutine[Any, Any, SendResult]:
-            return self._twin.send_batch(batch, queue=queue, timeout_s=timeout_s)
-
+        send = partial(self._twin.send_batch, list(messages), queue=queue, timeout_s=timeout_s)
         return self._sends.begin(self._running_thread(), send, callback)
 
     queues = blocking(Producer.queues)
@@ -173,28 +148,12 @@ class SyncProducer(BlockingClient[Producer]):
     send_many = blocking(Producer.send_many)
     request = blocking(Producer.request)
     recall = blocking(Producer.recall)
-    view_message = blocking(Producer.view_message)
-    query_messages = blocking(Producer.query_messages)
-    min_offset = blocking(Producer.min_offset)
-    max_offset = blocking(Producer.max_offset)
-    offset_by_time = blocking(Producer.offset_by_time)
-    earliest_store_time = blocking(Producer.earliest_store_time)
-    create_topic = blocking(Producer.create_topic)
 
 
 class SyncTransactionProducer(SyncProducer):
-    """A transaction producer with blocking methods.
+    """A transaction producer with blocking methods. The arguments are those of TransactionProducer.
 
-    Args:
-        group: The name of the producer group.
-        listener: Runs and checks local transactions. Its plain methods run in threads, its async methods on
-            the background loop.
-        topics: The topics whose brokers may send transaction checks to this producer before its first send.
-        namesrv: The name servers, as in SyncProducer.
-        options: The settings of the producer. Default: ProducerOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
+    Plain methods of the listener run in threads, async methods on the background loop.
     """
 
     def __init__(
@@ -207,34 +166,18 @@ class SyncTransactionProducer(SyncProducer):
         options: ProducerOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        self._init(
-            TransactionProducer(
-                group,
-                listener,
-                topics=topics,
-                namesrv=namesrv,
-                options=options,
-                client_options=client_options,
-            ),
+        twin = TransactionProducer(
+            group, listener, topics=topics, namesrv=namesrv, options=options, client_options=client_options
         )
+        self._init(twin)
 
     send_in_transaction = blocking(TransactionProducer.send_in_transaction)
 
 
 class SyncPushConsumer(BlockingClient[PushConsumer]):
-    """A push consumer with blocking methods.
+    """A push consumer with blocking methods. The arguments are those of PushConsumer.
 
-    Args:
-        group: The name of the consumer group.
-        listener: The function that consumes messages. A plain function runs in threads, an async function on
-            the background loop.
-        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
-            `sql92(...)` or `filter_class(...)`.
-        namesrv: The name servers, as in SyncProducer.
-        options: The settings of the consumer. Default: PushOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
+    A plain listener runs in threads, an async listener on the background loop.
     """
 
     _has_listener = True
@@ -249,16 +192,10 @@ class SyncPushConsumer(BlockingClient[PushConsumer]):
         options: PushOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(
-            PushConsumer(
-                group,
-                listener,
-                subscriptions,
-                namesrv=namesrv,
-                options=options,
-                client_options=client_options,
-            )
+        twin = PushConsumer(
+            group, listener, subscriptions, namesrv=namesrv, options=options, client_options=client_options
         )
+        super().__init__(twin)
 
     subscribe = blocking(PushConsumer.subscribe)
     unsubscribe = blocking(PushConsumer.unsubscribe)
@@ -268,13 +205,6 @@ class SyncPushConsumer(BlockingClient[PushConsumer]):
     rebalance = blocking(PushConsumer.rebalance)
     persist_offsets = blocking(PushConsumer.persist_offsets)
     send_message_back = blocking(PushConsumer.send_message_back)
-    view_message = blocking(PushConsumer.view_message)
-    query_messages = blocking(PushConsumer.query_messages)
-    min_offset = blocking(PushConsumer.min_offset)
-    max_offset = blocking(PushConsumer.max_offset)
-    offset_by_time = blocking(PushConsumer.offset_by_time)
-    earliest_store_time = blocking(PushConsumer.earliest_store_time)
-    create_topic = blocking(PushConsumer.create_topic)
     assignment: BlockingProperty[tuple[MessageQueue, ...]] = BlockingProperty(PushConsumer.assignment)
     health = blocking_health(PushConsumer.health)
     lag = blocking(PushConsumer.lag)
@@ -283,14 +213,7 @@ class SyncPushConsumer(BlockingClient[PushConsumer]):
 class SyncMessageStream(SyncPushConsumer):
     """A message stream with blocking methods: `for` returns its messages, in one or several threads.
 
-    Args:
-        group: The name of the consumer group.
-        subscriptions: The subscriptions, as in SyncPushConsumer.
-        namesrv: The name servers, as in SyncProducer.
-        options: The settings of the consumer. Default: PushOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
+    The arguments are those of MessageStream.
     """
 
     _has_listener = False
@@ -337,13 +260,7 @@ class SyncMessageStream(SyncPushConsumer):
 class SyncPullConsumer(BlockingClient[PullConsumer]):
     """A pull consumer with blocking methods. Iterating it yields messages of the assigned queues without end.
 
-    Args:
-        group: The name of the consumer group.
-        namesrv: The name servers, as in SyncProducer.
-        options: The settings of the consumer. Default: PullOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
+    The arguments are those of PullConsumer.
     """
 
     def __init__(
@@ -359,9 +276,6 @@ class SyncPullConsumer(BlockingClient[PullConsumer]):
     fetch_queues = blocking(PullConsumer.fetch_queues)
     pull = blocking(PullConsumer.pull)
     pull_blocking = blocking(PullConsumer.pull_blocking)
-    min_offset = blocking(PullConsumer.min_offset)
-    max_offset = blocking(PullConsumer.max_offset)
-    offset_by_time = blocking(PullConsumer.offset_by_time)
     watch_queues = blocking(PullConsumer.watch_queues)
     assign = blocking(PullConsumer.assign)
     assign_topic = blocking(PullConsumer.assign_topic)
@@ -376,10 +290,6 @@ class SyncPullConsumer(BlockingClient[PullConsumer]):
     health = blocking_health(PullConsumer.health)
     lag = blocking(PullConsumer.lag)
     send_message_back = blocking(PullConsumer.send_message_back)
-    view_message = blocking(PullConsumer.view_message)
-    query_messages = blocking(PullConsumer.query_messages)
-    earliest_store_time = blocking(PullConsumer.earliest_store_time)
-    create_topic = blocking(PullConsumer.create_topic)
     assignment: BlockingProperty[tuple[MessageQueue, ...]] = BlockingProperty(PullConsumer.assignment)
     problems: BlockingProperty[dict[MessageQueue, str]] = BlockingProperty(PullConsumer.problems)
     pause = on_loop(PullConsumer.pause)
@@ -398,19 +308,16 @@ class SyncPullConsumer(BlockingClient[PullConsumer]):
         return self._twin._iterate_in_thread(self._run)  # noqa: SLF001 - it is made for this
 
 
-class SyncSimpleConsumer(BlockingClient[SimpleConsumer]):
-    """A simple consumer with blocking methods.
+class _SyncLeasingConsumer(BlockingClient[L]):
+    receive = blocking(LeasingConsumer.receive)
+    ack = blocking(LeasingConsumer.ack)
+    change_invisibility = blocking(LeasingConsumer.change_invisibility)
+    dead_letter = blocking(LeasingConsumer.dead_letter)
+    problems: BlockingProperty[dict[tuple[str, str], str]] = BlockingProperty(LeasingConsumer.problems)
 
-    Args:
-        group: The name of the consumer group.
-        subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
-            `sql92(...)`.
-        namesrv: The name servers, as in SyncProducer.
-        options: The settings of the consumer. Default: SimpleOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
-    Raises MessageIllegal for an illegal name, ConfigError for an invalid setting.
-    """
+class SyncSimpleConsumer(_SyncLeasingConsumer[SimpleConsumer]):
+    """A simple consumer with blocking methods. The arguments are those of SimpleConsumer."""
 
     def __init__(
         self,
@@ -421,41 +328,17 @@ class SyncSimpleConsumer(BlockingClient[SimpleConsumer]):
         options: SimpleOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(
-            SimpleConsumer(
-                group, subscriptions, namesrv=namesrv, options=options, client_options=client_options
-            )
+        twin = SimpleConsumer(
+            group, subscriptions, namesrv=namesrv, options=options, client_options=client_options
         )
+        super().__init__(twin)
 
     subscribe = blocking(SimpleConsumer.subscribe)
     unsubscribe = blocking(SimpleConsumer.unsubscribe)
-    receive = blocking(SimpleConsumer.receive)
-    ack = blocking(SimpleConsumer.ack)
-    change_invisibility = blocking(SimpleConsumer.change_invisibility)
-    dead_letter = blocking(SimpleConsumer.dead_letter)
-    problems: BlockingProperty[dict[tuple[str, str], str]] = BlockingProperty(SimpleConsumer.problems)
-    view_message = blocking(SimpleConsumer.view_message)
-    query_messages = blocking(SimpleConsumer.query_messages)
-    min_offset = blocking(SimpleConsumer.min_offset)
-    max_offset = blocking(SimpleConsumer.max_offset)
-    offset_by_time = blocking(SimpleConsumer.offset_by_time)
-    earliest_store_time = blocking(SimpleConsumer.earliest_store_time)
-    create_topic = blocking(SimpleConsumer.create_topic)
 
 
-class SyncLiteConsumer(BlockingClient[LiteConsumer]):
-    """A consumer of lite topics with blocking methods.
-
-    Args:
-        group: The name of the consumer group.
-        parent: The parent topic.
-        lite_topics: The lite topics to which the consumer is subscribed from the start.
-        namesrv: The name servers, as in SyncProducer.
-        options: The settings of the consumer. Default: SimpleOptions().
-        client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
-
-    Raises MessageIllegal for an illegal name.
-    """
+class SyncLiteConsumer(_SyncLeasingConsumer[LiteConsumer]):
+    """A consumer of lite topics with blocking methods. The arguments are those of LiteConsumer."""
 
     def __init__(
         self,
@@ -467,24 +350,11 @@ class SyncLiteConsumer(BlockingClient[LiteConsumer]):
         options: SimpleOptions | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(
-            LiteConsumer(
-                group, parent, lite_topics, namesrv=namesrv, options=options, client_options=client_options
-            )
+        twin = LiteConsumer(
+            group, parent, lite_topics, namesrv=namesrv, options=options, client_options=client_options
         )
+        super().__init__(twin)
 
     lite_topics: BlockingProperty[frozenset[str]] = BlockingProperty(LiteConsumer.lite_topics)
     subscribe = blocking(LiteConsumer.subscribe)
     unsubscribe = blocking(LiteConsumer.unsubscribe)
-    receive = blocking(LiteConsumer.receive)
-    ack = blocking(LiteConsumer.ack)
-    change_invisibility = blocking(LiteConsumer.change_invisibility)
-    dead_letter = blocking(LiteConsumer.dead_letter)
-    problems: BlockingProperty[dict[tuple[str, str], str]] = BlockingProperty(LiteConsumer.problems)
-    view_message = blocking(LiteConsumer.view_message)
-    query_messages = blocking(LiteConsumer.query_messages)
-    min_offset = blocking(LiteConsumer.min_offset)
-    max_offset = blocking(LiteConsumer.max_offset)
-    offset_by_time = blocking(LiteConsumer.offset_by_time)
-    earliest_store_time = blocking(LiteConsumer.earliest_store_time)
-    create_topic = blocking(LiteConsumer.create_topic)

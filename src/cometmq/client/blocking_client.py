@@ -16,19 +16,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
 from cometmq.client.cluster.life_cycle import not_running
-from cometmq.client.consumer.push import PushConsumer
+from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.group.health import ConsumerHealth
 from cometmq.client.loop_thread import LoopThread
-from cometmq.client.producer.producer import Producer
-from cometmq.client.producer.transaction import TransactionProducer
-from cometmq.client.pull.pull import PullConsumer
-from cometmq.client.simple.lite import LiteConsumer
-from cometmq.client.simple.simple import SimpleConsumer
 from cometmq.errors import ClientStateError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-C = TypeVar("C", Producer, TransactionProducer, PushConsumer, PullConsumer, SimpleConsumer, LiteConsumer)
+C = TypeVar("C", bound=QueryClient)
 
 
 def blocking(
@@ -232,3 +227,11 @@ class BlockingClient(Generic[C]):
             state = self._twin.state
             raise not_running(self._name, "stopping" if state == "running" else state)
         return thread
+
+    view_message = blocking(QueryClient.view_message)
+    query_messages = blocking(QueryClient.query_messages)
+    min_offset = blocking(QueryClient.min_offset)
+    max_offset = blocking(QueryClient.max_offset)
+    offset_by_time = blocking(QueryClient.offset_by_time)
+    earliest_store_time = blocking(QueryClient.earliest_store_time)
+    create_topic = blocking(QueryClient.create_topic)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.client.cluster.workers import for_each
+from cometmq.client.group.options import MAX_MESSAGES
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
-from cometmq.client.simple.options import MAX_MESSAGES
 from cometmq.errors import BrokerError, CometError, Transient
 from cometmq.integrations.kombu_session import PAUSE_S, RETRY_S, QueueConsumer, Session, Settlement
 from cometmq.message import MessageExt, MessageQueue

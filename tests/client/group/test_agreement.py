@@ -11,7 +11,7 @@ from tests.kit.waiting import until
 
 from cometmq import ClientOptions, Message, Producer, PullConsumer, PushConsumer
 from cometmq.client.group import subscription
-from cometmq.client.group.agreement import disagreements
+from cometmq.client.group.member import disagreements
 from cometmq.protocol.bodies import ClientConnection, ConsumerConnection, SubscriptionData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame

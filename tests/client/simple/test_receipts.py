@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.client.simple.receipts import attach_receipts, receipt_of
+from cometmq.client.simple.leases import attach_receipts, receipt_of
 from cometmq.errors import MessageIllegal
 from cometmq.message import MessageExt
 from cometmq.protocol.headers import PopMessageResponseHeader

@@ -345,7 +345,10 @@ class ClientInstance(LifeCycle):
 
     def _is_named(self, topic: str) -> bool:
         """Return whether a consumer or transaction producer has named the topic."""
-        return any(topic in each.topics() for each in (*self.consumers.values(), *self.transactions.values()))
+        consumers, producers = self.consumers.values(), self.transactions.values()
+        return any(topic in each.topics() for each in consumers) or any(
+            topic in each.topics() for each in producers
+        )
 
     async def _exempt_reply_topics(self, topic: str) -> None:
         """Exempt each cluster's reply topic from the namespace, but no other topic with a similar name."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from cometmq import logs
 from cometmq.client.cluster.hooks import kept
@@ -20,20 +20,25 @@ from cometmq.client.consumer.concurrent import OVERDUE_LEVEL, Concurrent, failed
 from cometmq.client.consumer.consume_mode import ModeUser
 from cometmq.client.consumer.listener import ConsumeContext, OrderlyContext, OrderlyStatus
 from cometmq.client.consumer.orderly_queue import suspension_s
-from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.group import ConsumerGroup, Group
 from cometmq.client.group.offsets import start_offset
-from cometmq.client.group.options import ConsumeFromWhere
+from cometmq.client.group.options import MAX_MESSAGES, ConsumeFromWhere
 from cometmq.client.group.process_queue import Batch, LeasedQueue, ProcessQueue
 from cometmq.client.group.subscription import Subscription
-from cometmq.client.simple.group_settings import Retries, is_popped, read_retries
 from cometmq.client.simple.leases import Leases
-from cometmq.client.simple.options import MAX_MESSAGES
 from cometmq.client.simple.receiving import Receiver
 from cometmq.errors import BodyTooLarge, BrokerError, CometError, ConfigError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic, Tasks
-from cometmq.protocol.bodies.retry_policy import DELAY_LEVELS_S
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.bodies import (
+    RETRY_MAX_TIMES,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+    SubscriptionGroupConfig,
+)
+from cometmq.protocol.bodies.retry_policy import DEFAULT, DELAY_LEVELS_S, RetryPolicy, policy_of
+from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.headers import GetSubscriptionGroupConfigRequestHeader
 from cometmq.protocol.record.layout import COMPRESSED
 
 log = logs.logger("cometmq.client.consumer")
@@ -43,6 +48,61 @@ _AT_ONCE = 32
 """The maximum number of concurrent requests about leases or topics."""
 _WAIT_S = 15.0
 """How long, in seconds, one call of the receiver waits for messages."""
+
+
+class Retries(NamedTuple):
+    """When and how often a failed message is delivered again.
+
+    Attributes:
+        max_times: The maximum number of retries. After that many, a message that fails is a dead letter.
+        policy: The delays before the retries.
+    """
+
+    max_times: int = RETRY_MAX_TIMES
+    policy: RetryPolicy = DEFAULT
+
+
+async def read_retries(group: Group, topic: str, known: Retries) -> Retries:
+    """Return the settings of a group about retries, from a broker of the topic.
+
+    Return `known` if the broker does not report it: the member may have no right to read it.
+    """
+    instance = group.instance
+    header = GetSubscriptionGroupConfigRequestHeader(group=group.name)
+    code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+    for addr in instance.routes.readers_of(topic)[:1]:
+        try:
+            config = await instance.brokers.fetch(addr, code, SubscriptionGroupConfig, header)
+        except CometError as error:
+            log.debug("the retry policy of group %s cannot be read: %s", group.name, error)
+        else:
+            return Retries(config.retry_max_times, policy_of(config))
+    return known
+
+
+async def is_popped(group: Group, topic: str, known: bool) -> bool:
+    """Return whether the operator has set a group's consume mode for a topic to POP.
+
+    Return `known` if the broker does not report the mode.
+    """
+    instance = group.instance
+    # To a member that broadcasts, a broker reports all queues, even if it does not know the member yet.
+    body = QueryAssignmentRequestBody(
+        topic=instance.namespace.wrap(topic),
+        consumer_group=instance.namespace.wrap(group.name),
+        client_id=instance.client_id,
+        strategy_name="AVG",
+        message_model="BROADCASTING",
+    ).encode()
+    for addr in instance.routes.readers_of(topic)[:1]:
+        try:
+            answer = await instance.brokers.call(addr, RequestCode.QUERY_ASSIGNMENT, body=body, topic=topic)
+            found = QueryAssignmentResponseBody.decode(answer.body).message_queue_assignments
+        except CometError as error:
+            log.debug("the consume mode of group %s for %s cannot be read: %s", group.name, topic, error)
+        else:
+            return found[0].mode == "POP" if found else known
+    return known
 
 
 @dataclass(slots=True, eq=False)

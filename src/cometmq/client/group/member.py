@@ -1,24 +1,105 @@
-"""The common code of push and pull consumers as members of a group.
-
-It creates heartbeats, compares subscriptions with those of other members, and reports to administrators.
-"""
+"""The common code of consumers as members of a group: heartbeats, equal subscriptions, reports."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping
 
-from cometmq.client.group.agreement import Agreement
+from cometmq import logs
 from cometmq.client.group.group import Group
-from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, ProcessQueueInfo
-from cometmq.protocol.codes import VERSION_4_9_7, version_name
+from cometmq.errors import CometError, CommandError
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerConnection,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+)
+from cometmq.protocol.codes import VERSION_4_9_7, ResponseCode, version_name
+from cometmq.protocol.subscriptions import Wants, describe_differences, differences, wants_of
+
+log = logs.logger("cometmq.client.consumer")
+
+_PATIENCE_S = 3.0
+_MAX_TOPICS_NAMED = 10
+"""Maximum number of topics that a warning names one by one, because members may subscribe to thousands."""
+_ANOTHER = "another member"
+
+
+class Agreement:
+    """The comparison of this member's subscriptions with those of the other members of its group.
+
+    A broker stores a single subscription per group and topic. A member whose subscription differs from it
+    misses messages without an error (docs/reference/storage.md, Subscriptions of a group). A broker may store only the subscriptions of the group's latest heartbeat. The comparison therefore takes
+    place before each heartbeat of this member: after it, the broker would return this member's own
+    subscriptions.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.problems: tuple[str, ...] = ()
+        self._differed: tuple[Wants, set[str]] = frozenset(), set()
+        """This member's subscriptions and the set of the other members at the last update of `problems`."""
+
+    async def compare(self) -> None:
+        """Compare the subscriptions, and log new differences."""
+        group = self._group
+        instance = group.instance
+        own = wants_of([each.data() for each in group.subscriptions.values()])
+        addr = next((a for topic in group.subscriptions for a in instance.routes.readers_of(topic)), None)
+        if addr is None:
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                found = await instance.brokers.consumer_connection(addr, group.name)
+        except (CometError, TimeoutError):
+            return  # nothing to compare: the broker did not report any members
+        differing = disagreements(instance.client_id, own, found)
+        problems = tuple(differing[:_MAX_TOPICS_NAMED])
+        if len(differing) > _MAX_TOPICS_NAMED:
+            problems += (f"members differ in {len(differing)} topics in all",)
+        others = {each.client_id for each in found.connection_set} - {instance.client_id}
+        wanted, were = self._differed
+        if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
+            # Keep the earlier problems. The broker stores only the subscriptions of the latest heartbeat,
+            # which may be this member's own, so the comparison does not show that the members agree.
+            return
+        for problem in set(problems).difference(self.problems):
+            log.warning("group %s: %s", group.name, problem)
+        self.problems, self._differed = problems, (own, others)
+
+
+def _distinguishes_members(found: ConsumerConnection) -> bool:
+    """Return whether the broker reports each member's subscriptions.
+
+    Apache's broker reports only the subscriptions of the last heartbeat.
+    """
+    return any(each.subscriptions is not None for each in found.connection_set)
+
+
+def disagreements(client_id: str, own: Wants, found: ConsumerConnection) -> list[str]:
+    """Return the differences between the subscriptions of a member and of the others, each as a sentence."""
+    members = {
+        each.client_id: frozenset((each.subscriptions or {}).items())
+        for each in found.connection_set
+        if each.subscriptions is not None
+    }
+    if not _distinguishes_members(found) and {each.client_id for each in found.connection_set} - {client_id}:
+        members[_ANOTHER] = wants_of(found.subscription_table.values())
+    members[client_id] = own
+    return [
+        f"members subscribe {topic} differently, and messages may be lost: {describe_differences(said)}"
+        for topic, said in differences(members).items()
+    ]
 
 
 class Member:
     """The methods of a `ConsumerPeer` that push and pull consumers share."""
 
     consume_type: str
+    kind = ""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -46,6 +127,10 @@ class Member:
 
     async def compare_subscriptions(self) -> None:
         await self.agreement.compare()
+
+    async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
+        """Refuse an administrator's request to consume a message: only a push consumer has a listener."""
+        raise CommandError(ResponseCode.SYSTEM_ERROR, f"{message.msg_id}: a {self.kind} has no listener")
 
     def lite_unsubscribed(self, lite_topic: str) -> None:
         """Do nothing: only consumers of lite topics subscribe to them."""

@@ -24,8 +24,7 @@ from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
 from cometmq.client.cluster.workers import call_hook, for_each
 from cometmq.client.producer.options import ProducerOptions
-from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
-from cometmq.client.producer.request_reply import as_request
+from cometmq.client.producer.outgoing import Outgoing, as_request, prepare, prepare_batch
 from cometmq.client.producer.retry import SendAttempts
 from cometmq.client.producer.selectors import QueueSelector, RoundRobin, SlowBrokers
 from cometmq.errors import (

@@ -9,11 +9,14 @@ from functools import partial
 from typing import Any
 
 from cometmq.client.cluster.traces import trace_polled
+from cometmq.client.consumer.rebalance import Rebalance
 from cometmq.client.group.group import Group
 from cometmq.client.group.health import QueueHealth
+from cometmq.client.group.member import Member
 from cometmq.client.pull.reading_ahead import Fetched, Fetcher, PullAt
 from cometmq.client.pull.schedule import Schedule
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import ConsumerRunningInfo, ProcessQueueInfo
 
 
 class Polling:
@@ -241,3 +244,38 @@ class Polling:
         for queue, offset in consumed.items():
             store.update(queue, offset)
         await store.persist()
+
+
+class PullSession(Member):
+    """The group membership of a pull consumer. Implements ConsumerPeer."""
+
+    consume_type = "CONSUME_ACTIVELY"
+    kind = "pull consumer"
+
+    def __init__(self, group: Group, holder: Polling) -> None:
+        super().__init__(group)
+        self._holder = holder
+        self.rebalance = Rebalance(group, holder)
+        group.instance.register_consumer(group.name, self)
+
+    async def join(self) -> None:
+        """Announce the subscriptions in heartbeats, then rebalance the queues."""
+        await self.group.instance.refresh_routes(self.group.subscriptions)
+        await super().join()
+        await self.rebalance.run()
+        self.rebalance.start()
+
+    def wake_rebalance(self) -> None:
+        self.rebalance.wake()
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+        """Apply an administrator's offset reset to the queues assigned to this member."""
+        async with self.rebalance.lock:
+            for queue in set(table).intersection(self._holder.queues):
+                await self._holder.move(queue, table[queue])
+            await self.group.offsets.try_persist(table)
+
+    def running_info(self) -> ConsumerRunningInfo:
+        memory = self.group.offsets.memory
+        queues = self._holder.queues
+        return self.info_of({queue: ProcessQueueInfo(commit_offset=memory(queue) or 0) for queue in queues})

@@ -44,8 +44,7 @@ from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription
-from cometmq.client.pull.polling import Polling
-from cometmq.client.pull.pull_session import PullSession
+from cometmq.client.pull.polling import Polling, PullSession
 from cometmq.client.pull.schedule import NEXT_DELAY_S, Schedule
 from cometmq.client.pull.single_pulls import SinglePulls
 from cometmq.errors import ClientStateError, ConfigError, shown
@@ -175,7 +174,7 @@ class PullConsumer(SinglePulls):
             if self._queue_watch is not None:
                 await self._queue_watch.stop()
             if self._session is not None:
-                await self._session.leave()
+                await self._session.rebalance.stop()
             if self._polled is not None:
                 await self._polled.close()
             if drain:

@@ -10,7 +10,7 @@ from cometmq.client.cluster.decoding import MAX_BODY, decode_pulled
 from cometmq.client.cluster.requests import succeeded
 from cometmq.client.group.group import Group
 from cometmq.client.group.subscription import Subscription
-from cometmq.client.simple.receipts import attach_receipts, receipt_of
+from cometmq.errors import MessageIllegal
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
 from cometmq.protocol.bodies.pop import pack_acks
@@ -25,8 +25,8 @@ from cometmq.protocol.headers import (
     PopMessageRequestHeader,
     PopMessageResponseHeader,
 )
-from cometmq.protocol.pop import ReceiptHandle
-from cometmq.protocol.properties.values import POP_CK, UNIQ_KEY
+from cometmq.protocol.pop import PopFormatError, ReceiptHandle, Receipts
+from cometmq.protocol.properties.values import FIRST_POP_TIME, POP_CK, UNIQ_KEY
 
 ALL_QUEUES = -1
 """The queue id that stands for all queues of a broker."""
@@ -242,6 +242,45 @@ class Leases:
         addr = await self._instance.find_addr(queue)
         brokers = self._instance.brokers
         return addr, await brokers.ask(addr, request, wait_s + max(brokers.timeout_s, _ANSWER_S))
+
+
+def attach_receipts(
+    messages: Iterable[MessageExt], header: PopMessageResponseHeader, topic: str, broker_name: str
+) -> None:
+    """Add the receipt handle to each message of a response, and restore its topic.
+
+    Args:
+        messages: The messages of the response.
+        header: The header of the response.
+        topic: The topic of the request, which replaces the retry topic in a message.
+        broker_name: The broker that sent the response.
+
+    Raises:
+        PopFormatError: A field of the header is invalid.
+    """
+    receipts = Receipts(header, topic, broker_name)
+    for message in messages:
+        handle, deliveries = receipts.of(message)
+        message.properties[POP_CK] = handle.encode()
+        message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
+        message.topic = topic
+        message.reconsume_times = deliveries
+
+
+def receipt_of(message: MessageExt) -> ReceiptHandle:
+    """Return the receipt handle of a received message.
+
+    Raises:
+        MessageIllegal: The message has no valid handle, because it was not returned by receive().
+    """
+    text = message.properties.get(POP_CK)
+    try:
+        if text is not None and (handle := ReceiptHandle.decode(text)).offset is not None:
+            return handle
+    except PopFormatError:
+        pass
+    problem = f"message {message.msg_id} has no receipt handle: receive() of a simple consumer returns one"
+    raise MessageIllegal(problem, message.topic, POP_CK)
 
 
 def _offset(handle: ReceiptHandle) -> int:

@@ -26,12 +26,10 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import succeeded
 from cometmq.client.group.group import Group
-from cometmq.client.group.options import ConsumeFromWhere
+from cometmq.client.group.options import ConsumeFromWhere, SimpleOptions
 from cometmq.client.group.subscription import as_subscriptions
 from cometmq.client.simple.leases import ALL_QUEUES, EMPTY, Leases, Target
-from cometmq.client.simple.options import SimpleOptions
-from cometmq.client.simple.session import SimpleSession
-from cometmq.client.simple.simple import LeasingConsumer
+from cometmq.client.simple.simple import LeasingConsumer, SimpleSession
 from cometmq.errors import CometError, ConfigError, MessageIllegal
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic

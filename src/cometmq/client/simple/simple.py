@@ -12,14 +12,23 @@ RocketMQ 5 and CometMQ support this kind of consumption (POP).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.options import ClientOptions, check_range
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.group import Group
-from cometmq.client.group.options import LEASE_RANGE_S, ConsumeFromWhere, MemberOptions
+from cometmq.client.group.member import Member
+from cometmq.client.group.options import (
+    CHANGE_RANGE_S,
+    LEASE_RANGE_S,
+    MAX_MESSAGES,
+    WAIT_RANGE_S,
+    ConsumeFromWhere,
+    MemberOptions,
+    SimpleOptions,
+)
 from cometmq.client.group.subscription import (
     Expression,
     Subscription,
@@ -29,15 +38,28 @@ from cometmq.client.group.subscription import (
     refuse_filter_class,
 )
 from cometmq.client.simple.leases import Leases
-from cometmq.client.simple.options import (
-    CHANGE_RANGE_S,
-    MAX_MESSAGES,
-    WAIT_RANGE_S,
-    SimpleOptions,
-)
 from cometmq.client.simple.receiving import Receiver
-from cometmq.client.simple.session import SimpleSession
-from cometmq.message import MessageExt
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.bodies import ConsumerRunningInfo
+
+
+class SimpleSession(Member):
+    """The group membership of a simple consumer (ConsumerPeer).
+
+    No queue is assigned to a member, and brokers alone store the group's offsets.
+    """
+
+    consume_type = "CONSUME_POP"
+    kind = "simple consumer"
+
+    def wake_rebalance(self) -> None:
+        """Do nothing: members share all queues."""
+
+    async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
+        """Do nothing: the broker has reset its own offsets."""
+
+    def running_info(self) -> ConsumerRunningInfo:
+        return self.info_of({})
 
 
 class LeasingConsumer(QueryClient):
