@@ -345,10 +345,11 @@ class ClientInstance(LifeCycle):
 
     def _is_named(self, topic: str) -> bool:
         """Return whether a consumer or transaction producer has named the topic."""
-        consumers, producers = self.consumers.values(), self.transactions.values()
-        return any(topic in each.topics() for each in consumers) or any(
-            topic in each.topics() for each in producers
-        )
+        return any(topic in peer.topics() for peer in self._peers)
+
+    @property
+    def _peers(self) -> list[ConsumerPeer | TransactionPeer]:
+        return [*self.consumers.values(), *self.transactions.values()]
 
     async def _exempt_reply_topics(self, topic: str) -> None:
         """Exempt each cluster's reply topic from the namespace, but no other topic with a similar name."""
@@ -390,10 +391,7 @@ class ClientInstance(LifeCycle):
         """
         wanted = set(self.routes.topics) if topics is None else set(topics)
         if topics is None:
-            for consumer in self.consumers.values():
-                wanted.update(consumer.topics())
-            for producer in self.transactions.values():
-                wanted.update(producer.topics())
+            wanted.update(*(peer.topics() for peer in self._peers))
             wanted -= self._forget_routes()
             self._settling = {
                 topic: task for topic, task in self._settling.items() if topic in wanted or not task.done()

@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 
 from cometmq import logs
-from cometmq.client.consumer.consume_mode import ModeUser
+from cometmq.client.consumer.consume_mode import ConsumeMode, ModeUser
 from cometmq.client.consumer.handoff import Handoff
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus
-from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
+from cometmq.client.consumer.retry_topic import check_delay_level
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.periodic import Tasks
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -31,27 +30,20 @@ OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16
 
 
-class Concurrent:
+class Concurrent(ConsumeMode[ConsumeContext, ConsumeStatus]):
     """The consume mode of a listener that does not require message order."""
 
     success = ConsumeStatus.SUCCESS
     later = ConsumeStatus.RECONSUME_LATER
     handled = (ConsumeStatus.SUCCESS,)
-    repeats = False
 
     def __init__(self, group: ConsumerGroup, user: ModeUser) -> None:
-        self._group = group
-        self._user = user
+        super().__init__(group, user)
         self._handoff: Handoff | None = None
         if group.clustering and group.options.handover_timeout_s > 0:
             self._handoff = Handoff(group)
-        self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
-        self._pauses = Tasks()
 
     # -- queues
-
-    async def pulled_topics(self) -> Collection[str]:
-        return self._group.subscriptions
 
     def start(self) -> None:
         if self._handoff is not None:
@@ -66,12 +58,6 @@ class Concurrent:
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         return queues if self._handoff is None else await self._handoff.take(queues, alone=alone)
 
-    def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
-        return ProcessQueue(queue, offset, now)
-
-    def drop(self, queue: ProcessQueue) -> None:
-        queue.dropped = True
-
     async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
         if self._handoff is not None:
             self._handoff.leave(queues)
@@ -83,19 +69,6 @@ class Concurrent:
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
         if self._handoff is not None:
             await self._handoff.finish_rebalance(held)
-
-    def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return None, because locks are reported to administrators for orderly consumers only."""
-
-    def holds(self, queue: MessageQueue) -> bool:
-        del queue
-        return False
-
-    def drop_expired(self) -> None:
-        """Do nothing: the next rebalance requests expired locks again."""
-
-    def wake(self) -> None:
-        """Do nothing: the next rebalance requests the locks of queues that other members hand over."""
 
     # -- batches
 

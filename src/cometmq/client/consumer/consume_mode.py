@@ -1,14 +1,16 @@
-"""The interface of a consume mode: everything that differs between concurrent and orderly consumption."""
+"""The base of the consume modes: everything that differs between concurrent and orderly consumption."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageQueue
+from cometmq.periodic import Tasks
 
 C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
@@ -34,20 +36,23 @@ class ModeUser(Protocol):
         """Drop queues that another member may already consume."""
 
 
-class ConsumeMode(Protocol[C, S]):
-    """The interface of a consume mode. C: the context of a listener call, S: the results of listeners."""
+class ConsumeMode(Generic[C, S]):
+    """The base of a consume mode. C: the context of a listener call, S: the results of listeners."""
 
     success: S
     """The listener result for consumed messages."""
     later: S
     """The result that is assumed if the listener raises an exception."""
-    repeats: bool
+    handled: Collection[S]
+    """The listener results after which messages count as consumed."""
+    repeats = False
     """Whether the consume mode delivers a batch again by itself if the acknowledgement of the batch fails."""
-    retry_topic: RetryTopic
 
-    @property
-    def handled(self) -> Collection[S]:
-        """The listener results after which messages count as consumed."""
+    def __init__(self, group: ConsumerGroup, user: ModeUser) -> None:
+        self._group = group
+        self._user = user
+        self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
+        self._pauses = Tasks()
 
     # -- batches
 
@@ -65,6 +70,7 @@ class ConsumeMode(Protocol[C, S]):
 
         Raises ConfigError for an invalid delay level.
         """
+        raise NotImplementedError
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Log listener calls that take longer than `timeout_s`. Send back their messages if possible."""
@@ -73,18 +79,22 @@ class ConsumeMode(Protocol[C, S]):
 
     async def pulled_topics(self) -> Collection[str]:
         """Return the topics whose queues are divided among the members. Called before each rebalance."""
+        return self._group.subscriptions
 
     def start(self) -> None:
         """Start to renew the locks of queues. A consume mode without locks does nothing."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Return those of `queues` that this member may consume now, see `Holder.claim`."""
+        raise NotImplementedError
 
     def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
         """Return the process queue for an assigned queue, None if the queue may no longer be pulled."""
+        return ProcessQueue(queue, offset, now)
 
     def drop(self, queue: ProcessQueue) -> None:
         """Ignore the results of a queue's batches from now on."""
+        queue.dropped = True
 
     async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
         """Stop consuming revoked queues, store their offsets, and release their locks if there are any."""
@@ -95,11 +105,12 @@ class ConsumeMode(Protocol[C, S]):
     def locked_at(self, queue: MessageQueue) -> float | None:
         """Return the time (on the clock `boottime`) at which the broker last confirmed the queue's lock.
 
-        Return None if this member does not hold the lock.
+        Return None if this member does not hold the lock, and in a mode whose locks are not reported.
         """
 
     def holds(self, queue: MessageQueue) -> bool:
         """Return whether the queue is locked for this member."""
+        return self.locked_at(queue) is not None
 
     def drop_expired(self) -> None:
         """Drop the queues whose lock has expired."""

@@ -12,11 +12,10 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 
 from cometmq import logs
-from cometmq.client.consumer.consume_mode import ModeUser
+from cometmq.client.consumer.consume_mode import ConsumeMode, ModeUser
 from cometmq.client.consumer.listener import OrderlyContext, OrderlyStatus
 from cometmq.client.consumer.orderly_queue import OrderlyQueue, suspension_s
 from cometmq.client.consumer.queue_locks import RETRY_INTERVAL_S, QueueLocks
-from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.errors import CometError, ConfigError
@@ -26,7 +25,7 @@ from cometmq.periodic import Tasks
 log = logs.logger("cometmq.client.consumer.orderly")
 
 
-class Orderly:
+class Orderly(ConsumeMode[OrderlyContext, OrderlyStatus]):
     """The consume mode of an orderly listener."""
 
     success = OrderlyStatus.SUCCESS
@@ -35,20 +34,14 @@ class Orderly:
     repeats = True
 
     def __init__(self, group: ConsumerGroup, user: ModeUser) -> None:
-        self._group = group
-        self._user = user
+        super().__init__(group, user)
         self.locks = QueueLocks(group.instance, group.name, self._locks_lost)
-        self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
-        self._pauses = Tasks()
         self._leaving: dict[MessageQueue, OrderlyQueue] = {}
         self._called: set[MessageQueue] = set()
         """The queues whose messages a listener call is processing."""
         self._tasks = Tasks()
 
     # -- assignment and release of queues
-
-    async def pulled_topics(self) -> Collection[str]:
-        return self._group.subscriptions
 
     def start(self) -> None:
         self.locks.start()
@@ -72,7 +65,7 @@ class Orderly:
         return OrderlyQueue(queue, offset, now) if self.locks.holds(queue) else None
 
     def drop(self, queue: ProcessQueue) -> None:
-        queue.dropped = True
+        super().drop(queue)
         self._leave(queue)
 
     async def revoke(self, queues: Sequence[ProcessQueue]) -> None:

@@ -32,9 +32,9 @@ class Agreement:
     """The comparison of this member's subscriptions with those of the other members of its group.
 
     A broker stores a single subscription per group and topic. A member whose subscription differs from it
-    misses messages without an error (docs/reference/storage.md, Subscriptions of a group). A broker may store only the subscriptions of the group's latest heartbeat. The comparison therefore takes
-    place before each heartbeat of this member: after it, the broker would return this member's own
-    subscriptions.
+    misses messages without an error (docs/reference/storage.md, Subscriptions of a group). A broker may store
+    only the subscriptions of the group's latest heartbeat. The comparison therefore takes place before each
+    heartbeat of this member: after it, the broker would return this member's own subscriptions.
     """
 
     def __init__(self, group: Group) -> None:

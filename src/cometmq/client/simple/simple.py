@@ -288,15 +288,8 @@ class SimpleConsumer(LeasingConsumer):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        super().__init__(
-            "simple consumer",
-            group,
-            as_subscriptions(subscriptions),
-            namesrv,
-            options,
-            client,
-            client_options,
-        )
+        wanted = as_subscriptions(subscriptions)
+        super().__init__("simple consumer", group, wanted, namesrv, options, client, client_options)
         for subscription in self._subscriptions.values():
             refuse_filter_class(subscription)
 
