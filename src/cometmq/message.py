@@ -16,17 +16,9 @@ from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import NAME_END, VALUE_END, is_reserved
 
 __all__ = [
-    "Message",
-    "MessageExt",
-    "MessageQueue",
-    "PullResult",
-    "PullStatus",
-    "SendResult",
-    "SendStatus",
-    "TransactionSendResult",
-    "TransactionState",
-    "WaitingMessage",
-]
+    "Message", "MessageExt", "MessageQueue", "PullResult", "PullStatus", "SendResult", "SendStatus",
+    "TransactionSendResult", "TransactionState", "WaitingMessage",
+]  # fmt: skip
 
 
 class Message(msgspec.Struct, kw_only=False):

@@ -185,11 +185,7 @@ class Inert:
             a warning.
     """
 
-    def __init__(
-        self,
-        without_use: Mapping[str, str],
-        not_built: Mapping[str, str],
-    ) -> None:
+    def __init__(self, without_use: Mapping[str, str], not_built: Mapping[str, str]) -> None:
         self._not_built = not_built
         self.defaults = {**without_use, **not_built}
 

@@ -105,55 +105,48 @@ class ClientInstance(LifeCycle):
     def __init__(
         self, namesrv: str | Sequence[str] | None = None, options: ClientOptions | None = None
     ) -> None:
-        self.options = options if options is not None else ClientOptions()
-        domain = self.options.namesrv_domain
+        self.options = options = options if options is not None else ClientOptions()
+        domain = options.namesrv_domain
         addrs = namesrv_addresses(namesrv, domain)
-        address = self.options.client_ip or local_address(addrs[0] if addrs else domain or "")
+        address = options.client_ip or local_address(addrs[0] if addrs else domain or "")
         self.client_id = client_id_of(address, self.options)
-        super().__init__(f"client {self.client_id}")
+        name = f"client {self.client_id}"
+        super().__init__(name)
         self.keys = KeyMaker(address)
         self.consumers: dict[str, ConsumerPeer] = {}
         self.transactions: dict[str, TransactionPeer] = {}
         self._producers: dict[str, int] = {}
         self.replies = Replies()
-        given = self.options.namespace
+        given = options.namespace
         self.namespace = Namespace(
             instance_of(addrs) if given is None else given,
-            self.options.namespace_v2 or "",
-            set() if self.options.trace is None else {self.options.trace.topic},
+            options.namespace_v2 or "",
+            set() if options.trace is None else {options.trace.topic},
         )
         self._requests = ServerRequests(self.consumers, self.transactions, self.replies, self.namespace)
         self.remoting = RemotingClient(
             handlers_of(self._requests),
             on_close=self._connection_closed,
-            outgoing=_before_leaving(
-                self.namespace, self.options.credentials, self.options.sign_to_name_servers
-            ),
-            ssl_context=self.options.tls_context,
-            address_map=self.options.addresses,
+            outgoing=_before_leaving(self.namespace, options.credentials, options.sign_to_name_servers),
+            ssl_context=options.tls_context,
+            address_map=options.addresses,
         )
-        self.namesrv = NamesrvApi(self.remoting, addrs, self.options.api_timeout_s)
+        self.namesrv = NamesrvApi(self.remoting, addrs, options.api_timeout_s)
         self._address_server: AddressServer | None = None
         if not addrs and domain is not None:
             self._address_server = AddressServer(
-                domain, self.options.namesrv_domain_sub_group, self.options.unit_name, self.namesrv.use
+                domain, options.namesrv_domain_sub_group, options.unit_name, self.namesrv.use
             )
-        self.brokers = BrokerApi(self.remoting, self.options.api_timeout_s, self.namespace)
+        self.brokers = BrokerApi(self.remoting, options.api_timeout_s, self.namespace)
         self.routes, self.reads = RouteTable(), Reads(self)
         self.heartbeat_problems: dict[str, str] = {}
         """The error of the last heartbeat, by broker address."""
-        self.loop = self._loop = asyncio.get_running_loop()
+        self.loop = self._loop = loop = asyncio.get_running_loop()
         self._heartbeats = Periodic(
-            self.loop,
-            self.options.heartbeat_interval_s,
-            self._beat,
-            name=f"heartbeat of client {self.client_id}",
+            loop, options.heartbeat_interval_s, self._beat, name=f"heartbeat of {name}"
         )
         self._route_refreshes = Periodic(
-            self.loop,
-            self.options.route_interval_s,
-            self.refresh_routes,
-            name=f"refresh of routes of client {self.client_id}",
+            loop, options.route_interval_s, self.refresh_routes, name=f"refresh of routes of {name}"
         )
         self._background = Tasks()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
@@ -173,8 +166,8 @@ class ClientInstance(LifeCycle):
         """The reply topics whose routes are known. Each cluster that gets requests has a reply topic."""
         self._clusters_known = False
         self.traces: Traces | None = None
-        if self.options.trace is not None:
-            self.traces = Traces(self.options.trace, self.keys, self._send_traces)
+        if options.trace is not None:
+            self.traces = Traces(options.trace, self.keys, self._send_traces)
 
     # -- life
 

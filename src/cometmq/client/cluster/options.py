@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated, Any, get_args
 
 from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
@@ -15,7 +16,7 @@ from cometmq.protocol.acl import Credentials, credentials_of
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
-from cometmq.settings import BOOLEANS
+from cometmq.settings import BOOLEANS, hints_of
 
 CREDENTIALS_ENV = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_SECURITY_TOKEN")
 TLS_ENV = "COMETMQ_TLS"
@@ -23,12 +24,7 @@ ADDRESS_MAP_ENV = "COMETMQ_ADDRESS_MAP"
 
 
 SOME_TIME = (0.001, math.inf)
-"""The permitted range of an interval or a timeout, in seconds.
-
-Zero is excluded: an interval of zero would loop without a pause, and a timeout of zero would always expire.
-"""
-
-Range = tuple[float, float]
+"""The permitted range of an interval or a timeout in seconds. Zero would never pause, or always expire."""
 
 
 def check_range(key: str, value: object, low: float, high: float = math.inf) -> None:
@@ -42,19 +38,18 @@ def check_range(key: str, value: object, low: float, high: float = math.inf) -> 
         raise ConfigError(key, repr(value), bounds if kind is not int else f"{bounds}, a whole number")
 
 
-def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
-    """Check the value of each field named in `ranges` with check_range, unless the value is None."""
-    for key, (low, high) in ranges.items():
+def check_ranges(options: Any) -> None:
+    """Check each field that is annotated with a range, as `Annotated[int, (1, 1024)]`, unless it is None."""
+    kind: type = type(options)
+    for key, hint in hints_of(kind).items():
         value = getattr(options, key)
-        if value is not None:
-            check_range(key, value, low, high)
+        for each in get_args(hint):
+            if isinstance(each, tuple) and value is not None:
+                check_range(key, value, *each)
 
 
 def check_choice(key: str, value: object, choices: type[Enum]) -> None:
-    """Raise ConfigError unless the value is a member of the enum.
-
-    A text or number that equals the name or value of a member is refused, too.
-    """
+    """Raise ConfigError unless the value is a member of the enum, not the name or value of one."""
     if not isinstance(value, choices):
         names = ", ".join(f"{choices.__name__}.{each.name}" for each in choices)
         raise ConfigError(key, repr(value), names)
@@ -128,14 +123,13 @@ class ClientOptions:
     unit_name: str | None = None
     namespace: str | None = None
     namespace_v2: str | None = None
-    """The namespace of RocketMQ 5: a field of each request, which proxies read."""
     namesrv_domain: str | None = None
     namesrv_domain_sub_group: str = DEFAULT_SUB_GROUP
     address_map: Mapping[str, str] | None = None
     vip_channel: bool = False
-    route_interval_s: float = 30.0
-    heartbeat_interval_s: float = 30.0
-    api_timeout_s: float = 3.0
+    route_interval_s: Annotated[float, SOME_TIME] = 30.0
+    heartbeat_interval_s: Annotated[float, SOME_TIME] = 30.0
+    api_timeout_s: Annotated[float, SOME_TIME] = 3.0
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
@@ -151,8 +145,7 @@ class ClientOptions:
         for key, name in (("namespace", self.namespace), ("namespace_v2", self.namespace_v2)):
             if name and (not is_legal_name(name, MAX_TOPIC_LENGTH) or "%" in name or "|" in name):
                 raise ConfigError(key, name, "letters, digits, _ and -")
-        times = ("route_interval_s", "heartbeat_interval_s", "api_timeout_s")
-        check_ranges(self, dict.fromkeys(times, SOME_TIME))
+        check_ranges(self)
         _ = self.credentials
         for name, place in (self.address_map or {}).items():
             if not _can_stand_for(name, place):

@@ -56,10 +56,7 @@ class Reads(msgspec.Struct, eq=False):
     _probes: dict[str, asyncio.Task[object]] = msgspec.field(default_factory=dict)
 
     async def run(
-        self,
-        queue: MessageQueue,
-        read: Callable[[ReadTarget], Awaitable[T]],
-        broker_id: int = MASTER_ID,
+        self, queue: MessageQueue, read: Callable[[ReadTarget], Awaitable[T]], broker_id: int = MASTER_ID
     ) -> T:
         """Read a queue at the first of its brokers that serves the read.
 

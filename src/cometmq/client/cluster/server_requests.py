@@ -200,11 +200,7 @@ class ServerRequests:
         body = ResetOffsetBody.decode(frame.body)
         table = {self._namespace.unwrap_queue(queue): offset for queue, offset in body.offset_table.items()}
         log.info(
-            "%s resets group %s on %s: %d queues",
-            connection.peer,
-            header.group,
-            header.topic,
-            len(table),
+            "%s resets group %s on %s: %d queues", connection.peer, header.group, header.topic, len(table)
         )
         await self._consumer(header.group).reset_offsets(table)
         return frame.response(ResponseCode.SUCCESS)

@@ -44,11 +44,7 @@ from cometmq.client.group.subscription import Subscription
 from cometmq.clock import boottime
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic
-from cometmq.protocol.bodies import (
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
-    ProcessQueueInfo,
-)
+from cometmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ProcessQueueInfo
 
 log = logs.logger("cometmq.client.consumer")
 

@@ -1,4 +1,8 @@
-"""The settings of consumers. Times are in seconds, sizes in bytes. The defaults are RocketMQ's."""
+"""The settings of consumers. Times are in seconds, sizes in bytes. The defaults are RocketMQ's.
+
+The permitted ranges are those of Java's client (docs/reference/client.md), without values that would stop a
+consumer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
 from cometmq.client.cluster.hooks import ConsumeHook, FilterHook, check_hooks
@@ -23,38 +27,6 @@ _WITHOUT_END = 2**31 - 1
 _ANY_TIME = (0.0, math.inf)
 LEASE_RANGE_S = (1.0, 43_200.0)
 """The permitted range of a new lease in seconds: up to 12 hours, as at Apache's proxy."""
-_MEMBER_RANGES = {
-    "consume_timestamp_ms": (0, 2**63 - 1),
-    "pull_batch_size": (1, 1024),
-    "rebalance_interval_s": SOME_TIME,
-    "persist_interval_s": SOME_TIME,
-    "stall_after_s": SOME_TIME,
-}
-_PULL_RANGES = {
-    "pull_timeout_s": SOME_TIME,
-    "max_body": (1, math.inf),
-    "max_reconsume_times": (0, _WITHOUT_END),
-}
-_PUSH_RANGES = {
-    "consume_concurrency": (1, MAX_CONCURRENCY),
-    "consume_batch_max_size": (1, 1024),
-    "invisible_s": LEASE_RANGE_S,
-    "pull_interval_s": (0.0, 65.535),
-    "handover_timeout_s": _ANY_TIME,
-    "max_body": (1, math.inf),
-    "topic_max_count": (1, 6_553_500),
-    "topic_max_mib": (1, 102_400),
-    "suspend_current_queue_s": (0.01, 30),
-    "max_reconsume_times": (0, _WITHOUT_END),
-    "consume_timeout_s": SOME_TIME,
-    "drain_timeout_s": _ANY_TIME,
-    "pull_error_delay_s": _ANY_TIME,
-}
-"""The permitted ranges of numeric settings.
-
-They are the ranges of Java's client (docs/reference/client.md), without the values that would stop a
-consumer.
-"""
 
 
 class ConsumeFromWhere(Enum):
@@ -133,32 +105,27 @@ class MemberOptions:
 
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
-    consume_timestamp_ms: int | None = None
+    consume_timestamp_ms: Annotated[int | None, (0, 2**63 - 1)] = None
     start_strictly: bool = False
     allocate_strategy: AllocateStrategy = field(default_factory=AllocateAveragely)
     queue_listener: QueueListener | None = None
-    pull_batch_size: int = 32
-    suspend_timeout_s: float = 30.0
-    rebalance_interval_s: float = 20.0
-    persist_interval_s: float = 5.0
-    stall_after_s: float = 180.0
+    pull_batch_size: Annotated[int, (1, 1024)] = 32
+    suspend_timeout_s: Annotated[float, SOME_TIME] = 30.0
+    rebalance_interval_s: Annotated[float, SOME_TIME] = 20.0
+    persist_interval_s: Annotated[float, SOME_TIME] = 5.0
+    stall_after_s: Annotated[float, SOME_TIME] = 180.0
     offset_storage: OffsetStorage | None = None
     offset_dir: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("message_model", self.message_model, MessageModel)
         check_choice("consume_from_where", self.consume_from_where, ConsumeFromWhere)
-        check_ranges(self, _MEMBER_RANGES)
+        check_ranges(self)
         if self.queue_listener is not None:
             check_hooks("queue_listener", [self.queue_listener])
         _check_object("allocate_strategy", self.allocate_strategy, "name", "allocate")
         if self.offset_storage is not None:
             _check_object("offset_storage", self.offset_storage, "read", "write")
-
-    def _check_suspension(self, broker_suspend_s: float) -> None:
-        """Raise ConfigError if a broker may hold a pull for longer than the client waits for the answer."""
-        check_range("suspend_timeout_s", self.suspend_timeout_s, *SOME_TIME)
-        check_range("broker_suspend_s", broker_suspend_s, 0.0, self.suspend_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,15 +144,14 @@ class PullOptions(MemberOptions):
     """
 
     broker_suspend_s: float = 20.0
-    pull_timeout_s: float = 10.0
-    max_body: int = MAX_BODY
+    pull_timeout_s: Annotated[float, SOME_TIME] = 10.0
+    max_body: Annotated[int, (1, math.inf)] = MAX_BODY
     auto_commit: bool = True
-    max_reconsume_times: int = 16
+    max_reconsume_times: Annotated[int, (0, _WITHOUT_END)] = 16
 
     def __post_init__(self) -> None:
         MemberOptions.__post_init__(self)
-        self._check_suspension(self.broker_suspend_s)
-        check_ranges(self, _PULL_RANGES)
+        check_range("broker_suspend_s", self.broker_suspend_s, 0.0, self.suspend_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,25 +201,25 @@ class PushOptions(MemberOptions):
     """
 
     share: Literal["queues", "messages", "broker"] = "queues"
-    invisible_s: float = 60.0
-    consume_concurrency: int = 20
-    consume_batch_max_size: int = 1
-    pull_interval_s: float = 0.0
-    handover_timeout_s: float = 5.0
+    invisible_s: Annotated[float, LEASE_RANGE_S] = 60.0
+    consume_concurrency: Annotated[int, (1, MAX_CONCURRENCY)] = 20
+    consume_batch_max_size: Annotated[int, (1, 1024)] = 1
+    pull_interval_s: Annotated[float, (0.0, 65.535)] = 0.0
+    handover_timeout_s: Annotated[float, _ANY_TIME] = 5.0
     broker_suspend_s: float = 15.0
     none_means: Literal["success", "retry", "error"] = "success"
-    max_body: int = MAX_BODY
+    max_body: Annotated[int, (1, math.inf)] = MAX_BODY
     flow_limits: FlowLimits = field(default_factory=FlowLimits)
-    topic_max_count: int | None = None
-    topic_max_mib: int | None = None
+    topic_max_count: Annotated[int | None, (1, 6_553_500)] = None
+    topic_max_mib: Annotated[int | None, (1, 102_400)] = None
     orderly: bool = False
-    suspend_current_queue_s: float = 1.0
-    max_reconsume_times: int | None = None
-    consume_timeout_s: float = 900.0
+    suspend_current_queue_s: Annotated[float, (0.01, 30)] = 1.0
+    max_reconsume_times: Annotated[int | None, (0, _WITHOUT_END)] = None
+    consume_timeout_s: Annotated[float, SOME_TIME] = 900.0
     consume_hooks: Sequence[ConsumeHook] = ()
     filter_hooks: Sequence[FilterHook] = ()
-    drain_timeout_s: float = 30.0
-    pull_error_delay_s: float = 1.0
+    drain_timeout_s: Annotated[float, _ANY_TIME] = 30.0
+    pull_error_delay_s: Annotated[float, _ANY_TIME] = 1.0
 
     def __post_init__(self) -> None:
         MemberOptions.__post_init__(self)
@@ -266,8 +232,7 @@ class PushOptions(MemberOptions):
             self._check_share()
         check_hooks("consume_hooks", self.consume_hooks, "before_consume", "after_consume")
         check_hooks("filter_hooks", self.filter_hooks)
-        self._check_suspension(self.broker_suspend_s)
-        check_ranges(self, _PUSH_RANGES)
+        check_range("broker_suspend_s", self.broker_suspend_s, 0.0, self.suspend_timeout_s)
         for name, high in (("max_count", 65535), ("max_mib", 1024), ("max_span", 65535)):
             check_range(f"flow_limits.{name}", getattr(self.flow_limits, name), 1, high)
 
@@ -325,12 +290,12 @@ class SimpleOptions:
 
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     orderly: bool = False
-    invisible_s: float = 60.0
-    wait_s: float = 15.0
+    invisible_s: Annotated[float, LEASE_RANGE_S] = 60.0
+    wait_s: Annotated[float, WAIT_RANGE_S] = 15.0
 
     def __post_init__(self) -> None:
         check_choice("consume_from_where", self.consume_from_where, ConsumeFromWhere)
         if self.consume_from_where is ConsumeFromWhere.TIMESTAMP:
             expected = "FIRST_OFFSET or LAST_OFFSET, because brokers choose the start of a simple consumer"
             raise ConfigError("consume_from_where", self.consume_from_where.name, expected)
-        check_ranges(self, {"invisible_s": LEASE_RANGE_S, "wait_s": WAIT_RANGE_S})
+        check_ranges(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from cometmq.client.cluster.hooks import EndTransactionHook, SendHook, Sending, check_hooks
 from cometmq.client.cluster.options import SOME_TIME, check_range, check_ranges
@@ -14,20 +15,6 @@ from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.compression import Compression
 
 _SOME, _ANY = (1, math.inf), (0, math.inf)
-_RANGES = {
-    "send_timeout_s": SOME_TIME,
-    "try_timeout_s": SOME_TIME,
-    "retry_times": _ANY,
-    "compress_over": _ANY,
-    "max_message_size": _SOME,
-    "max_delay_level": _ANY,
-    "default_topic_queue_nums": _SOME,
-    "max_in_flight": _SOME,
-    "max_requests": _SOME,
-    "transaction_threads": _SOME,
-    "checks_at_once": _SOME,
-    "max_checks_waiting": _ANY,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +51,27 @@ class ProducerOptions:
             the broker sends them again.
     """
 
-    send_timeout_s: float = 3.0
-    try_timeout_s: float | None = None
-    retry_times: int = 2
+    send_timeout_s: Annotated[float, SOME_TIME] = 3.0
+    try_timeout_s: Annotated[float | None, SOME_TIME] = None
+    retry_times: Annotated[int, _ANY] = 2
     retry_response_codes: frozenset[int] = RETRY_RESPONSE_CODES
     retry_another_broker_when_not_store_ok: bool = False
     send_latency_fault_enable: bool = False
-    compress_over: int = 4096
+    compress_over: Annotated[int, _ANY] = 4096
     compress_type: str = "ZLIB"
     compress_level: int = 5
-    max_message_size: int = 4 * 1024 * 1024
-    max_delay_level: int = 18
+    max_message_size: Annotated[int, _SOME] = 4 * 1024 * 1024
+    max_delay_level: Annotated[int, _ANY] = 18
     create_topic_key: str = "TBW102"
-    default_topic_queue_nums: int = 4
+    default_topic_queue_nums: Annotated[int, _SOME] = 4
     check_forbidden: Sequence[Callable[[Sending], None]] = ()
     send_hooks: Sequence[SendHook] = ()
     end_transaction_hooks: Sequence[EndTransactionHook] = ()
-    max_in_flight: int = 4096
-    max_requests: int = 4096
-    transaction_threads: int = 16
-    checks_at_once: int = 4
-    max_checks_waiting: int = 2000
+    max_in_flight: Annotated[int, _SOME] = 4096
+    max_requests: Annotated[int, _SOME] = 4096
+    transaction_threads: Annotated[int, _SOME] = 16
+    checks_at_once: Annotated[int, _SOME] = 4
+    max_checks_waiting: Annotated[int, _ANY] = 2000
 
     def __post_init__(self) -> None:
         how = Compression.of(self.compress_type)
@@ -93,7 +80,7 @@ class ProducerOptions:
         if not is_legal_name(self.create_topic_key, MAX_TOPIC_LENGTH):
             raise ConfigError("create_topic_key", self.create_topic_key, "the name of a topic")
         check_range("compress_level", self.compress_level, *how.levels)
-        check_ranges(self, _RANGES)
+        check_ranges(self)
         check_hooks("check_forbidden", self.check_forbidden)
         check_hooks("end_transaction_hooks", self.end_transaction_hooks)
         check_hooks("send_hooks", self.send_hooks, "before_send", "after_send")

@@ -16,12 +16,7 @@ from cometmq.client.producer.options import ProducerOptions
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
 from cometmq.protocol.batch import MIN_ITEM, encode_batch
-from cometmq.protocol.codes import (
-    REPLY_TOPIC_POSTFIX,
-    RETRY_PREFIX,
-    UNSENDABLE_TOPICS,
-    SysFlag,
-)
+from cometmq.protocol.codes import REPLY_TOPIC_POSTFIX, RETRY_PREFIX, UNSENDABLE_TOPICS, SysFlag
 from cometmq.protocol.compression import Compression, compress
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader

@@ -70,12 +70,7 @@ class SinglePulls(QueryClient):
         return await self._pull(queue, offset, max_count, subscription, 0.0, limit)
 
     async def pull_blocking(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        max_count: int | None = None,
-        expression: Expression = "*",
+        self, queue: MessageQueue, offset: int, *, max_count: int | None = None, expression: Expression = "*"
     ) -> PullResult:
         """Pull messages from one queue. If there are none, the broker waits for new messages.
 
