@@ -44,10 +44,7 @@ def make_broker(config: BrokerConfig, *, disk: Disk | None = None) -> Broker:
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:
-    """Run a broker until SIGINT or SIGTERM arrives.
-
-    If `with_parent` is True, the broker also stops when the standard input ends.
-    """
+    """Run a broker until SIGINT or SIGTERM, or if `with_parent` is set the end of the standard input."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -65,10 +65,7 @@ class LogLimiter:
 
 
 class _Harmless(logging.Filter):
-    """Escapes and shortens the arguments of a log record, and indents its traceback.
-
-    Because of the indentation, no line of a traceback can be mistaken for another log record.
-    """
+    """Escapes and shortens arguments, and indents tracebacks, so that their lines are no log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -142,8 +139,7 @@ class _JsonLines(logging.Formatter):
 def set_up(default: str = "WARNING") -> None:
     """Configure logging to standard error, as COMETMQ_LOG_LEVEL and COMETMQ_LOG_FORMAT specify.
 
-    `default` is the level if the environment variable COMETMQ_LOG_LEVEL is not set. An invalid value of a
-    variable is ignored with a warning in the log.
+    `default` is the level without the former. An invalid value is ignored with a warning in the log.
     """
     level, form = os.environ.get(LEVEL, default), os.environ.get(FORMAT, "text").lower()
     handler = logging.StreamHandler(sys.stderr)
@@ -170,10 +166,7 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def levels_of(text: str) -> dict[str, str]:
-    """Parse levels such as `INFO,cometmq.broker.pull=DEBUG`, by logger name ("" for all).
-
-    Raises BadLevels.
-    """
+    """Parse levels like `INFO,cometmq.broker.pull=DEBUG`, by logger ("" for all). Raises BadLevels."""
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, level = part.rpartition("=")
@@ -190,8 +183,7 @@ def levels_of(text: str) -> dict[str, str]:
 def _is_logger(name: str) -> bool:
     """Return whether a logger name is that of a module of this package or of another installed package.
 
-    It does not matter which loggers exist now: an accepted name may be stored in a settings file and must
-    also be valid at the next start.
+    The logger need not exist now: the name may be in a settings file and must be valid at the next start.
     """
     package, *within = name.split(".")
     if not all(part.isidentifier() for part in (package, *within)):

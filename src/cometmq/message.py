@@ -441,10 +441,7 @@ class MessageExt(msgspec.Struct, gc=False):
 
 
 Unparsed = tuple[Callable[[bytes], dict[str, str]], bytes, *tuple[Mapping[str, str], ...]]
-"""The properties of a message before they are parsed.
-
-They are the parsing function, the property string, and properties that were set later.
-"""
+"""Properties before they are parsed: the parsing function, the property string, properties set later."""
 
 # The decoder of records stores unparsed properties in the field `properties`. Therefore the field is accessed
 # as `_stored`, and `properties` becomes a property that replaces unparsed properties with a dict.

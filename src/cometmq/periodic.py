@@ -60,11 +60,7 @@ class Running:
 
 
 class Backoff:
-    """Growing delays between attempts: at first `first_s` seconds, doubled after each failure up to `max_s`.
-
-    Attributes:
-        failures: The number of consecutive failures.
-    """
+    """Growing delays between attempts: `first_s` seconds, doubled after each failure, up to `max_s`."""
 
     __slots__ = ("_first_s", "_max_s", "failures")
 
@@ -143,10 +139,7 @@ class Periodic:
         self._timer = self._loop.call_later(self._interval_s, self._begin)
 
     def soon(self) -> None:
-        """Run the job immediately. If it is running now, run it once more directly afterwards.
-
-        Has no effect if not started.
-        """
+        """Run the job now, or once more directly after its present run. Has no effect if not started."""
         self._wanted = self._active
         if self._active and self._timer is not None:
             self._timer.cancel()

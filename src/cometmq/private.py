@@ -25,10 +25,7 @@ def make_private_directory(path: str) -> None:
 
 
 def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
-    """Create or empty a file for writing, with mode 0600 or the mode of the file that it will replace.
-
-    Raises OSError, also if the path is a symbolic link.
-    """
+    """Create or empty a file with mode 0600 or that of `in_place_of`. Raises OSError, also for a link."""
     # Some systems on which the client runs lack O_NOFOLLOW or O_BINARY.
     here = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | here, 0o600), "wb")
@@ -38,10 +35,7 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
 
 
 def replace_private(path: str, content: bytes) -> None:
-    """Write a private file durably. The content replaces that of an existing file.
-
-    Missing directories of the path are created. Raises OSError.
-    """
+    """Write a private file durably, and its missing directories. Raises OSError."""
     directory = os.path.dirname(os.path.abspath(path))
     make_private_directory(directory)
     fresh = f"{path}.new"
@@ -61,8 +55,7 @@ def replace_private(path: str, content: bytes) -> None:
 def lock_file(path: str) -> Callable[[], None]:
     """Lock a file for this process, create it if necessary, and return a function that unlocks it.
 
-    Raises BlockingIOError if the file is already locked, in this or another process, and another OSError if
-    locking fails.
+    Raises BlockingIOError if it is locked, in this or another process, and another OSError if locking fails.
     """
     with open_private(path) as file:
         descriptor = os.dup(file.fileno())
@@ -93,12 +86,7 @@ def lock_file(path: str) -> Callable[[], None]:
 
 
 def keep_mode(path: str, replaced: str) -> None:
-    """Set the mode of the file `path` to the mode of the file `replaced`.
-
-    If `replaced` does not exist or is not a regular file, the mode of `path` does not change.
-
-    Raises OSError.
-    """
+    """Set the mode of `path` to that of `replaced`, if that is a regular file. Raises OSError."""
     try:
         mode = os.lstat(replaced).st_mode
     except FileNotFoundError:

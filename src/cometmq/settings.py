@@ -31,10 +31,7 @@ LONG_MAX = (1 << 63) - 1
 TEXT_MAX = 4096
 """Maximum length of a value in characters: enough for a path or hundreds of name servers."""
 BODY_MAX = 64 << 10
-"""Maximum size, in bytes, of a request that changes settings.
-
-The limit is generous, because all settings of a broker together take only 8 KiB.
-"""
+"""Maximum bytes of a request that changes settings. All settings of a broker together take 8 KiB."""
 
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
 """Directory of the configuration files in CometMQ's Python package."""
@@ -64,10 +61,7 @@ class Range(NamedTuple):
 
 
 class Change(Enum):
-    """When a setting can be changed.
-
-    Settings without this annotation can be changed immediately by a request.
-    """
+    """When a setting can be changed. Without this annotation: at any time, by a request."""
 
     AT_NEXT_START = 1
     NEVER_BY_REQUEST = 2
@@ -86,9 +80,7 @@ def hints_of(settings: type) -> dict[str, Any]:
 def annotations_of(settings: type, kind: type[A]) -> dict[str, A]:
     """Return the annotation of the type `kind` for each setting that has one, by key.
 
-    Args:
-        settings: A class whose fields are settings, such as `port: Annotated[int, Range(0, 65_535), FIXED]`.
-        kind: Range or Change.
+    The fields of `settings` are annotated like `port: Annotated[int, Range(0, 65_535), FIXED]`.
     """
     hints = hints_of(settings).items()
     return {camel(name): each for name, hint in hints for each in get_args(hint) if isinstance(each, kind)}
@@ -162,10 +154,7 @@ def check_host(key: str, host: str) -> None:
 
 
 def check_addresses(key: str, text: str) -> list[str]:
-    """Return the `host:port` entries of a text. The separators are `;` and `,`.
-
-    Raises ConfigError with the first invalid entry.
-    """
+    """Return the `host:port` entries, separated by `;` or `,`. Raises ConfigError with the first bad one."""
     addresses = [word.strip() for word in text.replace(",", ";").split(";") if word.strip()]
     for address in addresses or [text]:
         if parse_address(address) is None:
@@ -192,8 +181,7 @@ class Inert:
     def check(self, properties: Mapping[str, str]) -> None:
         """Validate the settings of a server. Log the names of those that are set but have no effect.
 
-        Raises:
-            ConfigError: A value is invalid for Apache's server, too.
+        Raises ConfigError if a value is invalid for Apache's server, too.
         """
         unused = []
         for key, text in properties.items():

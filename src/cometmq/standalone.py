@@ -123,9 +123,7 @@ class Standalone(Running):
         self.broker_addrs = {child.name: child.addr for child in self.children}
 
     def prepare(self, number: int) -> tuple[str, str, dict[str, str]]:
-        """Write the broker.conf of the n-th broker.
-
-        Return the broker's name, the file's path and all settings.
+        """Write the broker.conf of the n-th broker. Return its name, the file's path and all settings.
 
         Raises StandaloneError, ConfigError or OSError.
         """

@@ -81,10 +81,7 @@ def _json_char(char: str) -> str:
 
 
 def local_time(epoch_ms: int, millis: str = "") -> str:
-    """Return local time as `2026-01-31 23:59:59`.
-
-    If `millis` is not empty, it is the separator between the seconds and the milliseconds, such as "," in
-    `23:59:59,123`.
+    """Return local time as `2026-01-31 23:59:59`, with `,123` appended if `millis` is ",".
 
     0 stands for an unknown time, so the result is an empty text. A time before 1970, or outside of Python's
     calendar, is returned as a number of milliseconds.

@@ -48,10 +48,7 @@ class AsyncSends:
     ) -> Future[R]:
         """Begin a send on the loop. Wait first while the maximum number of sends is in progress.
 
-        Args:
-            thread: The loop thread of the producer.
-            send: Creates the coroutine of the send.
-            callback: Called in a thread with the future, once the future is done.
+        `callback` is called in a thread with the future, once the future is done.
 
         Raises:
             ClientStateError: `finish` was called, or the caller runs on the loop, which the wait would block.
@@ -72,11 +69,10 @@ class AsyncSends:
         return future
 
     def _take_slot(self, future: Future[Any]) -> None:
-        """Wait until fewer than the maximum number of sends are in progress.
+        """Wait until fewer than the maximum number of sends are in progress. Raises the errors of `begin`.
 
         A callback does not wait, because its own send is in progress until the callback returns. Instead, a
-        callback may exceed the maximum, up to twice the maximum. Raises TooManySends beyond that,
-        ClientStateError after `finish`.
+        callback may exceed the maximum, up to twice the maximum.
         """
         called_back = self._called_back
         limit = self._max_in_flight * (2 if called_back else 1)
@@ -128,10 +124,7 @@ class AsyncSends:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Refuse further sends, and wait for sends in progress and for their callbacks.
-
-        A callback that calls this method waits for the sends only.
-        """
+        """Refuse further sends. Wait for those in progress and, outside of callbacks, for their callbacks."""
         with self._lock:
             self._finished = True
             self._changed.notify_all()

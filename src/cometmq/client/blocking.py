@@ -4,8 +4,8 @@
         producer.send(Message("TopicTest", b"hello"))
 
 Each class runs its asyncio class on one loop in a background thread that all clients of the process share.
-All methods are thread-safe. Their arguments, results, errors and docstrings are those of the asyncio classes,
-and so are the arguments and errors of the constructors. There is no argument `client`.
+All methods are thread-safe. Arguments, results, errors and docstrings of methods and constructors are those
+of the asyncio classes. There is no argument `client`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The base class of the blocking clients: an asyncio client on the event loop of a background thread.
-
-All blocking clients of the process share the thread. All methods are thread-safe.
-"""
+"""The base class of the blocking clients: an asyncio client on the loop of a background thread."""
 
 from __future__ import annotations
 
@@ -156,11 +153,7 @@ class BlockingClient(Generic[C]):
         """Wait for the end of the asynchronous sends that callers of this client have started."""
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
-        """Warn about a client that was dropped without `stop()`, and stop it.
-
-        A client with a listener is not stopped. It continues to call the listener, even though the program no
-        longer holds a reference to the client.
-        """
+        """Warn about a client that was dropped without `stop()`. Stop it unless it has a listener to call."""
         thread: LoopThread | None = getattr(self, "_thread", None)  # missing if __init__ has failed
         if thread is None:
             return
@@ -173,11 +166,7 @@ class BlockingClient(Generic[C]):
             warn(f"{self._name} was dropped without stop()", ResourceWarning, source=self)
 
     async def _release_later(self, thread: LoopThread) -> None:
-        """Release the background thread once the client has stopped.
-
-        Used if the listener has called stop(). The client stops only after the listener has returned, so
-        stop() returns without waiting for the client.
-        """
+        """Release the thread once the client has stopped, after the listener that called stop() returned."""
         try:
             await self._twin.wait_stopped()
         finally:
@@ -185,19 +174,11 @@ class BlockingClient(Generic[C]):
             self._stop_ended.set()
 
     def stop_soon(self) -> Future[None]:
-        """Begin a stop from any thread or from a signal handler, without waiting for it.
-
-        Returns:
-            A future that is done when the client is stopped. It holds the exception if the stop raised one.
-        """
+        """Begin a stop, as `stop_soon` of the asyncio classes."""
         return self._twin.stop_soon()
 
     def wait_stopped(self) -> None:
-        """Wait until the client is stopped, whichever task, thread or signal handler stops it.
-
-        Raises:
-            ClientStateError: The client was not started.
-        """
+        """Wait until the client is stopped, as `wait_stopped` of the asyncio classes."""
         if self._thread is None and self.state in ("running", "stopping"):
             # Another thread or a listener is stopping the client. It sets this event when the stop has ended.
             self._stop_ended.wait()
@@ -218,10 +199,7 @@ class BlockingClient(Generic[C]):
         return thread.run(work)
 
     def _running_thread(self) -> LoopThread:
-        """Return the background thread of the event loop.
-
-        Raises ClientStateError if the client is not running.
-        """
+        """Return the background thread. Raises ClientStateError if the client is not running."""
         thread = self._thread
         if thread is None:
             state = self._twin.state

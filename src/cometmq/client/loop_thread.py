@@ -22,11 +22,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _SIGNALS_S = 0.5
-"""Interval, in seconds, at which a waiting thread wakes up, so that it handles signals.
-
-If a signal arrives just before the main thread waits for a lock, Python handles the signal only after the
-wait.
-"""
+"""Seconds after which a waiting thread wakes up: Python does not interrupt its wait for a signal."""
 
 
 class _Call(Generic[T]):
@@ -86,9 +82,7 @@ class _SubmittedCall(_Call[T]):
 
 
 class LoopThread:
-    """The thread that all blocking clients of a process share.
-
-    The thread ends with the last of these clients.
+    """The thread that all blocking clients of a process share. It ends with the last of them.
 
     A forked child must create its own clients: the parent's thread does not exist in the child, and using its
     clients raises ClientStateError.
@@ -96,10 +90,7 @@ class LoopThread:
 
     _shared: LoopThread | None = None
     _guards: ClassVar[dict[int, threading.Lock]] = {}
-    """The lock of `_shared` by process id.
-
-    A forked child has its own lock, because the parent's lock may stay locked forever in the child.
-    """
+    """The lock of `_shared` by process id: the parent's may stay locked forever in a forked child."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -142,16 +133,10 @@ class LoopThread:
             self._thread.join()
 
     def abandon(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Stop a client whose blocking object was garbage-collected, and release the thread.
+        """Stop a client whose blocking object was garbage-collected, by `stop`, and release the thread.
 
         This method takes no lock and does not wait, because the garbage collector may call it at any point of
-        the program.
-
-        Args:
-            stop: Creates the coroutine that stops the client.
-
-        Returns:
-            Whether the stop was begun. False if the thread has ended or belongs to the parent process.
+        the program. Return False if the thread has ended or belongs to the parent process.
         """
 
         async def stop_and_release() -> None:
@@ -169,10 +154,7 @@ class LoopThread:
         return True
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for its result.
-
-        An interrupt (Ctrl-C) cancels the coroutine.
-        """
+        """Run a coroutine on the loop and wait for its result. An interrupt (Ctrl-C) cancels it."""
         call = _Call(work)
         try:
             self._enqueue(call)
@@ -194,10 +176,10 @@ class LoopThread:
             del call, work  # breaks the cycle of error, frame and task without the garbage collector
 
     def submit(self, work: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
-        """Run a coroutine on the loop and store its result in a future.
+        """Run a coroutine on the loop and store its result in a future, whose cancellation cancels it.
 
-        Cancelling the future cancels the coroutine. The caller creates the future and can thus cancel the
-        call even if a signal handler raises an exception within this method.
+        As the caller creates the future, it can cancel the call even if a signal handler raises within this
+        method.
         """
         call = _SubmittedCall(work, future)
         future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)

@@ -99,10 +99,7 @@ class Calls:
         topic: str = "",
         key: str = "",
     ) -> Frame:
-        """Return the answer to a request.
-
-        Raises BrokerError if the answer's code is not SUCCESS, RemotingError if no answer arrives.
-        """
+        """Return the answer to a request. Raises BrokerError unless its code is SUCCESS, or RemotingError."""
         answer = await self.ask(addr, Frame.request(code, header, body), timeout_s)
         return succeeded(answer, addr, topic, key)
 
@@ -116,10 +113,7 @@ class Calls:
         timeout_s: float | None = None,
         topic: str = "",
     ) -> B:
-        """Return the body of the answer to a request.
-
-        Raises the errors of `call`, and BodyError for an invalid body.
-        """
+        """Return the body of the answer to a request. Raises BodyError and the errors of `call`."""
         return body.decode((await self.call(addr, code, header, timeout_s=timeout_s, topic=topic)).body)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
@@ -129,10 +123,7 @@ class Calls:
 
 @dataclass(eq=False)
 class BrokerApi(Calls):
-    """The requests of a client to a broker, one method each.
-
-    Names in answers are returned without namespace.
-    """
+    """The requests of a client to a broker, one method each. Names in answers have no namespace."""
 
     namespace: Namespace = field(default_factory=Namespace)
 
@@ -213,10 +204,7 @@ class BrokerApi(Calls):
         unique_key: bool = False,
         broker_name: str = "",
     ) -> list[MessageExt]:
-        """Return messages by key or unique key.
-
-        The index stores hashes, so the caller must compare the keys.
-        """
+        """Return messages by key or unique key. Callers compare the keys: the index stores hashes."""
         header = QueryMessageRequestHeader(
             topic=topic,
             key=key,
@@ -236,10 +224,7 @@ class BrokerApi(Calls):
     # -- offsets of queues
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
-        """Return the offset that the next message will get.
-
-        The offset is 0 for a queue that the broker does not have.
-        """
+        """Return the offset that the next message will get, 0 for a queue that the broker does not have."""
         return offset_in(await self.ask(addr, max_offset_request(queue)), addr, queue)
 
     async def min_offset(self, addr: str, queue: MessageQueue) -> int:
@@ -312,12 +297,9 @@ class BrokerApi(Calls):
     async def reset_offset(
         self, addr: str, header: ResetOffsetRequestHeader, *, in_cpp_form: bool, timeout_s: float
     ) -> dict[MessageQueue, int]:
-        """Request a broker to reset a group's offsets, and return the new offsets.
+        """Request a broker to reset a group's offsets, which its members apply, and return the new offsets.
 
-        The broker has the members of the group apply the reset.
-
-        Raises:
-            BrokerError: The request was refused. The code is CONSUMER_NOT_ONLINE if no member is connected.
+        Raises BrokerError with CONSUMER_NOT_ONLINE if no member is connected.
         """
         request = Frame.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         if in_cpp_form:
@@ -356,8 +338,7 @@ class BrokerApi(Calls):
     async def consumer_connection(self, addr: str, group: str) -> ConsumerConnection:
         """Return the members of a group that are connected to one broker.
 
-        Raises:
-            BrokerError: CONSUMER_NOT_ONLINE if no member is connected.
+        Raises BrokerError with CONSUMER_NOT_ONLINE if no member is connected.
         """
         header = ConsumerGroupRequestHeader(consumer_group=group)
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST
@@ -390,9 +371,7 @@ class BrokerApi(Calls):
     ) -> None:
         """Send a message back, so that the group consumes it again later.
 
-        Args:
-            delay_level: 0: the broker chooses the delay by the number of retries. Negative: dead-letter
-                queue.
+        `delay_level` 0: the broker chooses the delay by the number of retries. Negative: dead-letter queue.
         """
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset,
@@ -467,10 +446,7 @@ class BrokerApi(Calls):
         before_ms: int | None = None,
         execute: bool = False,
     ) -> list[PurgedQueue]:
-        """Hide a topic's messages on a CometMQ broker.
-
-        Without `execute`, only return what would be hidden.
-        """
+        """Hide a topic's messages on a CometMQ broker. Without `execute`, only return what would be."""
         header = PurgeTopicRequestHeader(topic=topic, queue_id=queue_id, before=before_ms, execute=execute)
         return (await self.fetch(addr, RequestCode.PURGE_TOPIC, PurgeResult, header, topic=topic)).queues
 
@@ -495,19 +471,13 @@ class BrokerApi(Calls):
         return await self.fetch(addr, RequestCode.GET_RAFT_STATUS, RaftStatus)
 
     async def change_raft_group(self, addr: str, action: str, member: str) -> None:
-        """Change a raft group at its leader.
-
-        `action` is transfer (the leadership), addLearner, promote or remove.
-        """
+        """Change a raft group at its leader. `action` is transfer, addLearner, promote or remove."""
         await self.call(
             addr, RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
         )
 
     async def ha_status(self, addr: str) -> HaRuntimeInfo:
-        """Return the replication status of a broker.
-
-        A master returns its slaves, a slave returns its master, each with the replication progress.
-        """
+        """Return a master's slaves or a slave's master, each with the progress of the replication."""
         return await self.fetch(addr, RequestCode.GET_BROKER_HA_STATUS, HaRuntimeInfo)
 
     async def reset_master_flush_offset(self, addr: str, offset: int) -> None:

@@ -65,9 +65,7 @@ def decode_pulled(body: Buffer, broker_name: str, max_body: int = MAX_BODY) -> D
 def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = None) -> list[MessageExt]:
     """Return the messages of an answer to a query. Bodies that would be too large stay compressed.
 
-    Args:
-        damaged: Receives the queue offsets of damaged messages, which are omitted. None: RecordError is
-            raised.
+    `damaged` receives the queue offsets of damaged messages, which are omitted. None: RecordError is raised.
     """
     messages = _records(body, broker_name, damaged)
     fitting = _inflate(messages, MAX_BODY)[1]
@@ -80,13 +78,9 @@ def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = 
 
 
 def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) -> MessageExt:
-    """Return the only message of an answer.
+    """Return the only message of an answer. Raises RecordError if there is none, or its body is damaged.
 
-    Args:
-        refuse_large: Raise BodyTooLarge for a body that would be too large when decompressed.
-
-    Raises:
-        RecordError: There is no message, or its body is damaged.
+    With `refuse_large`, BodyTooLarge is raised for a body that would be too large when decompressed.
     """
     messages = _records(body, broker_name, None)
     if not messages:
@@ -98,10 +92,7 @@ def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) ->
 
 
 def _records(body: Buffer, broker_name: str, damaged: list[int] | None) -> list[MessageExt]:
-    """Decode records. The bodies stay compressed.
-
-    Raises RecordError for invalid records and, if `damaged` is None, for damaged messages.
-    """
+    """Decode records. Raises RecordError for invalid ones and, if `damaged` is None, for damaged messages."""
     try:
         return list(iter_records(body, broker_name=broker_name, check_crc=True))
     except RecordError as error:
@@ -131,10 +122,9 @@ def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageEx
 def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], int]:
     """Decompress the bodies in place, until the limit of one answer is reached.
 
-    Return the indexes of the bodies that are too large, and the number of messages before the limit.
-
-    A body that cannot be decompressed counts as a body of the maximum size, because the failed attempt may
-    have produced as many bytes.
+    Return the indexes of the bodies that are too large, and the number of messages before the limit. A body
+    that cannot be decompressed counts as one of the maximum size, because the attempt may have produced as
+    many bytes.
     """
     oversized: list[int] = []
     left = max(PLAIN_BUDGET, max_body)

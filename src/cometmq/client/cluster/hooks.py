@@ -118,10 +118,7 @@ _log_limit = logs.LogLimiter()
 
 
 def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
-    """Raise ConfigError for a hook that lacks one of the methods, or whose methods are async.
-
-    Without `methods` the hook itself must be a callable.
-    """
+    """Raise ConfigError for a hook that lacks a method (without `methods`: is no callable), or is async."""
     for hook in hooks:
         for method in [getattr(hook, name, None) for name in methods] or [hook]:
             calls = (method, type(method).__call__) if callable(method) else ()

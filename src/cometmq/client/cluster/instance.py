@@ -74,10 +74,7 @@ _USED_WITHIN_S = 600.0
 def _before_leaving(
     namespace: Namespace, credentials: Credentials | None, signs_all: bool
 ) -> Callable[[Frame], None] | None:
-    """Return a function that adds the namespace to an outgoing request and then signs the request.
-
-    None if there is neither a namespace nor an account.
-    """
+    """Return a function that adds the namespace to a request and signs it, None if there is neither."""
     wrap = namespace.wrap_request if namespace else None
     if credentials is None:
         return wrap
@@ -444,10 +441,7 @@ class ClientInstance(LifeCycle):
         return await self._find(queue, lambda: self.routes.master(queue.broker_name), "a master")
 
     async def read_targets(self, queue: MessageQueue, broker_id: int) -> list[ReadTarget]:
-        """Return the brokers from which a queue may be read, in the order of `RouteTable.read_targets`.
-
-        Raises NoRouteError if there is none.
-        """
+        """Return the brokers to read a queue from, as `RouteTable.read_targets`. Raises NoRouteError."""
         return await self._find(
             queue, lambda: self.routes.read_targets(queue.broker_name, broker_id) or None, "any replica"
         )
@@ -470,10 +464,7 @@ class ClientInstance(LifeCycle):
         )
 
     async def consumer_ids(self, topic: str, group: str) -> list[str]:
-        """Return the client ids of a group's members.
-
-        The brokers of the topic are asked in turn, masters first.
-        """
+        """Return the client ids of a group's members. Brokers of the topic are asked in turn."""
         failure: CometError | None = None
         for addr in self.routes.readers_of(topic):
             try:
@@ -506,10 +497,7 @@ class ClientInstance(LifeCycle):
     # -- registration at brokers
 
     def register_producer(self, group: str) -> None:
-        """Register a producer group for heartbeats.
-
-        The next heartbeat, which announces the group, is sent soon.
-        """
+        """Register a producer group for heartbeats. The next heartbeat, which announces it, is sent soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
         self._producers_registered += 1
         self._heartbeats.soon()
@@ -526,10 +514,7 @@ class ClientInstance(LifeCycle):
         self.transactions[group] = peer
 
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
-        """Register a consumer for heartbeats and brokers' requests.
-
-        Raises ClientStateError if another consumer of the group is registered.
-        """
+        """Register a consumer of a group. Raises ClientStateError if there is another one."""
         if group in self.consumers:
             raise ClientStateError(f"client {self.client_id} already has a consumer of group {group}")
         self.consumers[group] = peer
@@ -579,10 +564,7 @@ class ClientInstance(LifeCycle):
         await comparisons
 
     async def send_heartbeats(self) -> None:
-        """Send heartbeats for all groups to all brokers.
-
-        Failures are stored in `heartbeat_problems`, not raised.
-        """
+        """Send heartbeats for all groups to all brokers. Failures are stored in `heartbeat_problems`."""
         if not self._producers and not self.consumers:
             return
         registered, body = self._producers_registered, self._heartbeat()
@@ -595,14 +577,9 @@ class ClientInstance(LifeCycle):
     async def introduce(self, route: TopicRoute, end: float) -> None:
         """Send heartbeats to all brokers that may forward the reply to a request.
 
-        These are the brokers of all clusters that store the request's topic.
-
-        Wait for the heartbeats until `end`. If a broker refuses its heartbeat or cannot be reached, later
-        calls do not wait for that broker.
-
-        Args:
-            route: The route of the request's topic.
-            end: The deadline of the caller, on the loop's clock.
+        These are the brokers of all clusters that store the request's topic. Wait for the heartbeats until
+        `end`, on the loop's clock. If a broker refuses its heartbeat or cannot be reached, later calls do not
+        wait for it.
         """
         for cluster in {broker.cluster for broker in route.data.broker_datas}:
             topic = cluster + REPLY_TOPIC_POSTFIX

@@ -102,10 +102,7 @@ class LifeCycle(Running):
         raise NotImplementedError
 
     async def _end(self, *, drain: bool) -> None:
-        """Release all resources.
-
-        With `drain`, wait for the work in progress first. After a failed start, `drain` is False.
-        """
+        """Release all resources. With `drain` (not after a failed start), wait for the work in progress."""
         raise NotImplementedError
 
     def _check_running(self) -> None:

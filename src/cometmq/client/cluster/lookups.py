@@ -59,10 +59,7 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
 
 
 async def _is_broker(client: ClientInstance, addr: str) -> bool:
-    """Return whether a broker of the cluster has this address.
-
-    If a broker is registered with a host name, as in containers, the name is resolved first.
-    """
+    """Return whether a broker of the cluster has this address, or a host name that resolves to it."""
     if addr in client.routes.addresses(replicas=True):
         return True
     info = await client.namesrv.cluster_info()
@@ -132,11 +129,9 @@ async def by_key(
 ) -> list[MessageExt]:
     """Return the messages of a topic that have a key, oldest first.
 
-    Brokers search by the hash of a key, so an answer may contain messages with other keys: these are removed.
-
-    Args:
-        missing: Receives the errors of brokers by broker name. The messages of the other brokers are
-            returned, and an error is raised only if all brokers fail. None: the first error is raised.
+    Brokers search by the hash of a key, so messages with other keys are removed from their answers. `missing`
+    receives the errors of brokers by name: an error is then raised only if all brokers fail. None: the first
+    error is raised.
     """
     failed: dict[str, CometError] = {}
 
@@ -192,10 +187,7 @@ class Client(LifeCycle):
 
     @property
     def client(self) -> ClientInstance:
-        """The client instance with connections, routes and heartbeats.
-
-        Raises ClientStateError before the start.
-        """
+        """The client instance: connections, routes and heartbeats. Raises ClientStateError before start."""
         if self._client is None:
             raise self._not_running()
         return self._client

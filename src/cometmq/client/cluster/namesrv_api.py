@@ -1,7 +1,4 @@
-"""The requests of clients to name servers.
-
-If the current name server fails, the request goes to the next name server.
-"""
+"""The requests of clients to name servers. If one fails, the request goes to the next one."""
 
 from __future__ import annotations
 
@@ -61,8 +58,7 @@ class NamesrvApi(Calls):
         """Yield the answers of the name servers, beginning with the current one.
 
         The request goes to the next name server when the caller requests another answer, or after
-        `_PATIENCE_S` seconds without an answer, so that a server that hangs does not use up the timeout of a
-        send.
+        `_PATIENCE_S` seconds without one, so that a server that hangs does not use up the timeout of a send.
         """
         waiting: dict[asyncio.Task[Frame], str] = {}
         start = self.addrs.index(self.current) if self.current in self.addrs else 0
@@ -130,10 +126,7 @@ class NamesrvApi(Calls):
         return sorted(TopicList.decode(answer.body).topic_list)
 
     async def delete_topic(self, addr: str, topic: str) -> None:
-        """Delete a topic's route at one name server.
-
-        The servers are independent, so each needs the request.
-        """
+        """Delete a topic's route at one name server. Each of the servers needs the request."""
         await self.call(
             addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequestHeader(topic=topic), topic=topic
         )

@@ -28,10 +28,7 @@ SOME_TIME = (0.001, math.inf)
 
 
 def check_range(key: str, value: object, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError if the value is not a number from `low` to `high`.
-
-    If `low` is an int, the value must be an int, too.
-    """
+    """Raise ConfigError if the value is no number from `low` to `high`, an int if `low` is an int."""
     kind = int if isinstance(low, int) else int | float
     if not isinstance(value, kind) or not low <= value <= high:
         bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
@@ -178,10 +175,7 @@ def _can_stand_for(name: str, place: str) -> bool:
 
 
 def environment_address_map() -> dict[str, str]:
-    """Return the address map in the environment variable COMETMQ_ADDRESS_MAP.
-
-    Raises ConfigError if the value is invalid.
-    """
+    """Return the address map in COMETMQ_ADDRESS_MAP. Raises ConfigError if the value is invalid."""
     text = os.environ.get(ADDRESS_MAP_ENV, "")
     found: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -193,10 +187,9 @@ def environment_address_map() -> dict[str, str]:
 
 
 def environment_credentials() -> Credentials | None:
-    """Return the account in COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN.
+    """Return the account in COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN, if one is set.
 
-    Return None if none of these environment variables has a value. Raises ConfigError if some of them have
-    values but one of the two keys is missing, or if a key is too long.
+    Raises ConfigError if one of the two keys is missing or too long.
     """
     try:
         return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))
@@ -213,15 +206,12 @@ def environment_tls() -> str | bool:
 def namesrv_addresses(
     namesrv: str | Sequence[str] | None, namesrv_domain: str | None = None
 ) -> tuple[str, ...]:
-    """Return the addresses of the name servers.
+    """Return `host:port` of each name server. Empty if an address server supplies them.
 
     Args:
         namesrv: Addresses, or text with addresses separated by `;` or `,`. None: NAMESRV_ADDR of the
             environment, otherwise the address server, otherwise 127.0.0.1:9876.
         namesrv_domain: The address server, if there is one.
-
-    Returns:
-        `host:port` of each name server. Empty if the address server supplies them.
 
     Raises:
         ConfigError: An address is invalid, or there is none.

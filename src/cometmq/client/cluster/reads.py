@@ -22,10 +22,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _PROBE_INTERVALS_S = (0.5, 10.0)
-"""Delay, in seconds, before the first probe of an unreachable broker, and the maximum delay.
-
-The delay doubles after each probe.
-"""
+"""Seconds before the first probe of an unreachable broker, doubled after each probe, and their maximum."""
 
 
 class Instance(Protocol):
@@ -60,9 +57,10 @@ class Reads(msgspec.Struct, eq=False):
     ) -> T:
         """Read a queue at the first of its brokers that serves the read.
 
+        The topic's route is requested if no known route contains the queue's broker.
+
         Args:
-            queue: The queue. The route of its topic is requested if no known route contains the queue's
-                broker.
+            queue: The queue.
             read: Makes one attempt. It is called again for the next broker after a ConnectError, and for the
                 master after a replica has refused.
             broker_id: The broker id that the last answer suggested.
@@ -106,11 +104,7 @@ class Reads(msgspec.Struct, eq=False):
         return next((target for target in targets if target.addr not in tried), None)
 
     def _failed(self, queue: MessageQueue, addr: str) -> None:
-        """Refresh the topic's route, and avoid the broker at `addr` until it answers a probe.
-
-        Meanwhile the queue is read from its other brokers. If the queue has no other broker, this broker is
-        not avoided.
-        """
+        """Refresh the topic's route. If the queue has other brokers, avoid this one until it answers."""
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1
         if others and addr not in self._probes:

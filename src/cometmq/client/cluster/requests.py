@@ -112,15 +112,9 @@ class NameServersUnreachable(NoRouteError):
 class RouteAnswers(Generic[T]):
     """The answers of the name servers to the request for a topic's route.
 
-    An answer with an invalid route is ignored if another name server returns a valid one.
-
-    Attributes:
-        first: The address of the first name server that answered, not counting answers with invalid routes.
-            "" before that.
-
-    Args:
-        topic: The topic.
-        read: Converts a route to the result of `take`. Raises BodyError if the route is invalid.
+    An answer with an invalid route, for which `read` raises BodyError, is ignored if another name server
+    returns a valid one. `first` is the address of the first name server that answered otherwise, "" before
+    that.
     """
 
     def __init__(self, topic: str, read: Callable[[TopicRouteData], T]) -> None:
@@ -131,10 +125,7 @@ class RouteAnswers(Generic[T]):
         self.first = ""
 
     def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
-        """Return the route in a name server's answer, converted by `read`.
-
-        If the answer contains no valid route, return None and record the reason for the error in `failure`.
-        """
+        """Return the route in an answer, converted by `read`. If there is none, keep the reason."""
         if not isinstance(answer, Frame):
             self._asked.append((addr, str(answer)))
             return None
@@ -154,10 +145,7 @@ class RouteAnswers(Generic[T]):
 
     @property
     def failure(self) -> CometError:
-        """The error to raise if no name server returned a valid route.
-
-        BodyError if a name server returned an invalid route, otherwise NoRouteError.
-        """
+        """The error if no route is valid: BodyError if there was an invalid one, otherwise NoRouteError."""
         if self._unreadable is not None:
             return self._unreadable
         if not self.first:
@@ -166,10 +154,7 @@ class RouteAnswers(Generic[T]):
 
 
 def ordered_error(error: NoRouteError, order_conf: str) -> NoRouteError:
-    """Return the error for an ordered topic without a route: its brokers are unreachable.
-
-    The topic gets no queues of other brokers, because that would break the order.
-    """
+    """Return the error for an ordered topic without a route: other queues would break the order."""
     brokers = printable(order_conf, 200)
     return NoRouteError(
         error.topic, error.asked, f"it is ordered, and the brokers of its queues ({brokers}) are missing"
@@ -284,10 +269,7 @@ def min_offset_request(queue: MessageQueue) -> Frame:
 
 
 def max_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for the offset of a queue's next message. `offset_in` reads it from the answer.
-
-    The offset is 0 for an unknown queue.
-    """
+    """Return the request for the offset of a queue's next message, 0 for an unknown queue."""
     header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 

@@ -45,19 +45,11 @@ MAX_QUEUES = 262_144
 MAX_ADDRESSES = 10_000
 """Maximum number of addresses in one route, because each address gets a connection and heartbeats."""
 MAX_IDLE_ROUTES = 256
-"""Maximum number of kept routes of unused topics.
-
-Unused routes are kept and refreshed so that a program that sends rarely need not request them again. The
-maximum limits the memory of a program that keeps sending to new topics.
-"""
+"""Maximum number of kept routes of unused topics, for programs that send rarely or to ever new topics."""
 
 
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    """Return the route in a name server's answer, without invalid addresses.
-
-    Raises:
-        BodyError: The route has more queues or addresses than a client supports.
-    """
+    """Return the route in an answer without invalid addresses. Raises BodyError if it is too large."""
     _check_counts(topic, data)
     unusable = sorted(
         {
@@ -162,9 +154,9 @@ class RouteTable:
         self._used.add(topic)
 
     def forget_unused(self, kept: Collection[str]) -> list[str]:
-        """Drop the routes that were not used since the last call, and return their topics.
+        """Drop the routes that were not used since the last call, but those in `kept`. Return their topics.
 
-        The newest `MAX_IDLE_ROUTES` unused routes stay, and so do the routes of the topics in `kept`.
+        The newest `MAX_IDLE_ROUTES` unused routes stay.
         """
         unused = [topic for topic in self._routes if topic not in self._used and topic not in kept]
         self._used.clear()
@@ -175,10 +167,7 @@ class RouteTable:
         return dropped
 
     def put(self, route: TopicRoute) -> bool:
-        """Store a topic's route and return whether it is new or has changed.
-
-        The addresses of a broker are those in the newest route that contains the broker.
-        """
+        """Store a route and the addresses of its brokers. Return whether it is new or has changed."""
         before = self._routes.get(route.topic)
         self._routes[route.topic] = route
         for broker in route.data.broker_datas:

@@ -46,10 +46,7 @@ log = logs.logger("cometmq.client")
 
 
 class Replies:
-    """The client's requests that wait for a reply, by correlation id.
-
-    ProducerOptions.max_requests limits their number.
-    """
+    """The client's requests that wait for a reply, by correlation id. max_requests limits them."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
@@ -58,10 +55,7 @@ class Replies:
         return len(self._waiting)
 
     def expect(self, correlation_id: str) -> asyncio.Future[MessageExt]:
-        """Register a request that waits for a reply, and return a future that receives the reply.
-
-        The caller must call `forget` when it no longer waits.
-        """
+        """Return a future that receives the reply to a request. The caller must call `forget` in the end."""
         reply: asyncio.Future[MessageExt] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = reply
         return reply
@@ -101,10 +95,7 @@ def pushed_reply(frame: Frame) -> MessageExt:
 
 
 class ConsumerPeer(Protocol):
-    """The methods of a consumer that its client instance calls.
-
-    The client instance calls some of them to handle a request of a broker, such as `reset_offsets`.
-    """
+    """The methods of a consumer that its client instance calls, some for a request of a broker."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -136,13 +127,7 @@ class TransactionPeer(Protocol):
 
 
 class ServerRequests:
-    """The handlers of the brokers' requests.
-
-    Attributes:
-        consumers: The client instance's table of consumers by group.
-        transactions: The client instance's table of transaction producers by group.
-        replies: The requests that wait for a reply.
-    """
+    """The handlers of the brokers' requests, with the client instance's tables of consumers and producers."""
 
     def __init__(
         self,
@@ -244,17 +229,11 @@ class ServerRequests:
 
 
 _TASKS, _DEPTH = 500, 50
-"""The maximum number of tasks in a dump of stacks, and the maximum number of calls per stack.
-
-These maximums limit the size of a dump to a few MB.
-"""
+"""Maximum number of tasks in a dump of stacks and of calls per stack: a few MB in all."""
 
 
 def stacks() -> str:
-    """Return the stacks of all tasks and threads as text, innermost call first. Must be called on the loop.
-
-    The text contains names of functions, files and line numbers, but no values.
-    """
+    """Return the stacks of all tasks and threads, innermost call first, without values of variables."""
     return "\n".join(itertools.chain(_threads(), _tasks()))
 
 

@@ -207,10 +207,7 @@ class Telemetry:
 
 
 def context_room() -> int:
-    """Return the number of bytes by which the current span's trace context lengthens a message.
-
-    Return 0 without OpenTelemetry.
-    """
+    """Return by how many bytes the current span's trace context lengthens a message."""
     if "opentelemetry.trace" not in sys.modules:
         return 0
     from opentelemetry import trace

@@ -54,12 +54,9 @@ class Consumption(msgspec.Struct, frozen=True):
 
 
 class Traces:
-    """The traces of one client instance. Methods must be called on the loop.
+    """The traces of one client instance. Methods must be called on the loop; all but stop() do not wait.
 
-    All methods except stop() return without waiting for a broker.
-
-    Args:
-        send: Sends a body with keys to the trace topic, or raises CometError.
+    `send` sends a body with keys to the trace topic, or raises CometError.
     """
 
     def __init__(
@@ -105,13 +102,9 @@ class Traces:
         *,
         half: bool,
     ) -> None:
-        """Record the answer to a send of one message or batch.
+        """Record the answer to a send that began at `begun_s` (time.monotonic). `half`: of a half message.
 
         Each message of a batch gets its own record, whereas Java's client writes one record for the batch.
-
-        Args:
-            begun_s: The time at which the send began, from time.monotonic.
-            half: Whether the message is a half message, which begins a transaction.
         """
         topic = result.queue.topic
         if not result.trace_on or self._is_trace_topic(topic):
@@ -143,11 +136,7 @@ class Traces:
                 )
 
     def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
-        """Record that a listener call begins.
-
-        Return the data about the call that `consumed` needs when the call ends, or None if no message of the
-        call is traced.
-        """
+        """Record that a listener call begins. Return the data for `consumed`, None if nothing is traced."""
         now_ms, count = int(time.time() * 1000), 0
         request_id = self._keys.make()
         traced = []
@@ -197,12 +186,7 @@ class Traces:
     def transaction_ended(
         self, group: str, message: MessageExt, addr: str, state: str, *, from_check: bool
     ) -> None:
-        """Add a trace record about the end of a transaction.
-
-        Args:
-            state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling).
-            from_check: Whether the state was sent in answer to a transaction check.
-        """
+        """Record the end of a transaction, with RocketMQ's name of its state."""
         msg_id, properties = message.msg_id, message.properties
         if (
             properties.get(names.TRACE_ON) == "false"
@@ -261,11 +245,7 @@ class Traces:
             self._problem = ""
 
     def _drop(self, count: int, why: str) -> None:
-        """Count lost trace records, and log the reason.
-
-        A repeated reason is logged again only after a trace message was sent successfully, or after records
-        were lost for another reason.
-        """
+        """Count lost trace records. Log the reason, unless it was the last one and nothing was sent since."""
         self.dropped += count
         if count and why != self._problem:
             self._problem = why
@@ -292,10 +272,7 @@ def traced(
     group: str,
     time_out_s: float,
 ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-    """Return a listener that calls `listener` and records a trace before and after each call.
-
-    A call that takes longer than time_out_s is recorded as timed out.
-    """
+    """Return a listener that records a trace before and after each call. Calls over time_out_s timed out."""
     if traces is None:
         return listener
 
@@ -318,8 +295,5 @@ def traced(
 
 
 def trace_polled(traces: Traces, group: str, messages: Sequence[MessageExt]) -> None:
-    """Record that polled messages were consumed successfully.
-
-    This is assumed, because the client does not receive the result of the caller's processing.
-    """
+    """Record that polled messages were consumed successfully, as the result is not known to the client."""
     traces.consumed(traces.consuming(group, messages), ConsumeCode.SUCCESS, success=True)

@@ -23,21 +23,13 @@ _AGAIN_S = 1.0
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Return whether `function` is async.
-
-    The function may be a functools.partial or have an async `__call__`.
-    """
+    """Return whether a function is async. It may be a functools.partial or have an async `__call__`."""
     call = type(function).__call__ if callable(function) else None
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 async def call_user_function(executor: Executor | None, function: Callable[..., Any], *given: object) -> Any:
-    """Call a user function: an async function in this task, a plain function in a thread of `executor`.
-
-    Raises:
-        RuntimeError: The function raised an exception with a special meaning, such as StopIteration, see
-            `call_on_loop`.
-    """
+    """Call an async user function in this task, a plain one in a thread. Raises as `call_on_loop` does."""
     if is_async(function):
         return await call_on_loop(function, *given)
     return await call_in_thread(executor, function, *given)
@@ -48,14 +40,9 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
 
     Some exceptions have a special meaning for the interpreter or the event loop, and would affect more than
     this call: StopIteration, StopAsyncIteration, GeneratorExit, CancelledError, SystemExit and
-    KeyboardInterrupt. If the function raises one of them, this function raises a RuntimeError instead, except
-    in the cases below.
-
-    Raises:
-        RuntimeError: The function raised an exception with a special meaning, which is the `__cause__`.
-        CancelledError: This task is being cancelled.
-        SystemExit, KeyboardInterrupt: The function raised this exception in the main thread: the program
-            ends.
+    KeyboardInterrupt. A RuntimeError replaces them, whose `__cause__` they are. Not replaced are
+    CancelledError while this task is being cancelled, and SystemExit and KeyboardInterrupt in the main
+    thread, which end the program.
     """
     task = asyncio.current_task()
     try:
@@ -67,15 +54,7 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
 
 
 def failure_of(error: BaseException, task: asyncio.Task[Any] | None) -> RuntimeError | None:
-    """Return the error that replaces the exception of a user function on the loop, see `call_on_loop`.
-
-    Args:
-        error: The exception.
-        task: The task that has called the function.
-
-    Returns:
-        The error, or None if the exception must be raised as it is.
-    """
+    """Return the error that replaces an exception in `task`, see `call_on_loop`, None if nothing does."""
     if _is_ordinary(error) or _is_for_program(error):
         return None
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -88,10 +67,8 @@ def failure_of(error: BaseException, task: asyncio.Task[Any] | None) -> RuntimeE
 async def call_in_thread(executor: Executor | None, function: Callable[..., R], *given: object) -> R:
     """Call a plain user function in a thread, with the context variables of the caller.
 
-    Raises:
-        RuntimeError: The function raised StopIteration, or an exception that ends a program, such as
-            SystemExit. These must not reach the event loop: a future refuses StopIteration, so the caller
-            would wait forever, and SystemExit would end the loop.
+    A RuntimeError replaces StopIteration and exceptions that end a program. These must not reach the event
+    loop: a future refuses StopIteration, so the caller would wait forever, and SystemExit would end the loop.
     """
     run = copy_context().run
     return await asyncio.get_running_loop().run_in_executor(executor, run, _call_here, function, *given)
@@ -107,14 +84,7 @@ def _call_here(function: Callable[..., R], *given: object) -> R:
 
 
 def call_hook(function: Callable[..., R], *given: object) -> R:
-    """Call a plain user function on the loop.
-
-    Raises:
-        RuntimeError: The function raised an exception with a special meaning, such as StopIteration, see
-            `call_on_loop`.
-        SystemExit, KeyboardInterrupt: The function raised this exception in the main thread: the program
-            ends.
-    """
+    """Call a plain user function on the loop. Exceptions are replaced as in `call_on_loop`."""
     try:
         return function(*given)
     except BaseException as error:
@@ -130,8 +100,7 @@ def _is_ordinary(error: BaseException) -> bool:
 def _is_for_program(error: BaseException) -> bool:
     """Return whether `error` is SystemExit or KeyboardInterrupt in the main thread, which ends the program.
 
-    In any other thread these exceptions must not end the thread's event loop, because the loop also serves
-    other clients.
+    In any other thread they must not end the event loop, which also serves other clients.
     """
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and isinstance(error, SystemExit | KeyboardInterrupt)
@@ -149,14 +118,7 @@ def _as_failure(error: BaseException) -> RuntimeError:
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
-    """Cancel tasks that run user functions, and wait at most one second until they have ended.
-
-    A user function may ignore the cancellation. Tasks that are still running are logged as an error.
-
-    Args:
-        tasks: The tasks.
-        what: The description of the tasks in the log message.
-    """
+    """Cancel tasks of user functions, which may ignore that, and wait at most one second for their end."""
     for task in tasks:
         task.cancel()
     if not tasks:

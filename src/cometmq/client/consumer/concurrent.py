@@ -22,10 +22,7 @@ from cometmq.message import MessageExt, MessageQueue
 log = logs.logger("cometmq.client.consumer")
 
 _LOCAL_RETRY_DELAY_S = 5.0
-"""Delay, in seconds, before this process consumes a failed message again that could not be sent back.
-
-Such a message was accepted neither by its broker nor by the group's retry topic.
-"""
+"""Seconds before this process consumes a failed message again that no broker accepted."""
 OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16
 
@@ -76,10 +73,7 @@ class Concurrent(ConsumeMode[ConsumeContext, ConsumeStatus]):
         self._user.consume(batches)
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
-        """Return the context for the listener call that consumes a batch.
-
-        Return None if the batch has been sent back or its queue was revoked.
-        """
+        """Return the context of the call, None if the batch was sent back or its queue was revoked."""
         queue = batch.queue
         if batch.done or queue.dropped or queue.leaving:
             return None
@@ -101,10 +95,7 @@ class Concurrent(ConsumeMode[ConsumeContext, ConsumeStatus]):
                 self._ended(queue)
 
     async def _send_back_failed(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
-        """Send failed messages back and return whether the batch is finished.
-
-        Messages that cannot be sent back are consumed again in this process.
-        """
+        """Send failed messages back, or consume them here again. Return whether the batch is finished."""
         kept = await self._send_back_all(failed, delay_level)
         if batch.done or batch.queue.dropped:
             return False
@@ -179,10 +170,7 @@ class Concurrent(ConsumeMode[ConsumeContext, ConsumeStatus]):
 def failed_messages(
     messages: list[MessageExt], status: ConsumeStatus, context: ConsumeContext
 ) -> tuple[list[MessageExt], int]:
-    """Return the messages of a listener call that must be consumed again, and the delay level for them.
-
-    They are the last messages of the call.
-    """
+    """Return the messages to consume again, which are the last ones of the call, and their delay level."""
     delay_level, ack_index = context.delay_level, context.ack_index
     if not isinstance(delay_level, int) or not (ack_index is None or isinstance(ack_index, int)):
         wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"

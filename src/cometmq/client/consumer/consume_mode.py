@@ -24,10 +24,7 @@ class ModeUser(Protocol):
         """The maximum number of concurrent listener calls."""
 
     def made_room(self, queue: ProcessQueue) -> None:
-        """Continue to pull a queue if its flow limits permit a pull.
-
-        The consume mode calls this after messages were removed from the queue.
-        """
+        """Continue to pull a queue, from which messages were removed, if its flow limits permit a pull."""
 
     def consume(self, batches: list[Batch]) -> None:
         """Call the listener with batches, in their order."""
@@ -66,10 +63,7 @@ class ConsumeMode(Generic[C, S]):
         """Commit the messages of a batch, or have them consumed again, according to the listener's result."""
 
     def postpone(self, context: C, delay_level: int) -> S:
-        """Return the listener result that requests another delivery of a message.
-
-        Raises ConfigError for an invalid delay level.
-        """
+        """Return the listener result that requests another delivery. Raises ConfigError for a bad level."""
         raise NotImplementedError
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
@@ -103,9 +97,9 @@ class ConsumeMode(Generic[C, S]):
         """Complete a rebalance. `held` contains the queues that are assigned to this member now."""
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return the time (on the clock `boottime`) at which the broker last confirmed the queue's lock.
+        """Return the time (`boottime`) at which the broker last confirmed the queue's lock.
 
-        Return None if this member does not hold the lock, and in a mode whose locks are not reported.
+        None if this member does not hold the lock, and in a mode whose locks are not reported.
         """
 
     def holds(self, queue: MessageQueue) -> bool:

@@ -33,10 +33,7 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _BATCHES_WITHOUT_YIELD = 32
-"""Number of batches after which a worker yields to the event loop.
-
-Otherwise a listener that never waits would block the loop.
-"""
+"""Number of batches after which a worker yields, so that no listener blocks the event loop."""
 
 
 _FAILING = 3

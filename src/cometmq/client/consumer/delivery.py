@@ -31,19 +31,15 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _WITHOUT_YIELD = 32
-"""Number of messages after which next() yields to the event loop.
-
-Otherwise a caller that never waits would block the loop.
-"""
+"""Number of messages after which next() yields, so that no caller blocks the event loop."""
 _SENT_BACK_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Delivered(Generic[C]):
-    """A delivered message that waits for its acknowledgement.
+    """A delivered message that waits for its acknowledgement. It is stored under the id() of its message.
 
-    This object is stored under the id() of its message. So it must keep the message alive: the id() of a
-    deleted message may be reused for another object.
+    So it must keep the message alive: the id() of a deleted message may be reused for another object.
     """
 
     message: MessageExt
@@ -153,12 +149,9 @@ class Delivery(Generic[C, S]):
             raise
 
     async def ack(self, message: MessageExt) -> None:
-        """Acknowledge a delivered message as consumed.
+        """Acknowledge a delivered message as consumed. A call that is cancelled does not acknowledge it.
 
-        If this call is cancelled, the message is not acknowledged.
-
-        Raises:
-            ClientStateError: The message was not delivered, or is about to be delivered again.
+        Raises ClientStateError if the message was not delivered, or is about to be delivered again.
         """
         await self._acknowledge(message, self._mode.success)
 
@@ -197,10 +190,7 @@ class Delivery(Generic[C, S]):
         self._trace_end(delivered, done=done)
 
     def _keep_unacknowledged(self, delivered: _Delivered[C]) -> None:
-        """Restore a delivered message whose acknowledgement failed, so that it can be acknowledged again.
-
-        Do nothing if the consume mode then delivers the message again by itself.
-        """
+        """Let a message whose acknowledgement failed be acknowledged again, unless the mode repeats it."""
         if not self._mode.repeats:
             context = self._mode.begin(delivered.batch)
             if context is not None:
@@ -209,8 +199,8 @@ class Delivery(Generic[C, S]):
     async def drop_lost(self) -> None:
         """Treat delivered messages that can no longer be acknowledged as failures.
 
-        Messages of orderly queues are not affected: a revoked orderly queue can be assigned to this member
-        again only after its delivered message was acknowledged.
+        Messages of orderly queues are not affected: a revoked queue is not assigned here before their
+        acknowledgement.
         """
         if self._mode.repeats:
             return
@@ -238,10 +228,7 @@ class Delivery(Generic[C, S]):
         return delivered
 
     def leave(self) -> None:
-        """Record that the user has stopped iterating the stream, so no further acknowledgement will follow.
-
-        A stop then waits only for acknowledgements in progress.
-        """
+        """Record that the user reads no more: a stop then waits only for acknowledgements in progress."""
         self._left = True
         self._settled.set()
 

@@ -23,11 +23,7 @@ from cometmq.protocol.codes import HANDOFF_PREFIX
 log = logs.logger("cometmq.client.consumer.handoff")
 
 _GRACE_S = 1.0
-"""Additional seconds for which a member waits for a queue lock, after `PushOptions.handover_timeout_s`.
-
-If a member is the only one of its group, it waits just this additional time. In this time a disconnected
-member can rejoin the group.
-"""
+"""Additional seconds of waiting for a lock, in which a disconnected member can rejoin the group."""
 
 
 class Handoff:
@@ -46,19 +42,13 @@ class Handoff:
         self._refused: set[MessageQueue] = set()
         """The queues for which a lock request was refused in this rebalance."""
         self._has_begun = False
-        """Whether this member has ever held a queue, or has ever seen another member in the group.
-
-        While this is False, queues are assigned to this member even if the broker refuses their locks.
-        """
+        """Whether this member ever held a queue or saw another member. Before, it needs no locks."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks lost; the next rebalance requests them", self._group.name, len(queues))
 
     async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
-        """Lock queues, and return those that may be pulled now.
-
-        These are the queues that were locked, and those whose lock this member has awaited for the maximum
-        time.
+        """Lock queues, and return those to pull now: the locked ones, and those awaited for long enough.
 
         Args:
             alone: Whether the group has no other member. Then any member that still owns a lock must have
@@ -86,8 +76,7 @@ class Handoff:
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
         """Complete a rebalance: unlock queues that are not assigned, and request the missing locks.
 
-        An assigned queue lacks a lock if another member did not release the lock in time, or if the broker
-        lost the lock.
+        A lock is missing if another member did not release it in time, or if the broker lost it.
         """
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()

@@ -109,10 +109,7 @@ S = TypeVar("S", bound=Enum)
 BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
 NoneMeans = Literal["success", "retry", "error"]
 HANDLED: Any = object()
-"""The result with which an internal listener reports success.
-
-It means SUCCESS in both consume modes, even if none_means is set.
-"""
+"""The result of an internal listener for success in both consume modes, whatever none_means is."""
 
 
 def check_listener(listener: object) -> None:
@@ -140,11 +137,7 @@ def bind_listener(
 ) -> BoundListener[Any, S]:
     """Return an async function of (messages, context) that calls a listener of any kind.
 
-    Args:
-        listener: The user's function.
-        executor: Runs plain functions.
-        statuses: The enum of the possible results.
-        none_means: PushOptions.none_means.
+    `executor` runs plain functions, `statuses` is the enum of the possible results.
     """
     as_status = _Statuses(name_of(listener), statuses, none_means)
     takes_context = _takes_context(listener)
@@ -206,9 +199,7 @@ class _Statuses(Generic[S]):
     _statuses: type[S]
     _none_means: NoneMeans
     _returned: set[bool] = field(default_factory=set)
-    """The kinds of results seen so far: contains True once the listener has returned None, and False once it
-    has returned anything else.
-    """
+    """Whether the listener has returned None so far (True), anything else (False)."""
 
     def __call__(self, result: object) -> S:
         if result is HANDLED:

@@ -20,11 +20,7 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""If a broker corrects the offset of a queue twice within this many seconds, the queue pauses.
-
-The member drops a queue after each correction and normally assigns it again at once. After the second
-correction it does so only after this many seconds.
-"""
+"""Seconds for which a queue pauses if its offset is corrected twice within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +98,7 @@ class Membership:
         self._share_limits()
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Start pulling a queue and return whether that was possible.
-
-        Raises CometError if the start offset cannot be determined.
-        """
+        """Start pulling a queue, if possible. Raises CometError if the start offset cannot be determined."""
         group = self._group
         group.offsets.forget(queue)
         offset = await group.start_offset(queue, await group.offsets.stored(queue))
@@ -167,8 +160,7 @@ class Membership:
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
         """Drop a queue and assign it again at the offset that the broker returned.
 
-        The queue gets a new ProcessQueue: a listener call that is still running for the old one must not
-        restore the old offset.
+        The queue gets a new ProcessQueue: a listener call of the old one must not restore the old offset.
         """
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
@@ -192,8 +184,7 @@ class Membership:
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """Apply an administrator's reset: drop the pulled messages and start at the given offsets.
 
-        The offsets of other members' queues are not stored, because those members may have consumed more
-        messages since the reset.
+        Offsets of other members' queues are not stored: those members may have consumed more since the reset.
         """
         async with self.rebalance.lock:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}

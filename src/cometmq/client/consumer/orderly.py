@@ -47,11 +47,7 @@ class Orderly(ConsumeMode[OrderlyContext, OrderlyStatus]):
         self.locks.start()
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Lock queues and return those that may be pulled now.
-
-        A queue may be pulled if this member has the queue's lock, and none of this member's listener calls is
-        still processing messages of the queue.
-        """
+        """Lock queues and return those that may be pulled now: locked and not used by a listener call."""
         del alone
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
         ours = await self.locks.acquire(free)
@@ -156,10 +152,7 @@ class Orderly(ConsumeMode[OrderlyContext, OrderlyStatus]):
         return OrderlyContext(queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: OrderlyStatus, context: OrderlyContext) -> None:
-        """Handle the result of a listener call.
-
-        After a success the offset is committed. Otherwise the same messages are consumed again after a pause.
-        """
+        """Commit the offset after a success. Otherwise consume the same messages again after a pause."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         again = True
@@ -218,8 +211,7 @@ class Orderly(ConsumeMode[OrderlyContext, OrderlyStatus]):
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Log overdue calls of a plain listener.
 
-        Nothing else can be done: the thread of a listener call cannot be ended, and no later message of the
-        queue may be consumed before that call ends.
+        Their threads cannot be ended, and no later message of the queue may be consumed before their end.
         """
         before = asyncio.get_running_loop().time() - timeout_s
         for queue in queues:
@@ -232,10 +224,7 @@ class Orderly(ConsumeMode[OrderlyContext, OrderlyStatus]):
                 )  # fmt: skip
 
     async def _send_to_dead_letters(self, message: MessageExt) -> bool:
-        """Send the message to the dead-letter queue and return whether that succeeded.
-
-        If it fails, the message is consumed again.
-        """
+        """Send a message to the dead-letter queue. Return False if that failed: it is consumed again."""
         try:
             await self.retry_topic.send(message)
         except CometError as error:

@@ -1,7 +1,4 @@
-"""The rules of orderly consumption: the next batch, the effect of a status, and the validity of a lock.
-
-This module uses no clock and no socket (docs/reference/client.md, Orderly consumption).
-"""
+"""The rules of orderly consumption, without clock or socket (docs/reference/client.md)."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 30.0
 
 
 def suspension_s(wanted_s: object, usual_s: float) -> float:
-    """Return the pause of a queue after a failure, in seconds.
-
-    This is `wanted_s`, or `usual_s` if `wanted_s` is not a number, limited to the range from 0.01 to 30 s.
-    """
+    """Return the pause after a failure: `wanted_s`, if it is a number, or `usual_s`, from 0.01 to 30 s."""
     if not isinstance(wanted_s, int | float) or wanted_s != wanted_s:
         wanted_s = usual_s
     return min(max(wanted_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
@@ -46,10 +40,7 @@ class OrderlyQueue(ProcessQueue):
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """The first offset, the last offset and the number of delivered, uncommitted messages.
-
-        Three zeros if there are none.
-        """
+        """The first offset, last offset and number of delivered, uncommitted messages; zeros for none."""
         batches = [self._batches[number] for number in range(self._taken)]
         if not batches:
             return 0, 0, 0
@@ -62,10 +53,7 @@ class OrderlyQueue(ProcessQueue):
         return batch if batch is not None and 0 < batch.started_at < moment else None
 
     def take(self) -> Batch | None:
-        """Take the next batch and return it.
-
-        Return None if a batch is in progress, no batch is waiting, or the queue is revoked.
-        """
+        """Take the next batch. Return None if one is in progress, none waits, or the queue is revoked."""
         if self.dropped or self.leaving or self.under_way or self._taken == len(self._batches):
             return None
         self.under_way = self._batches[self._taken]
@@ -99,11 +87,7 @@ class OrderlyQueue(ProcessQueue):
         self._taken = 0
 
     def count_failure(self, most: int) -> list[MessageExt]:
-        """Count a failed attempt for each message of the batch in progress.
-
-        Returns:
-            The messages that already had `most` retries. They are not tried again.
-        """
+        """Count a failed attempt. Return the messages that had `most` retries: they are not tried again."""
         assert self.under_way is not None
         hopeless = []
         for message in self.under_way.messages:
@@ -114,10 +98,7 @@ class OrderlyQueue(ProcessQueue):
         return hopeless
 
     def remove_messages(self, messages: Collection[MessageExt]) -> bool:
-        """Remove `messages` from the batch in progress, because they are now in the dead-letter queue.
-
-        Return whether the batch still has other messages.
-        """
+        """Remove dead letters from the batch in progress. Return whether it still has other messages."""
         batch = self.under_way
         assert batch is not None
         offsets = {message.queue_offset for message in messages}
@@ -135,10 +116,7 @@ class OrderlyQueue(ProcessQueue):
 
 @dataclass(slots=True)
 class LockTable:
-    """The locks of queues that this member holds according to its own table.
-
-    Times are those of `boottime`.
-    """
+    """The locks of queues that this member holds by its own table, with times of `boottime`."""
 
     _until: dict[MessageQueue, float] = field(default_factory=dict)
 
@@ -155,9 +133,8 @@ class LockTable:
     ) -> list[MessageQueue]:
         """Record a broker's answer to the renewal of locks.
 
-        Returns:
-            The queues whose locks were not renewed, or may have belonged to another member in the meantime.
-                These queues are removed from the table.
+        Return the queues whose locks were not renewed, or may have belonged to another member in the
+        meantime. They are removed from the table.
         """
         lost = [queue for queue in asked if queue not in got or not self.holds(queue, now)]
         self.taken(asked, requested_at)

@@ -27,10 +27,7 @@ RETRY_INTERVAL_S = 1.0
 
 
 class QueueLocks:
-    """The queue locks of a member.
-
-    `lost` is called with the queues whose lock has expired or belongs to another member.
-    """
+    """The queue locks of a member. `lost` is called with queues whose lock has expired or was lost."""
 
     def __init__(
         self, client: ClientInstance, group: str, lost: Callable[[Collection[MessageQueue]], None]
@@ -65,8 +62,8 @@ class QueueLocks:
     def holds(self, queue: MessageQueue) -> bool:
         """Return whether this member certainly holds the lock of the queue. Then no other member owns it.
 
-        A broker whose connection was lost may have restarted without its locks, so a lock counts only after
-        the broker has confirmed it on the present connection.
+        A broker may have restarted without its locks, so it must have confirmed the lock on the present
+        connection.
         """
         connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())

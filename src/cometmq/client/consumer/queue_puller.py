@@ -27,19 +27,13 @@ from cometmq.protocol.frame import Frame
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
-"""Seconds without an answer to a pull after which its queue is reassigned.
-
-See docs/reference/client.md, Rebalance.
-"""
+"""Seconds without an answer to a pull after which its queue is reassigned (docs/reference/client.md)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
 """Minimum seconds between two pulls that return no messages."""
 _HELD_S = 1.0
-"""Seconds after which a pull without an answer is assumed to wait at the broker for messages.
-
-If the broker had refused the pull, its answer would have arrived earlier.
-"""
+"""Seconds after which a pull is assumed to wait at the broker: a refusal would have come earlier."""
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -50,17 +44,11 @@ _UNANNOUNCED = (
 """Codes with which a broker may refuse a pull that arrives before the first heartbeat of this client."""
 
 _LATE_S = 60.0
-"""Seconds after which a pull without an answer is reported as a problem.
-
-Brokers hold a pull without messages for a shorter time.
-"""
+"""Seconds after which a pull without an answer is a problem. Brokers hold pulls for a shorter time."""
 
 
 def unanswered(now: float, requested_at: float | None) -> str | None:
-    """Return a description of the problem if the pull in progress has waited too long for an answer.
-
-    Return None if there is no such problem, or no pull is in progress (`requested_at` is None).
-    """
+    """Return the problem if the pull that began at `requested_at` waits too long for an answer."""
     if requested_at is None or now - requested_at < _LATE_S:
         return None
     waited_s = now - requested_at
@@ -69,17 +57,13 @@ def unanswered(now: float, requested_at: float | None) -> str | None:
 
 @dataclass(slots=True)
 class FlowControl:
-    """Counts for how long a broker has refused all pulls of a queue because of its flow control.
-
-    Occasional refusals are normal for a busy broker. If every pull is refused for long, the consumer reports
-    a problem.
-    """
+    """Counts for how long a broker has refused all pulls of a queue: only a long time is a problem."""
 
     since: float | None = None
     """The time of the first refusal since the last pull that was not refused. None: there is no refusal."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the delay in seconds before the next pull, and the problem to report, None if there is none.
+        """Return the delay in seconds before the next pull, and the problem to report, if there is one.
 
         Return None instead of both if `error` is not a refusal because of flow control.
         """
@@ -97,10 +81,7 @@ OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class QueuePuller:
-    """Pulls one queue. `run` ends when the queue is dropped.
-
-    After a failure the pull is repeated. A failure is logged unless it equals the previous failure.
-    """
+    """Pulls one queue until it is dropped, also after failures. Repeated failures are logged once."""
 
     _group: ConsumerGroup
     queue: ProcessQueue
@@ -125,10 +106,7 @@ class QueuePuller:
         return self.queue.message_queue
 
     def problem(self, now: float) -> str | None:
-        """Return the error of the last pull.
-
-        None if the last pull succeeded or the broker holds the present pull.
-        """
+        """Return the error of the last pull, unless the broker holds the present pull."""
         if self._requested_at is not None and now - self._requested_at > _HELD_S:
             return unanswered(now, self._requested_at)
         return self._problem
@@ -255,11 +233,7 @@ class QueuePuller:
         return options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
-        """Split messages into batches.
-
-        A message whose decompressed body would be too large gets a batch of its own, which is not passed to
-        the listener but counts as failed.
-        """
+        """Split messages into batches. One with a body that is too large is refused, in its own batch."""
         options = self._group.options
         if not oversized:
             return self.queue.put(messages, options.consume_batch_max_size)

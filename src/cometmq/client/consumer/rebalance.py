@@ -18,18 +18,12 @@ from cometmq.protocol.codes import RETRY_PREFIX
 _MAX_CONCURRENT_ASSIGNMENTS = 32
 """Maximum number of queues assigned concurrently. Each assignment takes one or two requests to a broker."""
 _RETRY_TOPIC_PATIENCE = 10
-"""Maximum number of rebalances at the short interval while the group's retry topic is missing.
-
-Afterwards the normal interval applies, because a broker may refuse to create the retry topic.
-"""
+"""Maximum number of rebalances at the short interval for a retry topic, which a broker may not create."""
 
 log = logs.logger("cometmq.client.consumer.rebalance")
 
 _UNBALANCED_INTERVAL_S = 1.0
-"""Seconds between two rebalances while the last one was incomplete, as in Java's 5.x client.
-
-A rebalance is incomplete if a route, the member list or a start offset is missing, for example.
-"""
+"""Seconds between rebalances while a route, the members or an offset is missing, as in Java's 5.x."""
 
 
 class Holder(Protocol):
@@ -40,27 +34,19 @@ class Holder(Protocol):
         """The assigned queues."""
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Return whether an assigned queue must be reassigned, because the answer to a pull was lost.
-
-        The rebalance then revokes the queue and assigns it again to the same member.
-        """
+        """Return whether the answer to a pull was lost. The queue is then revoked and assigned again here."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        """Return those of `queues` that this member may consume now.
+        """Return those of `queues`, this member's share, that it may consume now.
 
-        A queue that another member still holds a lock on is not returned, for example. The next rebalance
-        claims that queue again.
-
-        Args:
-            queues: The queues that the allocation strategy has given to this member.
-            alone: Whether the group has no other member.
+        A queue that another member still holds a lock on is left out, for example, and claimed by the next
+        rebalance. `alone` tells whether the group has no other member.
         """
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Start to consume a queue.
+        """Start to consume a queue. Return False if that is not possible now, for example after a stop.
 
-        Return False if that is not possible now, for example because the consumer was stopped. Raises
-        CometError if the start offset cannot be determined.
+        Raises CometError if the start offset cannot be determined.
         """
 
     async def revoke(self, queues: Sequence[MessageQueue]) -> None:
@@ -73,10 +59,7 @@ class Holder(Protocol):
 class Rebalance:
     """Runs the rebalances of one member of a group.
 
-    Args:
-        group: The group.
-        holder: The owner of the assigned queues.
-        pulled_topics: Returns the topics whose queues are divided among the members. Default: all topics.
+    `pulled_topics` returns the topics whose queues are divided among the members, by default all topics.
     """
 
     def __init__(
@@ -127,11 +110,7 @@ class Rebalance:
         return interval_s if self._balanced else min(interval_s, _UNBALANCED_INTERVAL_S)
 
     async def run(self) -> None:
-        """Rebalance once.
-
-        The next rebalance follows soon, unless every topic was distributed and every queue of this member is
-        assigned.
-        """
+        """Rebalance once. Unless all topics and queues could be assigned, the next one follows soon."""
         async with self._lock:
             self._balanced = False
             group, holder = self._group, self._holder
@@ -200,10 +179,7 @@ class Rebalance:
             return False
 
     def _store_problem(self, topic: str, error: CometError) -> bool:
-        """Store the problem of a topic, which health() then reports.
-
-        Return whether the next rebalance may wait for the normal interval.
-        """
+        """Store the problem of a topic for health(). Return whether the usual interval applies."""
         text = str(error)
         if isinstance(error, NoRouteError) and topic == RETRY_PREFIX + self._group.name:
             # A missing retry topic is no problem: the first heartbeat creates it, and until then it has no

@@ -32,8 +32,7 @@ def check_delay_level(delay_level: object) -> None:
 class RetryTopic:
     """Sends messages back to their brokers, or with its own producer to the retry topic of the group.
 
-    The producer is started when the first message must be sent to the retry topic. `most` is the number of
-    retries after which a message goes to the dead-letter queue.
+    After `most` retries a message goes to the dead-letter queue.
     """
 
     def __init__(self, client: ClientInstance, group: str, most: int) -> None:
@@ -46,15 +45,9 @@ class RetryTopic:
         await self._producer.stop()
 
     async def send_back(self, message: MessageExt, delay_level: int) -> None:
-        """Send a message back, so that the group consumes it again later.
+        """Send a message back, so that the group consumes it again later. Raises CometError if that fails.
 
-        Args:
-            message: The message.
-            delay_level: 0: the broker chooses the delay by the number of retries. Negative: dead-letter
-                queue.
-
-        Raises:
-            CometError: Neither the message's broker nor the retry topic accepted the message.
+        `delay_level` 0: the broker chooses the delay by the number of retries. Negative: dead-letter queue.
         """
         client = self._client
         try:

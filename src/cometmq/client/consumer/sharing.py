@@ -51,22 +51,14 @@ _WAIT_S = 15.0
 
 
 class Retries(NamedTuple):
-    """When and how often a failed message is delivered again.
-
-    Attributes:
-        max_times: The maximum number of retries. After that many, a message that fails is a dead letter.
-        policy: The delays before the retries.
-    """
+    """When and how often a failed message is delivered again. After `max_times` it is a dead letter."""
 
     max_times: int = RETRY_MAX_TIMES
     policy: RetryPolicy = DEFAULT
 
 
 async def read_retries(group: Group, topic: str, known: Retries) -> Retries:
-    """Return the settings of a group about retries, from a broker of the topic.
-
-    Return `known` if the broker does not report it: the member may have no right to read it.
-    """
+    """Return the retries of a group from a broker of the topic, `known` if it does not report them."""
     instance = group.instance
     header = GetSubscriptionGroupConfigRequestHeader(group=group.name)
     code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
@@ -81,10 +73,7 @@ async def read_retries(group: Group, topic: str, known: Retries) -> Retries:
 
 
 async def is_popped(group: Group, topic: str, known: bool) -> bool:
-    """Return whether the operator has set a group's consume mode for a topic to POP.
-
-    Return `known` if the broker does not report the mode.
-    """
+    """Return whether a group's consume mode for a topic is POP, `known` if no broker reports it."""
     instance = group.instance
     # To a member that broadcasts, a broker reports all queues, even if it does not know the member yet.
     body = QueryAssignmentRequestBody(
@@ -308,9 +297,9 @@ class Sharing(Concurrent):
         return context(batch.queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: Any, context: Any) -> None:
-        """Acknowledge the messages of a batch, or give them back.
+        """Acknowledge the messages of a batch, or give them back. Raises CometError if a request fails.
 
-        Raises CometError if a request fails. The message is then delivered again when its lease ends.
+        The message is then delivered again when its lease ends.
         """
         if not isinstance(batch.queue, LeasedQueue):
             await super().acknowledge(batch, status, context)

@@ -96,10 +96,7 @@ class MessageStream(PushConsumer):
         await super().__aexit__(kind, error, trace)
 
     def _leave(self) -> None:
-        """Record that the caller reads no more messages.
-
-        A stop then waits only for acknowledgements in progress.
-        """
+        """Record that the caller reads no more: a stop waits only for acknowledgements in progress."""
         if self._session is not None:
             self._delivery.leave()
 

@@ -29,10 +29,8 @@ async def lag_of(
 ) -> dict[MessageQueue, int]:
     """Return the number of messages that are not consumed yet, by queue.
 
-    Args:
-        done: For each queue, the offset below which all messages are consumed, or None if it is unknown.
-        max_offset: Requests the max offset of a queue from its broker.
-        done_offset: Returns the unknown offset of a queue.
+    `done` holds the offset below which all messages of a queue are consumed. For None, `done_offset` is
+    called.
     """
 
     async def behind(queue: MessageQueue) -> int:
@@ -112,10 +110,7 @@ class Watchdog:
 
 
 QueuesChanged = Callable[[str, tuple[MessageQueue, ...]], Awaitable[None] | None]
-"""A function called with a topic and its new queues.
-
-An async function runs on the loop, a plain function in a thread.
-"""
+"""A function called with a topic and its new queues: an async one on the loop, a plain one in a thread."""
 
 
 class QueueWatch:

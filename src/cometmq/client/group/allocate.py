@@ -33,10 +33,7 @@ class AllocateStrategy(Protocol):
 
 
 def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
-    """Return the index of this client among the members.
-
-    The index is None while the broker does not list the client, which then gets no queues.
-    """
+    """Return the index of this client among the members, None if the broker does not list it yet."""
     try:
         return client_ids.index(client_id)
     except ValueError:
@@ -187,10 +184,7 @@ class AllocateByConsistentHash:
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """A function that adds the client's namespace to a queue. None: the client has no namespace.
-
-    It is needed because Java's client hashes the name of a queue including the namespace.
-    """
+    """A function that adds a namespace to a queue, which Java's client hashes with it. None: no namespace."""
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -216,10 +210,7 @@ class AllocateByConsistentHash:
 
 
 def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
-    """Return a strategy that hashes `how(queue)` in place of each queue.
-
-    A strategy that does not hash queues is returned unchanged.
-    """
+    """Return a strategy that hashes `how(queue)` in place of each queue, if it hashes queues at all."""
     if isinstance(strategy, AllocateByConsistentHash):
         return replace(strategy, hashed_as=how)
     if isinstance(strategy, AllocateByMachineRoomNearby):
@@ -230,11 +221,7 @@ def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQue
 def share_of(
     strategy: AllocateStrategy, client_id: str, queues: Iterable[MessageQueue], client_ids: Iterable[str]
 ) -> list[MessageQueue]:
-    """Return this member's queues. The strategy receives queues and client ids in sorted order.
-
-    Raises:
-        ConfigError: The strategy failed.
-    """
+    """Return this member's queues by a strategy. Raises ConfigError if the strategy failed."""
     try:
         shared = sorted(set(queues)), sorted(set(client_ids))
         mine = call_hook(lambda: list(strategy.allocate(client_id, *shared)))

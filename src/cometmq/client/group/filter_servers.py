@@ -21,26 +21,16 @@ RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
 
 @dataclass(eq=False)
 class Pulls:
-    """The pulls of one group.
-
-    Before the first pull from a filter server, the filter class is uploaded there.
-    """
+    """The pulls of one group. A filter class is uploaded to a filter server before the first pull there."""
 
     instance: ClientInstance
     group: str
     _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """By (address of a filter server, topic): name and source of the class that was uploaded there.
-
-    A transport error removes all entries. An answer that the filter server no longer has the class removes
-    its entry.
-    """
+    """By (filter server, topic): name and source of the class that was uploaded there and not lost."""
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0
     _suggested: dict[MessageQueue, int] = field(default_factory=dict)
-    """By queue: the id of the broker that the last pull's answer suggested for the next pull.
-
-    The table has no entry for a queue whose last answer suggested the master.
-    """
+    """By queue: the id of the broker that the last answer suggested, if it was not the master."""
 
     async def pull(
         self,
@@ -52,22 +42,12 @@ class Pulls:
     ) -> PullResult:
         """Pull messages of a queue from the broker that the answer to the queue's last pull suggested.
 
-        If that broker does not serve the pull, another one is asked (`Reads.run`).
-
-        Args:
-            queue: The queue.
-            subscription: If it has a filter class, the pull goes to a filter server of the broker.
-            request: Creates the request for a broker.
-            timeout_s: The timeout for the answer of one broker, in seconds.
-            max_body: The maximum size of a decompressed body in bytes.
+        If that broker does not serve the pull, another one is asked (`Reads.run`, whose errors are raised).
+        If the subscription has a filter class, the pull goes to a filter server of the broker. `request`
+        creates the request for a broker, `timeout_s` is the timeout for the answer of one broker.
 
         Returns:
             The answer. Each message has the queue's min and max offset as properties, as in Java's client.
-
-        Raises:
-            NoRouteError: No route contains the broker, or the broker has no filter server.
-            BrokerError: The broker refused.
-            RemotingError: No broker answered.
         """
 
         async def attempt(target: ReadTarget) -> PullResult:
@@ -122,10 +102,7 @@ class Pulls:
                 self._uploaded[addr, topic] = wanted
 
     def _filter_server(self, broker_addr: str, queue: MessageQueue) -> str:
-        """Return a filter server of the queue's broker.
-
-        After a pull that failed with a transport error, each queue uses the next filter server of its broker.
-        """
+        """Return a filter server of the queue's broker: another one after each transport error."""
         known = self.instance.routes.filter_servers(queue.topic, broker_addr)
         if not known:
             self.instance.refresh_soon(queue.topic)

@@ -30,8 +30,8 @@ _MAX_COMPILED_EXPRESSIONS = 1_000
 def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
     """Return the options for the client instance of a consumer. `given` are the user's client options.
 
-    With BROADCASTING, the client id must be the same after a restart, because the path of the local offsets
-    file contains it. The instance name in the client id is therefore DEFAULT, unless the user has set one.
+    With BROADCASTING, the instance name is DEFAULT unless it is set: the path of the local offsets file
+    contains the client id, which must therefore be the same after a restart.
     """
     given = given if given is not None else ClientOptions()
     if options.message_model is MessageModel.BROADCASTING and given.instance_name is None:
@@ -87,10 +87,7 @@ class Group:
             self._file.close()
 
     async def check_expression(self, subscription: Subscription) -> None:
-        """Compile an SQL92 expression at each broker of its topic.
-
-        Raises BrokerError with the broker's remark.
-        """
+        """Compile an SQL92 expression at each broker of its topic. Raises BrokerError with the remark."""
         route = self.instance.routes.get(subscription.topic)
         for queue in route.one_of_each_broker() if route is not None else ():
             await self.check_expression_at(queue, subscription)
@@ -117,10 +114,7 @@ class Group:
         self._compiled.add(asked)
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
-        """Return the start offset of a queue.
-
-        `stored` is the group's stored offset, or None if there is none.
-        """
+        """Return the start offset of a queue, whose stored offset is `stored`, if there is one."""
         where = self.options.consume_from_where
         offset = await start_offset(self.instance, queue, stored, where, self._start_time_ms)
         if stored is None and self.options.start_strictly:

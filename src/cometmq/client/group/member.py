@@ -72,10 +72,7 @@ class Agreement:
 
 
 def _distinguishes_members(found: ConsumerConnection) -> bool:
-    """Return whether the broker reports each member's subscriptions.
-
-    Apache's broker reports only the subscriptions of the last heartbeat.
-    """
+    """Return whether the broker reports each member's subscriptions. Apache's does not."""
     return any(each.subscriptions is not None for each in found.connection_set)
 
 

@@ -96,9 +96,8 @@ class FileOffsets:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread, one call at a time.
 
-        Raises OffsetFileError if the thread of an earlier call still hangs in a disk operation. Such a thread
-        cannot be cancelled, and the number of threads is limited, so a second thread must not hang for the
-        same file.
+        Raises OffsetFileError if an earlier call still hangs in a disk operation. Its thread cannot be
+        cancelled, and the number of threads is limited, so a second one must not hang for the same file.
         """
         async with self._turn:
             if self._disk.locked():
@@ -168,11 +167,10 @@ def _nothing() -> None: ...
 
 
 def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
-    """Return the offset of each queue in the content of an offsets file.
+    """Return the offset of each queue in an offsets file. Raises LenientError or ValueError.
 
-    The keys of the file's table are queues. Java's client writes each key as a JSON object without quotation
-    marks, which standard JSON does not permit. Keys that are JSON strings with the text of such an object are
-    accepted, too. Raises LenientError or ValueError if the file contains anything else.
+    The keys of the file's table are queues: JSON objects without quotation marks in the files of Java's
+    client, which standard JSON does not permit, or strings with the text of such an object.
     """
     value = read_lenient(data)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):

@@ -24,10 +24,7 @@ log = logs.logger("cometmq.client.consumer.consumer_offsets")
 _AT_ONCE = 64  # maximum number of concurrent requests, because a member may have thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
 _STORAGE_S = 10.0
-"""Timeout of a call of the user's offset storage, in seconds.
-
-A storage that hangs therefore cannot block the stop of the consumer or the handoff of its queues forever.
-"""
+"""Timeout of a call of the user's offset storage, in seconds, so that it blocks no stop and no handoff."""
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
@@ -67,8 +64,7 @@ class OffsetStore:
     async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Store the changed offsets of `queues`, or of all queues.
 
-        Offsets that could not be stored are stored by the next call. The first failure is raised after all
-        queues have been tried.
+        After all were tried, the first failure is raised. The next call stores what could not be stored.
         """
         async with self._persisting:
             due = self._dirty if queues is None else self._dirty.intersection(queues)

@@ -69,10 +69,7 @@ class OffsetStorage(Protocol):
 
 
 QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]
-"""A function called when a topic's queues or this member's share of them have changed.
-
-Arguments: the topic, all its queues, this member's share.
-"""
+"""A function called with a topic, all its queues and this member's share, when these have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,10 +70,7 @@ class ProcessQueue:
     last_consume_at: float = field(init=False)
     dropped: bool = False
     leaving: bool = False
-    """Whether the queue was revoked and is being released.
-
-    No further listener call begins. The results of running calls still count until the queue is `dropped`.
-    """
+    """Whether the queue is being released: no call begins, and the results of running calls still count."""
     stats: TopicStats = field(default_factory=TopicStats)
     """The statistics of the queue's topic."""
     calls: int = 0
@@ -161,10 +158,7 @@ class ProcessQueue:
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """Three zeros: only an OrderlyQueue has messages that were taken from it and are not committed.
-
-        The values are the first offset, the last offset and the number of these messages.
-        """
+        """Three zeros: only an OrderlyQueue has delivered, uncommitted messages."""
         return 0, 0, 0
 
     def oldest_started_before(self, moment: float) -> Batch | None:

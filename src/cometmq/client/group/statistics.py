@@ -1,7 +1,4 @@
-"""The pull and consume rates of a consumer by topic, reported to administrators (request 307).
-
-See docs/reference/client.md, Statistics of clients.
-"""
+"""The rates of a consumer by topic (request 307; docs/reference/client.md, Statistics of clients)."""
 
 from __future__ import annotations
 

@@ -14,11 +14,7 @@ from cometmq.protocol.properties.values import tags_code
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One subscription.
-
-    `version` is the time of the subscription in milliseconds. A broker replaces a subscription only by a
-    higher version.
-    """
+    """One subscription. A broker replaces it only by one with a higher `version`, a time in milliseconds."""
 
     topic: str
     expression: str
@@ -33,8 +29,7 @@ class Subscription:
     def by_tags(cls, topic: str, expression: str | None = "*") -> Subscription:
         """Return a subscription by tags, separated by `||`. `*`, "" and None mean all messages.
 
-        Raises:
-            ConfigError: The expression would match nothing, or has a misleading form.
+        Raises ConfigError if the expression would match nothing, or has a misleading form.
         """
         if not isinstance(expression, str | None):
             raise _wrong(topic, expression, 'tags as one str, "a || b" or tags("a", "b"), or sql92("a > 1")')
@@ -58,11 +53,7 @@ class Subscription:
         return cls(topic, expression, expression_type="SQL92")
 
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
-        """Return the messages whose tag is subscribed.
-
-        The broker compares only the hashes of tags, so it may also send messages whose tag is not subscribed
-        but has the same hash as a subscribed tag.
-        """
+        """Return the messages whose tag is subscribed. Brokers compare only the hashes of tags."""
         return with_tags(messages, self.tags) if self.tags else list(messages)
 
     def after(self, before: Subscription | None) -> Subscription:

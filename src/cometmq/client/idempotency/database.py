@@ -1,7 +1,4 @@
-"""Idempotency keys in the database that a handler changes.
-
-One transaction stores the key and the changes of the handler.
-"""
+"""Idempotency keys in the database that a handler changes, in the same transaction."""
 
 from __future__ import annotations
 
@@ -70,11 +67,7 @@ class DatabaseMarks:
         self._table = table
         self._expiry_s = expiry_s
         self._idle: dict[int, deque[Any]] = {}
-        """The idle connections by process id.
-
-        A forked child must not close its parent's connections, because that would end their sessions in the
-        database.
-        """
+        """The idle connections by process id: a forked child must not close its parent's sessions."""
         self._closed = False
         self._purge_at = 0.0
         """The time of the next deletion of old keys, on the clock `boottime`."""
@@ -154,10 +147,7 @@ class DatabaseMarks:
         return cursor.fetchone() is not None
 
     def _unmark(self, mark: Mark) -> None:
-        """Delete the key of a handler that committed the key and then failed.
-
-        If another consumer has stored the key since then, that key has a different time and is not deleted.
-        """
+        """Delete the key that a failed handler committed, not one with another time, of another consumer."""
 
         def work(cursor: Any) -> None:
             if self._is_there(cursor, mark):
@@ -239,8 +229,8 @@ class DatabaseMarks:
     def _clocks(self) -> tuple[float, float]:
         """Return the wall-clock time, and the time that a wall clock without adjustments would show.
 
-        A key is stored with the later of the two times. The expiry of old keys is computed from the earlier
-        time. So an adjustment of the clock never deletes a key early.
+        Keys are stored with the later one and expire by the earlier one, so that no adjustment deletes a key
+        early.
         """
         return time.time(), self._began + boottime()
 
@@ -284,10 +274,7 @@ class SqliteMarks(DatabaseMarks):
 
 
 def _is_ended(cursor: Any) -> bool:
-    """Return whether the cursor's connection has no open transaction.
-
-    False if the database module cannot tell.
-    """
+    """Return whether the connection has no open transaction. False if the module cannot tell."""
     return getattr(getattr(cursor, "connection", None), "in_transaction", True) is False
 
 

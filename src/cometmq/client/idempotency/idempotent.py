@@ -164,10 +164,7 @@ def _wants_transaction(handler: object) -> bool:
 
 
 def _check_result(result: object) -> None:
-    """Raise TypeError if the result of a handler does not confirm that the message was processed.
-
-    Such a result is a status that asks for a retry, or a coroutine or generator that was not executed.
-    """
+    """Raise TypeError for a result that asks for a retry, or that was not awaited or executed."""
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -180,10 +177,9 @@ def _check_result(result: object) -> None:
 
 
 def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
-    """Return the idempotency key of a message.
+    """Return the idempotency key of a message. Raises TypeError if `key` returns no text or an empty one.
 
     A key that is too long for a database index or contains unprintable characters is replaced by its hash.
-    Raises TypeError if the function `key` returns no text or an empty text.
     """
     found = key(message)
     if not isinstance(found, str) or not found:

@@ -100,10 +100,9 @@ class RedisMarks:
         return True
 
     async def _do_all(self, name: str, token: str, commands: Iterable[tuple[Any, Any]]) -> bool:
-        """Run the commands and store the key. Return False if the lease is lost.
+        """Run the commands and store the key. Return False if the lease has expired or was taken.
 
-        The lease is lost if it has expired or another consumer has taken it. Raises the error of the first
-        command that fails.
+        Raises the error of the first command that fails.
         """
         words: list[Any] = []
         for (command, *arguments), _ in commands:
@@ -113,10 +112,7 @@ class RedisMarks:
         return bool(done)
 
     async def _take(self, name: str, token: str, key: str) -> bool:
-        """Reserve the key for this call.
-
-        Return False if the key is already stored: a message with this key was processed before.
-        """
+        """Reserve the key for this call. Return False if the key is already stored."""
         for _ in range(2):
             if await self._redis.set(name, token, nx=True, px=self._lease_ms):
                 return True

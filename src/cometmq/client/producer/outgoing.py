@@ -103,10 +103,9 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
 
 
 def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
-    """Check and encode a half message for a transaction of the producer group.
+    """Check and encode a half message for a transaction. A delay level is omitted, as in Apache's client.
 
-    A delay level is omitted, as in Apache's client. A message with any other kind of delay, a priority or a
-    lite topic is refused.
+    A message with any other kind of delay, a priority or a lite topic is refused.
     """
     names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
     for name in (*names_of_times, *(_TIMES & message.properties.keys())):
@@ -147,15 +146,10 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
 
 
 def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:
-    """Encode a message that the client itself creates.
+    """Encode a message that the client itself creates. Reserved properties and topics are allowed.
 
-    Reserved properties and topics are allowed. For a retry topic, the properties with the number of retries
-    and its maximum move into the request header.
-
-    Args:
-        message: The message.
-        keys: Creates the unique key.
-        sys_flag: The compression type of a body that is already compressed.
+    For a retry topic, the properties with the number of retries and its maximum move into the request header.
+    `sys_flag` is the compression type of a body that is already compressed.
     """
     properties = message.wire_properties()
     msg_id = properties.setdefault(names.UNIQ_KEY, keys.make())
@@ -214,10 +208,7 @@ def _check_properties(message: Message) -> None:
 
 
 def _properties(message: Message, keys: KeyMaker) -> tuple[str, bytes]:
-    """Return the unique key and the encoded properties.
-
-    A message object that is sent a second time gets a new key, unless its properties contain UNIQ_KEY.
-    """
+    """Return the unique key and the encoded properties. A second send gets a new key, unless it has one."""
     properties = message.wire_properties()
     msg_id = properties.get(names.UNIQ_KEY)
     if msg_id is None:
@@ -259,10 +250,7 @@ def _check_fits_batch(message: Message, first: Message) -> None:
 
 
 _UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56
-"""Maximum number of bytes that a unique key adds to a message's properties.
-
-The longest unique keys are those with an IPv6 address.
-"""
+"""Maximum number of bytes that a unique key, with an IPv6 address, adds to a message's properties."""
 
 
 def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024) -> Iterator[list[Message]]:

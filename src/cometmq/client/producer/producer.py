@@ -477,10 +477,7 @@ class Producer(QueryClient):
             self._idle.set()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
-        """Return the route of a topic.
-
-        If the route must be requested, this takes at most `budget_s` seconds.
-        """
+        """Return the route of a topic. If it must be requested, within `budget_s` seconds."""
         route = self.client.routes.get(topic)
         if route is not None and route.write_queues and not route.from_template:
             return route

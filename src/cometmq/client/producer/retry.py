@@ -50,21 +50,14 @@ class SendAttempts(msgspec.Struct):
     broker_pause_s: float = 0.0
     """Seconds to wait before another try at the same broker."""
     in_handoff: bool = False
-    """Whether a broker has answered a try with a code for a temporary refusal.
-
-    If so, the broker group may be electing a new raft leader. The next try then waits if the route contains
-    no master.
-    """
+    """Whether a broker has refused temporarily: the next try then waits if the route contains no master."""
     stored: SendResult | None = None
     """The result of the last try that stored the message, but with another status than SEND_OK."""
     failure: CometError | None = None
     """The error of the last failed try."""
 
     def timeout_s(self, now: float) -> float:
-        """Return the timeout of the next try.
-
-        This is the time left until the deadline. For every try but the last one, it is at most `per_try_s`.
-        """
+        """Return the time left, for each try but the last one at most `per_try_s`."""
         left = max(0.0, self.deadline - now)
         if self.per_try_s is not None and len(self.outcomes) + 1 < self.tries:
             return min(left, self.per_try_s)
@@ -73,10 +66,9 @@ class SendAttempts(msgspec.Struct):
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
         """Record a failed try and return whether another try is allowed.
 
-        Another try is allowed after a RemotingError, a NoRouteError, or a BrokerError with one of the
-        `retry_codes`, if the number of tries and the deadline permit it. A NoRouteError means that the broker
-        no longer has a master. Java's client uses the code 10003 for this case (docs/reference/client.md,
-        Sends and retries).
+        It is allowed after a RemotingError, a NoRouteError, or a BrokerError with one of the `retry_codes`,
+        before the deadline and the last try. A NoRouteError means that the broker no longer has a master.
+        Java's client uses the code 10003 for this case (docs/reference/client.md, Sends and retries).
         """
         self.outcomes.append((broker_name, str(error)))
         self.failure = error
@@ -85,10 +77,9 @@ class SendAttempts(msgspec.Struct):
         return isinstance(error, BrokerError | RemotingError | NoRouteError) and self._may_go_on(now)
 
     def pause_s(self, error: CometError, now: float) -> float:
-        """Set and return the seconds to wait before the next try at the broker that raised `error`.
+        """Set and return the seconds before the next try at the broker, at most a third of those left.
 
-        Without a pause, all tries at a broker that refuses temporarily would fail within milliseconds. The
-        pause is at most a third of the time left.
+        Without a pause, all tries at a broker that refuses temporarily would fail within milliseconds.
         """
         pause: float = FIRST_PAUSE_S * 4 ** (len(self.outcomes) - 1)
         pause = min(pause, max(0.0, self.deadline - now) / 3)
@@ -99,19 +90,13 @@ class SendAttempts(msgspec.Struct):
         return self.broker_pause_s
 
     def stored_without_ok(self, broker_name: str, result: SendResult, now: float) -> bool:
-        """Record a try that stored the message with another status than SEND_OK.
-
-        Return whether another try is allowed.
-        """
+        """Record a try that stored the message without SEND_OK. Return whether another is allowed."""
         self.stored, self.broker_pause_s = result, 0.0
         self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))
         return self._may_go_on(now)
 
     def outcome(self, topic: str, took_s: float) -> SendResult:
-        """Return the result of the try that stored the message.
-
-        If no try stored it, raise the error of the last try.
-        """
+        """Return the result of the try that stored the message, or raise the error of the last try."""
         if self.stored is not None:
             return self.stored
         failure, self.failure = self.failure, None

@@ -16,11 +16,7 @@ _COUNTER_MASK = 0x7FFFFFFF
 
 _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-"""Durations, in seconds, for which producers avoid a broker after a send attempt.
-
-A longer attempt leads to a longer duration: an attempt that took at least N of the latencies in `_LATENCY_S`
-selects entry N.
-"""
+"""Seconds for which a broker is avoided after a try that took at least N of `_LATENCY_S`: entry N."""
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
@@ -58,10 +54,7 @@ class SlowBrokers:
 
 
 class RoundRobin:
-    """The choice of queues by a producer in round-robin order.
-
-    With a random `start`, producers do not all use the same queue at the same time.
-    """
+    """The choice of queues in round-robin order. A random `start` spreads the producers."""
 
     __slots__ = ("_counter",)
 

@@ -228,10 +228,7 @@ class TransactionProducer(Producer):
     async def _send_state(
         self, begun: MessageExt, state: TransactionState, error: BaseException | None, *, trace: bool
     ) -> None:
-        """Send the state of a transaction in a oneway request.
-
-        If the request is lost, the broker sends a transaction check later.
-        """
+        """Send the state in a oneway request. If it is lost, the broker sends a check later."""
         try:
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
             request.remark = _remark("executeLocalTransaction", error)
@@ -305,10 +302,7 @@ class TransactionProducer(Producer):
     def check(
         self, connection: Connection, asked: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """Queue a broker's transaction check for the listener.
-
-        Drop the check if too many checks are waiting.
-        """
+        """Queue a broker's transaction check for the listener. Drop it if too many are waiting."""
         try:
             self._waiting.put_nowait(Check(connection, asked, message))
         except asyncio.QueueFull:

@@ -20,9 +20,7 @@ from cometmq.protocol.bodies import ConsumerRunningInfo, ProcessQueueInfo
 
 
 class Polling:
-    """Prefetches the messages of assigned queues and delivers them to the caller. Implements PullHolder.
-
-    The queues are assigned by the user or by rebalances.
+    """Prefetches the messages of assigned queues and delivers them to the caller (Holder).
 
     Args:
         schedule: Manages the queues of scheduled topics, which are not prefetched.
@@ -96,10 +94,7 @@ class Polling:
         """Do nothing: this holder has nothing to complete after a rebalance."""
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Read a queue from its committed offset.
-
-        If the queue has no committed offset, `consume_from_where` determines the start.
-        """
+        """Read a queue from its committed offset, or as `consume_from_where` determines."""
         if self._fetcher.closed:
             return False
         if queue.topic in self.schedule.functions:
@@ -176,12 +171,8 @@ class Polling:
     ) -> Iterator[MessageExt]:
         """Yield messages in the caller's thread, for SyncPullConsumer.
 
-        The event loop's thread is used once per batch, not for each message.
-
-        Args:
-            poll: Creates the coroutine of a poll.
-            run: Runs a coroutine on the loop and waits for it.
-            later: Schedules a function on the loop and does not wait.
+        The event loop's thread is used once per batch: `run` waits for a coroutine on it, `later` does not
+        wait.
         """
         while True:
             messages = run(poll())
@@ -197,10 +188,7 @@ class Polling:
                     raise
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:
-        """Keep the messages after index `number` for the next poll or iteration.
-
-        The message at index `number` was returned last and is not consumed yet.
-        """
+        """Keep the messages after `number`, which was returned last and is not consumed yet."""
         given = self._last_polled
         if given is not None and given.messages is messages:
             self._last_polled, self._iterated = None, given

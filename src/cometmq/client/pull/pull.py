@@ -52,10 +52,7 @@ from cometmq.message import MessageExt, MessageQueue, PullResult, check_topic_na
 from cometmq.periodic import Periodic
 
 _CALLING: ContextVar[PullConsumer | None] = ContextVar("_CALLING", default=None)
-"""The pull consumer that called the async user function in which this code runs.
-
-A task that such a function creates inherits the value.
-"""
+"""The pull consumer that called the async user function in which this code runs, or its tasks."""
 
 
 @dataclass(slots=True)
@@ -73,10 +70,7 @@ class PullTurn:
 
 
 PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
-"""An async function that is called repeatedly.
-
-After a call that raised an exception, the next call follows a second later.
-"""
+"""An async function that is called repeatedly, after an exception a second later."""
 
 
 class PullConsumer(SinglePulls):
@@ -406,10 +400,7 @@ class PullConsumer(SinglePulls):
 
     @property
     def problems(self) -> dict[MessageQueue, str]:
-        """The error of the last pull or scheduled call, by assigned queue.
-
-        Failed pulls and calls are repeated.
-        """
+        """The error of the last pull or scheduled call, by assigned queue. Both are repeated."""
         return self._polled.problems if self._polled is not None else {}
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -498,10 +489,7 @@ class PullConsumer(SinglePulls):
         return await self._polling.poll(timeout_s)
 
     def __aiter__(self) -> AsyncIterator[MessageExt]:
-        """Yield messages of the assigned queues without end.
-
-        Each message counts as consumed when the caller requests the next one.
-        """
+        """Yield messages without end. Each counts as consumed when the caller requests the next one."""
         return self._polling.each()
 
     def _iterate_in_thread(

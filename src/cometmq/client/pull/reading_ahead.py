@@ -59,10 +59,7 @@ class _Reader:
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """The time at which a caller last received a batch of the queue, in monotonic seconds.
-
-    Before the first batch: the time at which the reader was created.
-    """
+    """The time at which a caller last received a batch of the queue, at first that of the assignment."""
     requested_at: float | None = None
     """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
@@ -76,10 +73,8 @@ class Fetcher:
     def __init__(self, pull: PullAt, passed: Callable[[MessageQueue, int], None]) -> None:
         """Create the fetcher.
 
-        Args:
-            pull: Pulls messages of a queue.
-            passed: Called with a queue and an offset if all messages below the offset are consumed or
-                filtered out.
+        `passed` is called with a queue and an offset if all messages below the offset are consumed or
+        filtered out.
         """
         self._pull = pull
         self._passed = passed
@@ -94,10 +89,7 @@ class Fetcher:
         return tuple(sorted(self._readers))
 
     def read(self, queue: MessageQueue, offset: int) -> None:
-        """Start to prefetch a queue from `offset`, and drop the queue's prefetched batches.
-
-        Does nothing after `close`.
-        """
+        """Start to prefetch a queue from `offset`, and drop its prefetched batches. Not after `close`."""
         if self.closed:
             return
         paused, now = self.drop(queue), asyncio.get_running_loop().time()
@@ -161,9 +153,8 @@ class Fetcher:
     ) -> Iterator[QueueHealth]:
         """Yield the progress of each queue.
 
-        Args:
-            committed: Returns the offset that this client will store for a queue.
-            given: The messages that were returned and are not consumed yet.
+        `committed` returns the offset to store, `given` are the messages that were returned and are not
+        consumed yet.
         """
         now = asyncio.get_running_loop().time()
         ahead: dict[MessageQueue, list[MessageExt]] = {queue: list(some) for queue, some in given.items()}
@@ -246,8 +237,8 @@ class Fetcher:
     def _took(self, reader: _Reader, result: PullResult) -> float:
         """Store the result of a pull, and return the minimum interval to the next pull in seconds.
 
-        A broker without messages normally holds a pull until some arrive. The interval limits the rate of
-        pulls to a broker that answers immediately.
+        It limits the rate of pulls to a broker that answers without messages immediately, instead of waiting
+        for some.
         """
         queue, before = reader.queue, reader.offset
         reader.offset = result.next_begin_offset

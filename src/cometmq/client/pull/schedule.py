@@ -33,10 +33,7 @@ class Turn(Protocol):
 class _Loop:
     called_at: float
     ended_at: float
-    """The time at which the last call ended, in monotonic seconds.
-
-    Before the first call: the time of the assignment.
-    """
+    """The time at which the last call ended, in monotonic seconds, at first that of the assignment."""
     calling: bool = False
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -52,10 +49,7 @@ class Schedule:
         """The scheduled functions by topic."""
         self._loops: dict[MessageQueue, _Loop] = {}
         self._ending: dict[MessageQueue, _Loop] = {}
-        """The call loops of revoked queues.
-
-        A loop is removed after its last call has ended and the offset of the queue is stored.
-        """
+        """The call loops of revoked queues, until the last call has ended and the offset is stored."""
         self._room = asyncio.Semaphore(_AT_ONCE)
         self.problems: dict[MessageQueue, str] = {}
 
@@ -100,10 +94,7 @@ class Schedule:
             )
 
     def stop(self, queue: MessageQueue) -> None:
-        """Stop calling the scheduled function for a queue.
-
-        A call in progress continues. After it, the queue's offset is stored and removed from memory.
-        """
+        """Stop calling the function for a queue. After a call in progress, the queue's offset is stored."""
         loop = self._loops.pop(queue, None)
         if loop is not None:
             self._ending[queue] = loop

@@ -54,7 +54,6 @@ class Leases:
     """The requests of one consumer. Each method raises BrokerError, RemotingError or NoRouteError.
 
     Args:
-        group: The consumer's group.
         orderly: Whether the messages of a queue are received in order.
         init_mode: Where a new group starts: 0 at the first message, 1 at the end.
         max_body: A body that is larger than this after decompression stays compressed.
@@ -72,17 +71,11 @@ class Leases:
     async def lease(
         self, target: Target, count: int, invisible_s: float, wait_s: float, attempt_id: str
     ) -> list[MessageExt]:
-        """Lease up to `count` messages, and return them with their receipt handles.
+        """Lease up to `count` (at most 32) messages, and return them with their receipt handles.
 
-        Messages whose tags only have the same hash as a subscribed tag are acknowledged and omitted.
-
-        Args:
-            target: The topic and the broker.
-            count: The maximum number of messages, at most 32.
-            invisible_s: The length of the lease in seconds.
-            wait_s: The time in seconds for which the broker waits for a message.
-            attempt_id: An id of this attempt, for ordered consumption. If the response is lost, a request
-                with the same id returns the same messages.
+        Messages whose tags only have the same hash as a subscribed tag are acknowledged and omitted. The
+        broker waits up to `wait_s` seconds for a message. If a response is lost, a request with the same
+        attempt id returns the same messages, for ordered consumption.
         """
         subscription = target.subscription
         header = PopMessageRequestHeader(
@@ -131,10 +124,7 @@ class Leases:
     # -- leased messages
 
     async def acknowledge(self, messages: Sequence[MessageExt]) -> None:
-        """Acknowledge messages, those of a broker in one request.
-
-        All brokers receive their requests. Then the first failure is raised.
-        """
+        """Acknowledge messages, those of a broker in one request. Then raise the first failure."""
         by_broker: dict[tuple[str, str], list[MessageExt]] = {}
         for message in messages:
             by_broker.setdefault((receipt_of(message).broker_name, message.topic), []).append(message)
@@ -235,10 +225,7 @@ class Leases:
         return succeeded(answer, addr, message.topic, message.properties.get(UNIQ_KEY, ""))
 
     async def _ask(self, queue: MessageQueue, request: Frame, wait_s: float = 0.0) -> tuple[str, Frame]:
-        """Return the address of the queue's broker, and the broker's answer to a request.
-
-        `wait_s` is the time for which the broker may hold the request.
-        """
+        """Return the address of the queue's broker and its answer, for which it may wait `wait_s` seconds."""
         addr = await self._instance.find_addr(queue)
         brokers = self._instance.brokers
         return addr, await brokers.ask(addr, request, wait_s + max(brokers.timeout_s, _ANSWER_S))
@@ -247,16 +234,9 @@ class Leases:
 def attach_receipts(
     messages: Iterable[MessageExt], header: PopMessageResponseHeader, topic: str, broker_name: str
 ) -> None:
-    """Add the receipt handle to each message of a response, and restore its topic.
+    """Add the receipt handle to each message of a response, and replace a retry topic by the `topic`.
 
-    Args:
-        messages: The messages of the response.
-        header: The header of the response.
-        topic: The topic of the request, which replaces the retry topic in a message.
-        broker_name: The broker that sent the response.
-
-    Raises:
-        PopFormatError: A field of the header is invalid.
+    Raises PopFormatError if a field of the header is invalid.
     """
     receipts = Receipts(header, topic, broker_name)
     for message in messages:
@@ -268,11 +248,7 @@ def attach_receipts(
 
 
 def receipt_of(message: MessageExt) -> ReceiptHandle:
-    """Return the receipt handle of a received message.
-
-    Raises:
-        MessageIllegal: The message has no valid handle, because it was not returned by receive().
-    """
+    """Return the receipt handle of a received message. Raises MessageIllegal for one not from receive()."""
     text = message.properties.get(POP_CK)
     try:
         if text is not None and (handle := ReceiptHandle.decode(text)).offset is not None:

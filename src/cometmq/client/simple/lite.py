@@ -71,11 +71,7 @@ class LiteSession(SimpleSession):
 
 
 class LiteLeases(Leases):
-    """The requests of a consumer of lite topics, and its subscriptions.
-
-    Attributes:
-        names: The lite topics to which the consumer is subscribed.
-    """
+    """The requests of a consumer of lite topics, and the `names` to which it is subscribed."""
 
     def __init__(self, group: Group, parent: str, names: Iterable[str]) -> None:
         super().__init__(group, orderly=False, init_mode=0)

@@ -2,8 +2,8 @@
 
 A request leases messages from all queues of a topic at one broker. With several topics or brokers, each is
 asked in turn without waiting. If none has messages, all are asked at the same time to notify this consumer of
-a message. A notification leases nothing. Apache's clients instead wait at one broker
-while messages arrive at others.
+a message. A notification leases nothing. Apache's clients instead wait at one broker while messages arrive at
+others.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ class Receiver:
     async def wait(self, wait_s: float) -> bool:
         """Return whether a broker has a message, or may have one, within `wait_s` seconds. Leases nothing.
 
-        Raises:
-            ClientStateError: The group has no subscription, or this receiver was closed.
-            NoRouteError: No topic has a route.
+        Raises ClientStateError without a subscription or after close(), NoRouteError if no topic has a route.
         """
         return await self._notified(await self._targets(), self._nudged, self._loop.time() + wait_s)
 
@@ -94,9 +92,8 @@ class Receiver:
     async def receive(self, count: int, invisible_s: float, wait_s: float) -> list[MessageExt]:
         """Return 1 to `count` messages, or none if there were none within `wait_s` seconds.
 
-        Raises:
-            ClientStateError: The group has no subscription, or this receiver was closed.
-            CometError: The requests to all brokers failed. The last failure is raised.
+        Raises ClientStateError without a subscription or after close(), or the last failure if all requests
+        failed.
         """
         try:
             return await self._receive(count, invisible_s, wait_s)
@@ -138,10 +135,8 @@ class Receiver:
     async def _targets(self) -> list[Target]:
         """Return the brokers of all topics, each call beginning at another one.
 
-        Topics without a route are omitted: the client instance requests their routes periodically.
-
-        Raises:
-            NoRouteError: No topic has a route.
+        Topics without a route are omitted: the client instance requests their routes periodically. Raises
+        NoRouteError if no topic has a route.
         """
         if self._closed:
             raise self._stopped()
@@ -179,10 +174,7 @@ class Receiver:
             self._requests.start(self._leases.give_back(request.result()))
 
     async def _notified(self, targets: list[Target], nudged: asyncio.Future[bool], end: float) -> bool:
-        """Wait until any broker has a message, at the latest until `end` on the loop's clock.
-
-        Return whether a broker has one, or may have one because of a call of nudge().
-        """
+        """Wait until a broker has, or by nudge() may have, a message, until `end` at the latest."""
         waits: set[asyncio.Future[bool]] = {nudged, *map(self._notification, targets)}
         while len(waits) > 1 and (left_s := end - self._loop.time()) > _SHORT_S:
             done, waits = await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

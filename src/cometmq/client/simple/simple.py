@@ -44,10 +44,7 @@ from cometmq.protocol.bodies import ConsumerRunningInfo
 
 
 class SimpleSession(Member):
-    """The group membership of a simple consumer (ConsumerPeer).
-
-    No queue is assigned to a member, and brokers alone store the group's offsets.
-    """
+    """The group membership of a simple consumer, without queues and offsets (ConsumerPeer)."""
 
     consume_type = "CONSUME_POP"
     kind = "simple consumer"
