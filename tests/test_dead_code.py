@@ -30,7 +30,6 @@ FROM_OUTSIDE = {
     *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
     "wait_stopped",  # a method of all clients
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
-    "makefile",  # http.client calls it on a socket
 }
 # Tests need this encoder of a single record; the store encodes many at a time.
 FOR_TESTS = {"encode_record"}

@@ -147,7 +147,7 @@ store/test_verify_derived.py: store/inspect/derived_data store/inspect/index_che
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
 test_periodic.py: clock
-testing/test_in_memory.py: remoting/memory remoting/networks
+testing/test_in_memory.py: remoting/memory
 testing/test_plugin.py: testing/local testing/process
 testing/test_proxy.py: testing/faults
 """

@@ -10,8 +10,7 @@ from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
-from cometmq.remoting.memory import MemoryNetwork
-from cometmq.remoting.networks import MakeProtocol, network_of, serving
+from cometmq.remoting.memory import MakeProtocol, MemoryNetwork, network_of, serving
 from cometmq.remoting.opening import Openings
 from cometmq.remoting.server import BACKLOG, RemotingServer
 from cometmq.remoting.tick import Tick

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from io import BytesIO
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from cometmq import logs
@@ -153,26 +154,14 @@ def _is_whole(answer: bytes) -> bool:
 
 
 def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
-    """Return the parsed HTTP response and its body.
-
-    Raises _NotHttp for an invalid or incomplete response.
-    """
+    """Return the parsed HTTP response and its body. Raises _NotHttp if it is invalid or incomplete."""
     # Imported here, because this module loads the package `email`, which few starts need.
     from http.client import HTTPException, HTTPResponse
 
     try:
-        response = HTTPResponse(cast(Any, _Received(answer)))
+        received = SimpleNamespace(makefile=lambda _mode: BytesIO(answer))  # Like a socket
+        response = HTTPResponse(cast(Any, received))
         response.begin()
         return response, response.read()
     except (HTTPException, ValueError, ArithmeticError, OSError) as error:
         raise _NotHttp(repr(error)) from None
-
-
-class _Received:
-    """A wrapper that gives received bytes the interface of a socket, which HTTPResponse expects."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _mode: str) -> BytesIO:
-        return BytesIO(self._data)

@@ -21,7 +21,7 @@ from cometmq.remoting.dialing import dial
 from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
-from cometmq.remoting.networks import network_of
+from cometmq.remoting.memory import network_of
 from cometmq.remoting.tick import Tick
 from cometmq.text import seconds, shortened
 

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from cometmq.remoting.tick import Link
 
-class Checked(Protocol):
-    """The methods of a connection that `ConnectionTable` calls."""
-
-    def check(self, now: float) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-
-C = TypeVar("C", bound=Checked)
+C = TypeVar("C", bound=Link)
 
 
 class ConnectionTable(Generic[C]):

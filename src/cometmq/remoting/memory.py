@@ -1,6 +1,7 @@
 """Connections between two asyncio protocols in memory, without sockets.
 
-The two protocols may run in different event loops and threads.
+The two protocols may run in different event loops and threads. In tests, connections to a host that has a
+network in memory (`serving`) use no sockets.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import asyncio
 import errno
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cometmq.remoting.networks import MakeProtocol
-
+MakeProtocol = Callable[[], asyncio.BufferedProtocol]
 FIRST_FREE_PORT, LAST_PORT = 32768, 65535
 HIGH_WATER = 64 * 1024
 LOOPBACK = "127.0.0.1"
@@ -43,16 +44,12 @@ class MemoryNetwork:
         return port, lambda: self._listening.pop(port, None) and None
 
     def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
-        """Connect to a port and return the client's protocol.
-
-        Raises ConnectionRefusedError if no server listens on the port.
-        """
+        """Connect to a port and return the client's protocol. Raises ConnectionRefusedError."""
         if port not in self._listening:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {self.host}:{port}")
         loop, make_there = self._listening[port]
         here = MemoryTransport(asyncio.get_running_loop(), self.host, port)
-        there = MemoryTransport(loop, self.host, self._free_port())
-        here.peer, there.peer = there, here
+        there = MemoryTransport(loop, self.host, self._free_port(), here)
         protocol = make()
         there.run_there(lambda: there.begin(make_there()))
         here.begin(protocol)
@@ -69,19 +66,31 @@ class MemoryNetwork:
         return next(port for port in self._ports if port not in self._listening)
 
 
+_networks: dict[str, MemoryNetwork] = {}
+
+
+def network_of(host: str) -> MemoryNetwork | None:
+    """Return the network in memory that is used for `host`, or None if sockets are used."""
+    return _networks.get(host)
+
+
+@contextmanager
+def serving(host: str, network: MemoryNetwork) -> Iterator[None]:
+    """During a `with` block, use `network` instead of sockets to connect to `host` and to listen on it."""
+    _networks[host] = network
+    try:
+        yield
+    finally:
+        del _networks[host]
+
+
 def connect_in_memory(
     client: asyncio.BaseProtocol, server: asyncio.BaseProtocol, name: tuple[str, int]
 ) -> None:
-    """Connect a client to a server of the same event loop.
-
-    Args:
-        client: The client's protocol.
-        server: The server's protocol.
-        name: The host and port that the server sees as the client's address.
-    """
+    """Connect a client to a server of the same event loop, which sees `name` as its host and port."""
     loop = asyncio.get_running_loop()
-    here, there = MemoryTransport(loop, LOOPBACK, 0), MemoryTransport(loop, *name)
-    here.peer, there.peer = there, here
+    here = MemoryTransport(loop, LOOPBACK, 0)
+    there = MemoryTransport(loop, *name, here)
     there.begin(server)
     here.begin(client)
 
@@ -91,8 +100,16 @@ class MemoryTransport(asyncio.Transport):
 
     peer: MemoryTransport
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer_host: str, peer_port: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peer_host: str,
+        peer_port: int,
+        peer: MemoryTransport | None = None,
+    ) -> None:
         super().__init__({"peername": (peer_host, peer_port)})
+        if peer is not None:
+            self.peer, peer.peer = peer, self
         self._loop = loop
         self._protocol: asyncio.BufferedProtocol | None = None
         self._closing = False
@@ -145,10 +162,7 @@ class MemoryTransport(asyncio.Transport):
             self._loop.call_soon(self._lost)
 
     def abort(self) -> None:
-        """Close the connection as `close` does.
-
-        There are no unsent bytes to discard, because `write` passes all bytes to the peer immediately.
-        """
+        """Close the connection. There are no unsent bytes to discard: `write` passes all to the peer."""
         self.close()
 
     def is_closing(self) -> bool:

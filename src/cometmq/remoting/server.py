@@ -11,8 +11,7 @@ from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import stop_accepting
-from cometmq.remoting.memory import connect_in_memory
-from cometmq.remoting.networks import network_of
+from cometmq.remoting.memory import connect_in_memory, network_of
 from cometmq.remoting.opening import Openings, Tls
 from cometmq.remoting.tick import Tick
 
@@ -99,12 +98,7 @@ class RemotingServer:
         return bound
 
     def connect_in_memory(self, client: Connection, name: tuple[str, int]) -> None:
-        """Connect a client of this event loop without a socket.
-
-        Args:
-            client: The client's end, which is not connected yet.
-            name: The host and port that this server sees as the client's address.
-        """
+        """Connect a client of this event loop without a socket. `name` is its host and port here."""
         client.partner = self._make_connection()
         client.partner.partner = client
         connect_in_memory(client, client.partner, name)
@@ -139,13 +133,9 @@ class RemotingServer:
         # The bound method `__call__` is passed, because calling it is faster than calling the dispatcher
         # object.
         return Connection(
-            self._dispatcher.__call__,
-            self.tick,
-            self._limits,
-            self._on_open,
-            self._on_close,
+            self._dispatcher.__call__, self.tick, self._limits, self._on_open, self._on_close,
             shortcuts=self._shortcuts,
-        )
+        )  # fmt: skip
 
     def _on_open(self, connection: Connection) -> None:
         if self._stopped:  # Connections accepted during a stop are aborted, as nothing closes them later

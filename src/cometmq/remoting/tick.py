@@ -18,8 +18,16 @@ log = logs.logger(__name__)
 SCRATCH_SIZE = 256 * 1024
 
 
-class Partial(Protocol):
-    """The methods of a connection that `PartialFrames` uses."""
+class Link(Protocol):
+    """The methods of a connection that `Tick`, `PartialFrames` and `ConnectionTable` call."""
+
+    def check(self, now: float) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
 
     def cut(self, why: str) -> None: ...
 
@@ -37,11 +45,11 @@ class PartialFrames:
     __slots__ = ("_kept", "_what", "total")
 
     def __init__(self, what: str = "half-sent frames") -> None:
-        self._kept: dict[Partial, int] = {}
+        self._kept: dict[Link, int] = {}
         self._what = what
         self.total = 0
 
-    def keep(self, connection: Partial, size: int, most: int, fresh: bool) -> None:
+    def keep(self, connection: Link, size: int, most: int, fresh: bool) -> None:
         """Record that `connection` now keeps `size` bytes. Abort connections if the total exceeds a limit.
 
         Args:
@@ -60,17 +68,9 @@ class PartialFrames:
             self.drop(oldest)
             oldest.cut(f"{self._what} of all connections take more than {most} bytes")
 
-    def drop(self, connection: Partial) -> None:
+    def drop(self, connection: Link) -> None:
         """Record that `connection` keeps no bytes. An unknown connection is ignored."""
         self.total -= self._kept.pop(connection, 0)
-
-
-class Flushable(Protocol):
-    """The methods of a connection that `Tick` calls."""
-
-    def flush(self) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 class Tick:
@@ -91,7 +91,7 @@ class Tick:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._callbacks: list[Callable[[], None]] = []
-        self._dirty: list[Flushable] = []
+        self._dirty: list[Link] = []
         self.scheduled = False
         self.scratch = memoryview(bytearray(SCRATCH_SIZE))
         self.partial = PartialFrames()
@@ -116,7 +116,7 @@ class Tick:
             self.scheduled = True
             self._loop.call_soon(self.run_now)
 
-    def mark_dirty(self, connection: Flushable) -> None:
+    def mark_dirty(self, connection: Link) -> None:
         """Send the queued bytes of `connection` at the end of the current loop iteration."""
         self._dirty.append(connection)
         if not self.scheduled:
