@@ -22,7 +22,7 @@ from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
-from cometmq.broker.tables.durable import DurableTables
+from cometmq.broker.tables.durable import DurableTables, save_changes
 from cometmq.broker.timers import following, timers
 from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.broker.timers.timers import TimerService
@@ -138,7 +138,7 @@ class World:
         await self.store.retention.log_cycle()
 
     async def save(self) -> None:
-        self.tables.save_timers()
+        save_changes(self.tables.timers, self.tables.timers_file)
         await self.tables.timers_file.saved()
 
     def messages(self) -> list[MessageExt]:

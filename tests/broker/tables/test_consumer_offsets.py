@@ -19,7 +19,7 @@ class TestOffsets:
             -1,
             -1,
         ]
-        assert offsets.dirty
+        assert offsets.take_changes()
 
     def test_groups_and_topics_are_told_apart_and_removed(self):
         offsets = ConsumerOffsets()
@@ -58,7 +58,7 @@ class TestOffsets:
         offsets = ConsumerOffsets()
         offsets.load({"offsetTable": {"T@G": {0: 4, "1": "9"}}})
         assert offsets.to_table() == {"offsetTable": {"T@G": {0: 4, 1: 9}}}
-        assert not offsets.dirty
+        assert not offsets.take_changes()
 
     def test_the_topics_of_each_group_are_known_without_a_look_at_every_entry(self, monkeypatch):
         offsets = ConsumerOffsets()

@@ -17,6 +17,7 @@ from tests.kit.recording_disk import RecordingDisk
 from tests.kit.waiting import until
 
 from cometmq.broker.base.delay_levels import DelayLevels
+from cometmq.broker.tables.durable import save_changes
 from cometmq.errors import StoreCorrupt
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
@@ -127,7 +128,7 @@ class TestPowerFailure:
             assert parts.store.max_offset(SCHEDULE_TOPIC, 0) == 1
             disk.gate.clear()
             await until(lambda: parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
-            parts.tables.save_delays()
+            save_changes(parts.tables.delays, parts.tables.delays_file)
             saved = asyncio.create_task(parts.tables.delays_file.saved())
             done, _ = await asyncio.wait({saved}, timeout=0.3)
             assert not done
@@ -211,7 +212,7 @@ class TestAfterACrash:
             found = [offsets.query("G", *queue) for queue in (("T", 0), ("T", 1), ("Lost", 0), ("T2", 0))]
             assert found == ([5, 0, 0, 0] if crashed else [10, 3, 7, 0])
             assert offsets.query("H", "T", 0) == 5
-            assert offsets.dirty is crashed
+            assert offsets.take_changes() is crashed
             assert ("offsets of T@G were beyond the ends" in caplog.text) is crashed
             assert ("queue 0: 10, now 5" in caplog.text) is crashed
             assert "T@H" not in caplog.text

@@ -11,6 +11,7 @@ from tests.kit.waiting import until
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.tables import table_file
+from cometmq.broker.tables.durable import save_changes
 from cometmq.broker.tables.table_file import TableFile
 
 
@@ -64,16 +65,16 @@ class TestRetries:
         monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((50, 50)))
         async with running(tmp_path, disk) as (broker, peer):
             parts = broker.parts
-            parts.tables.save_delays()
+            save_changes(parts.tables.delays, parts.tables.delays_file)
             await parts.tables.delays_file.saved()
             assert not (tmp_path / "config" / "delayOffset.json").exists()
             await peer.send("T", properties={"DELAY": "1"})
             await until(lambda: parts.store.max_offset("T", 0) == 1)
             await until(lambda: parts.tables.delays.to_table() == {"offsetTable": {1: 1}})
-            parts.tables.save_delays()
+            save_changes(parts.tables.delays, parts.tables.delays_file)
             await parts.tables.delays_file.saved()
             written = (tmp_path / "config" / "delayOffset.json").stat()
-            parts.tables.save_delays()
+            save_changes(parts.tables.delays, parts.tables.delays_file)
             await parts.tables.delays_file.saved()
             again = (tmp_path / "config" / "delayOffset.json").stat()
             assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)

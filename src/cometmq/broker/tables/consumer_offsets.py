@@ -34,7 +34,7 @@ class ConsumerOffsets:
         self._topics: dict[str, set[str]] = {}
         self._groups: dict[str, set[str]] = {}
         self._count = 0
-        self.dirty = False
+        self._dirty = False
 
     def __len__(self) -> int:
         return self._count
@@ -50,8 +50,13 @@ class ConsumerOffsets:
             if queues is None:
                 queues = self._new(key)
         queues[queue_id] = offset
-        self.dirty = True
+        self._dirty = True
         return True
+
+    def take_changes(self) -> bool:
+        """Return whether the offsets have changed since the last call."""
+        changed, self._dirty = self._dirty, False
+        return changed
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
         """Return the stored offset of a group in a queue, or -1 if none is stored."""
@@ -101,7 +106,7 @@ class ConsumerOffsets:
             lowered = [(q, was, end) for q, was in queues.items() if was > (end := end_of(topic, q))]
             if lowered:
                 queues.update({queue_id: end for queue_id, _, end in lowered})
-                self.dirty = True
+                self._dirty = True
                 yield key, lowered
 
     def remove_group(self, group: str) -> None:
@@ -128,7 +133,7 @@ class ConsumerOffsets:
             index[one].discard(other)
             if not index[one]:
                 del index[one]
-        self.dirty = True
+        self._dirty = True
 
     def to_table(self) -> dict[str, Any]:
         """Return the content of consumerOffset.json. The response to GET_ALL_CONSUMER_OFFSET is the same."""
@@ -147,7 +152,7 @@ class ConsumerOffsets:
             if known != queues and _is_legal(key):
                 self._count += len(queues) - len(known)
                 self._new(key).update(queues)
-                self.dirty = True
+                self._dirty = True
 
     def load(self, table: Mapping[str, Any]) -> None:
         """Replace all offsets with the content of a file. In the file, queue ids are strings."""
@@ -164,7 +169,7 @@ class ConsumerOffsets:
         if illegal:
             log.warning("consumer offsets with invalid names are ignored: %s", ", ".join(illegal))
         self._count = sum(map(len, self._table.values()))
-        self.dirty = False
+        self._dirty = False
 
 
 def _is_legal(key: str) -> bool:

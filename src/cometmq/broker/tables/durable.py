@@ -15,6 +15,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
 """The system topics that `adopt` must not add to the topic table."""
 
 MODES = "messageRequestMode.json"
+Offsets = ConsumerOffsets | DelayOffsets | TimerState
 # The minimum delay, in seconds, before offsets are written for the first time, as in Apache's broker.
 FIRST_WRITE_S = 10.0
 
@@ -106,19 +108,20 @@ class DurableTables:
         self.delays_file = self._file(DELAYS, self.delays.to_file, after_log=True)
         self.timers_file = self._file(TIMERS, self.timers.to_table, after_log=True)
         self._timers = [
-            self._every("writing consumer offsets", config.flush_consumer_offset_interval, self.save_offsets),
-            self._every("writing delay offsets", config.flush_delay_offset_interval, self.save_delays),
-            self._every("writing timers", config.flush_delay_offset_interval, self.save_timers),
+            self._every(config.flush_consumer_offset_interval, self.offsets, self.offsets_file),
+            self._every(config.flush_delay_offset_interval, self.delays, self.delays_file),
+            self._every(config.flush_delay_offset_interval, self.timers, self.timers_file),
         ]
 
     def _file(self, name: str, content: Callable[[], dict[str, Any]], *, after_log: bool) -> TableFile:
         path = os.path.join(self._config.store.root, "config", name)
         return TableFile(self._store.disk, path, content, self.log_flushed if after_log else None)
 
-    def _every(self, what: str, period_ms: int, job: Callable[[], None]) -> Periodic:
+    def _every(self, period_ms: int, table: Offsets, file: TableFile) -> Periodic:
         period_s = period_ms / 1000
         waits = chain([max(FIRST_WRITE_S, period_s)], repeat(period_s))
-        return Periodic(self._loop, lambda: next(waits), job, name=what)
+        job = partial(save_changes, table, file)
+        return Periodic(self._loop, lambda: next(waits), job, name=f"writing {os.path.basename(file.path)}")
 
     async def log_flushed(self) -> None:
         """Wait until the log, up to its current end, is on the disk. Raises OSError if the flush fails."""
@@ -254,31 +257,21 @@ class DurableTables:
         if self.modes.replace(mode for modes in groups for mode in modes.values()):
             self.modes_file.save()
 
-    def save_offsets(self) -> None:
-        """Start to write the consumer offsets if they have changed."""
-        if self.offsets.dirty:
-            self.offsets.dirty = False
-            self.offsets_file.save()
-
-    def save_delays(self) -> None:
-        """Start to write delayOffset.json if it must be written now."""
-        if self.delays.take_changes():
-            self.delays_file.save()
-
-    def save_timers(self) -> None:
-        """Start to write the timer checkpoint if it has changed."""
-        if self.timers.take_mark():
-            self.timers_file.save()
-
     async def stop(self) -> None:
         """Stop the periodic writes, and write all tables for the last time."""
         for timer in self._timers:
             timer.cancel()
         files = [self.topics_file, self.groups_file, self.offsets_file, self.delays_file]
-        if self.timers.take_mark():
+        if self.timers.take_changes():
             files.append(self.timers_file)
         for file in files:
             await file.finish()
+
+
+def save_changes(table: Offsets, file: TableFile) -> None:
+    """Start to write a table's file if it must be written now."""
+    if table.take_changes():
+        file.save()
 
 
 def plain(table: Body) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from cometmq.errors import CommandError
 from cometmq.message import check_group_name
 from cometmq.protocol import codes
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
-from cometmq.protocol.codes import ResponseCode, is_legal_name, is_system_group
+from cometmq.protocol.codes import is_legal_name, is_system_group
 
 log = logs.logger(__name__)
 
@@ -67,9 +67,8 @@ class SubscriptionGroups:
         """
         check_group_name(config.group_name)
         if len(self.table) >= MAX_GROUPS and config.group_name not in self.table:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"group {config.group_name} is not created: the limit of {MAX_GROUPS} groups is reached",
+            raise CommandError.failed(
+                f"group {config.group_name} is not created: the limit of {MAX_GROUPS} groups is reached"
             )
         self.table[config.group_name] = config
         self.touch()

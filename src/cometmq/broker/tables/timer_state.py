@@ -53,7 +53,7 @@ class TimerState:
         """Return when a topic's number of waiting messages last changed (ms), initially the start time."""
         return self._counted_ms.get(topic, self._began_ms)
 
-    def take_mark(self) -> bool:
+    def take_changes(self) -> bool:
         """Set `mark` to the current progress of timer messages. Return whether `mark` must be written now."""
         mark = self.take()
         if mark is None:
