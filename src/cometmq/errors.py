@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, dataclass_transform
+from typing import ClassVar, NamedTuple, Self, dataclass_transform
 
 from cometmq.protocol.codes import response_name
 from cometmq.text import printable, seconds
@@ -404,6 +404,11 @@ class CommandError(CometError):
     code: int
     remark: str
     ext: dict[str, str] | None = None
+
+    @classmethod
+    def failed(cls, remark: str) -> Self:
+        """Return an error with the code SYSTEM_ERROR, for failures that have no code of their own."""
+        return cls(1, remark)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.remark}"

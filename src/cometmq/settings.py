@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 from cometmq import logs
 from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.addresses import parse_address
-from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.java_properties import PropertiesError, line_of, parse_properties, set_values
 
 log = logs.logger(__name__)
@@ -204,13 +203,11 @@ class Inert:
 def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
     """Return the settings in the body of a request that changes settings. Raises CommandError."""
     if len(body) > BODY_MAX:
-        raise CommandError(
-            ResponseCode.SYSTEM_ERROR, f"{len(body)} bytes of settings are more than {BODY_MAX}"
-        )
+        raise CommandError.failed(f"{len(body)} bytes of settings are more than {BODY_MAX}")
     try:
         return parse_properties(bytes(body).decode())
     except (UnicodeDecodeError, PropertiesError) as error:
-        raise CommandError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from error
+        raise CommandError.failed(f"string2Properties error: {error}") from error
 
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:

@@ -216,7 +216,7 @@ class TestRegistration:
             await register(raw, heartbeatTimeoutMillis=asked)
             clock.ms += counts_as
             assert list(server.tables.scan(clock.ms)) == []
-            assert [gone.broker_addr for gone in server.tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
+            assert [addr for addr, _ in server.tables.scan(clock.ms + 1)] == ["10.0.0.1:10911"]
 
     async def test_a_closed_connection_removes_its_broker_now(self, server: NameServer, raw: RawPeer) -> None:
         async with peer(server) as broker:

@@ -79,7 +79,7 @@ class Brokers(RuleBasedStateMachine):
     @rule(passed=st.sampled_from([1, 60_000, EXPIRY_MS, EXPIRY_MS + 1]))
     def scan(self, passed: int) -> None:
         self.now += passed
-        gone = {item.broker_addr for item in list(self.tables.scan(self.now))}
+        gone = {addr for addr, _ in self.tables.scan(self.now)}
         assert gone == {addr for addr, (_, last, _) in self.alive.items() if last + EXPIRY_MS < self.now}
         for addr in gone:
             del self.alive[addr]

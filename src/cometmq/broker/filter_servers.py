@@ -90,7 +90,7 @@ class FilterServers:
                 "only filter servers that this broker has started (filterServerNums) may register",
             )
         if parse_address(header.filter_server_addr) is None:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "filterServerAddr must be host:port")
+            raise CommandError.failed("filterServerAddr must be host:port")
         self._known[connection] = header.filter_server_addr, awake_ms(self.clock)
         self._register_addresses()
         if len(self._known) >= self._count:

@@ -64,7 +64,7 @@ from cometmq.errors import CommandError
 from cometmq.metrics import Families, MetricsExporter
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import VIP_OFFSET
-from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
+from cometmq.protocol.codes import RequestCode, handlers_of
 from cometmq.remoting import Connection, Handler, RemotingClient, RemotingServer, Tick
 from cometmq.settings import SettingsFile
 from cometmq.store import SYNC_MASTER, Arrivals, Clock, MessageStore, replace_file
@@ -438,4 +438,4 @@ class BrokerParts:
             except OSError as error:
                 log.error("settings could not be written to %s: %s", path, error)
                 reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
-                raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error
+                raise CommandError.failed(reason) from error

@@ -226,7 +226,7 @@ class Filter:
         return answer
 
     def _failed(self, problem: str) -> CommandError:
-        return CommandError(ResponseCode.SYSTEM_ERROR, f"filter class {self.name}: {problem}")
+        return CommandError.failed(f"filter class {self.name}: {problem}")
 
     def _busy(self, problem: str) -> CommandError:
         return CommandError(ResponseCode.FLOW_CONTROL, f"filter class {self.name}: {problem}")

@@ -156,7 +156,7 @@ class FilterServer:
         except UnicodeDecodeError as error:
             problem = problem or f"the source is no UTF-8: {error.reason} at byte {error.start}"
         if problem:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
+            raise CommandError.failed(problem)
         return text
 
     # -- pulls
@@ -223,7 +223,7 @@ class FilterServer:
         try:
             return await self._client.call(self.settings.broker, request, max(0.0, held_s) + BROKER_TIMEOUT_S)
         except CometError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the pull failed: {error}") from error
+            raise CommandError.failed(f"the pull failed: {error}") from error
 
     async def _matching(self, found: Filter, records: bytes) -> bytes:
         """Return the stored records that match the group's filter class. Raises CommandError."""

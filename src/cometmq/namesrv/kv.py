@@ -11,7 +11,6 @@ import msgspec
 
 from cometmq.errors import BodyError, CommandError
 from cometmq.private import make_private_directory, open_private
-from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.lenient import loads
 
 # Limits for namespaces, keys and values from requests. The namespace ORDER_TOPIC_CONFIG is part of each
@@ -94,7 +93,7 @@ class KvTables:
 
 
 def _refused(field: str, problem: str) -> CommandError:
-    return CommandError(ResponseCode.SYSTEM_ERROR, f"{field}: {problem}")
+    return CommandError.failed(f"{field}: {problem}")
 
 
 def _size(key: str, value: str) -> int:

@@ -80,16 +80,13 @@ class RequestProcessor:
         return request.response(body=bodies.KVTable(pairs).encode())
 
     async def _answered(self, request: Frame, save: Callable[[], Awaitable[None]], path: str) -> Frame:
-        """Write a change to its file with `save`, then return a success response.
-
-        `path` is the name of the setting that holds the file's path; it is used in error texts.
-        """
+        """Write a change to its file with `save`. `path` is the setting that holds the file's path."""
         try:
             await save()
         except OSError as error:
             log.error("cannot write to %s: %s", path, error)
             remark = f"taken, but cannot be written to {path}: {error}"
-            raise CommandError(ResponseCode.SYSTEM_ERROR, remark) from error
+            raise CommandError.failed(remark) from error
         return request.response()
 
     # -- brokers
@@ -99,21 +96,18 @@ class RequestProcessor:
         """Register a broker with its addresses and topics."""
         asked = request.header(headers.RegisterBrokerRequestHeader)
         if asked.body_crc32 and crc32(request.body) & CRC_MASK != asked.body_crc32:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+            raise CommandError.failed("crc32 not match")
         body = bodies.RegisterBrokerBody()  # a registration without a body registers no topics
         if request.body:
             body = bodies.RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
         replaces = self.config.now.delete_topic_with_broker_registration
         said = registration(request, asked, body, replaces)
         registered = self.tables.register(self.now_ms(), said, connection)
-        if registered.refusal:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, registered.refusal)
         if registered.left_out:
             log.warning(
                 "the limit of topics is reached: %d topics of broker %s are ignored",
-                registered.left_out,
-                asked.broker_addr,
-            )
+                registered.left_out, asked.broker_addr,
+            )  # fmt: skip
         order = self._order_topics() if self.config.now.return_order_topic_config_to_broker else None
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
@@ -150,10 +144,7 @@ class RequestProcessor:
 
     @handles(RequestCode.BROKER_HEARTBEAT)
     def broker_heartbeat(self, _connection: Connection, request: Frame) -> Answer:
-        """Record a broker's heartbeat.
-
-        As in RocketMQ 5.x, the response is SUCCESS even for an unknown broker.
-        """
+        """Record a broker's heartbeat. As in 5.x, the response is SUCCESS even for an unknown broker."""
         asked = request.header(headers.BrokerHeartbeatRequestHeader)
         self.tables.heartbeat(self.now_ms(), asked.broker_addr)
         return request.response()
@@ -210,14 +201,14 @@ class RequestProcessor:
         asked = request.header(headers.TopicRequestHeader)
         if len(request.body) > MAX_ROUTE_BODY_BYTES:
             problem = f"{len(request.body)} bytes of one topic's queues are more than {MAX_ROUTE_BODY_BYTES}"
-            raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
+            raise CommandError.failed(problem)
         route = bodies.TopicRouteData.decode(request.body)
         for queue in route.queue_datas:
             problem = topic_problem(asked.topic, queue.read_queue_nums, queue.write_queue_nums)
             if problem:
-                raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
+                raise CommandError.failed(problem)
         if not self.tables.register_topic(asked.topic, route.queue_datas):
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "the limit of topics is reached")
+            raise CommandError.failed("the limit of topics is reached")
         return request.response()
 
     @handles(RequestCode.DELETE_TOPIC_IN_NAMESRV)
@@ -231,7 +222,7 @@ class RequestProcessor:
     def get_all_topic_list_from_nameserver(self, _connection: Connection, request: Frame) -> Answer:
         """Return the names of all topics."""
         if not self.config.now.enable_all_topic_list:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
+            raise CommandError.failed("disable")
         return topic_list(request, self.tables.topics())
 
     @handles(RequestCode.GET_TOPICS_BY_CLUSTER)
@@ -243,10 +234,7 @@ class RequestProcessor:
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the system topics that are named after clusters and brokers.
-
-        Each broker has a system topic with the name of its cluster, and one with its own name.
-        """
+        """Return the system topics: each broker has one with its cluster's name and one with its own."""
         topics, broker_addr = self.tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
@@ -272,7 +260,7 @@ class RequestProcessor:
 
     def _check_lists_enabled(self) -> None:
         if not self.config.now.enable_topic_list:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
+            raise CommandError.failed("disable")
 
     # -- the server's own configuration
 
@@ -291,7 +279,7 @@ class RequestProcessor:
             accepted = {key: value for key, value in changes.items() if key in known}
             self.config.now = config.updated(accepted)
         except ConfigError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         log.info("%s changed the configuration: %s", connection.peer, ", ".join(sorted(changes)))
         if "logLevel" in changes:
             logs.use_levels(self.config.now.log_level)
@@ -363,7 +351,7 @@ def registration(
 
 
 def _refused(field: str, value: str | None, problem: str) -> CommandError:
-    return CommandError(ResponseCode.SYSTEM_ERROR, f"{field} is {shortened(value or '')!r}: {problem}")
+    return CommandError.failed(f"{field} is {shortened(value or '')!r}: {problem}")
 
 
 def topic_problem(topic: str, *queue_nums: int) -> str:

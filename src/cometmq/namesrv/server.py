@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
-
-import msgspec
+from collections.abc import Callable, Hashable, Iterator
 
 from cometmq import logs
 from cometmq.errors import ConfigError
@@ -15,44 +13,12 @@ from cometmq.metrics import Families, MetricsExporter
 from cometmq.namesrv.config import NamesrvConfig, RunningConfig
 from cometmq.namesrv.kv import KvFile, KvTables, read_file
 from cometmq.namesrv.requests import RequestProcessor
-from cometmq.namesrv.tables import Expired, RouteTables
+from cometmq.namesrv.tables import RouteTables
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import handlers_of
 from cometmq.remoting import Connection, Limits, RemotingServer, ServerTls, listen, server_tls
 
 log = logs.logger(__name__)
-
-
-class NamesrvMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Collects the name server's metrics from its route tables.
-
-    Attributes:
-        now_ms: Returns the time in ms, on the clock by which brokers expire.
-        connections: Returns the number of open connections.
-    """
-
-    tables: RouteTables
-    now_ms: Callable[[], int]
-    connections: Callable[[], int]
-
-    def why_not_ready(self) -> str:
-        """Return "", which means ready: a name server is ready even before brokers have registered."""
-        return ""
-
-    async def collect(self, families: Families) -> None:
-        """Add all metrics to `families`."""
-        live, now = self.tables.live(), self.now_ms()
-        for name, words, value in (
-            ("brokers", "Registered brokers.", len(live)),
-            ("topics", "Topics with a route.", self.tables.topic_count),
-            ("connections", "Open connections.", self.connections()),
-        ):
-            families.gauge(f"cometmq_namesrv_{name}", words, value)
-        for addr, seen_ms in sorted(live.items()):
-            families.gauge(
-                "cometmq_namesrv_broker_silent_seconds", "Time since a broker's last registration.",
-                (now - seen_ms) / 1000, broker=addr,
-            )  # fmt: skip
 
 
 def monotonic_ms() -> int:
@@ -120,10 +86,8 @@ class NameServer:
             name="scan for silent brokers",
         )
         self._scans.start()
-        numbers = NamesrvMetrics(
-            tables=self.tables, now_ms=self._now_ms, connections=lambda: len(server.connections)
-        )
-        self.metrics = MetricsExporter(config, config.bind_address, numbers.collect, numbers.why_not_ready)
+        # A name server is ready even before brokers have registered.
+        self.metrics = MetricsExporter(config, config.bind_address, self._collect, lambda: "")
         await self.metrics.start()
         log.info("name server listens on %s:%d", config.bind_address, self.port)
         return self.port
@@ -149,20 +113,36 @@ class NameServer:
             except OSError as error:  # the client that made the change has received this error already
                 log.error("cannot write the key-value configuration: %s", error)
 
+    async def _collect(self, families: Families) -> None:
+        """Add the metrics to `families`."""
+        live, now = self.tables.live(), self._now_ms()
+        for name, words, value in (
+            ("brokers", "Registered brokers.", len(live)),
+            ("topics", "Topics with a route.", self.tables.topic_count),
+            ("connections", "Open connections.", len(self._server.connections) if self._server else 0),
+        ):
+            families.gauge(f"cometmq_namesrv_{name}", words, value)
+        for addr, seen_ms in sorted(live.items()):
+            families.gauge(
+                "cometmq_namesrv_broker_silent_seconds", "Time since a broker's last registration.",
+                (now - seen_ms) / 1000, broker=addr,
+            )  # fmt: skip
+
     def scan(self) -> None:
         """Remove brokers that have sent nothing for longer than their timeout."""
         self._remove(self.tables.scan(self._now_ms()), "was silent for too long")
 
     def _connection_closed(self, connection: Connection) -> None:
-        lost = (Expired(addr, None) for addr in self.tables.connection_lost(connection))
+        lost = ((addr, None) for addr in self.tables.connection_lost(connection))
         self._remove(lost, "lost its connection")
 
-    def _remove(self, gone: Iterator[Expired], why: str) -> None:
+    def _remove(self, gone: Iterator[tuple[str, Hashable]], why: str) -> None:
         """Remove the brokers in `gone`, one per iteration of the event loop, to avoid blocking the loop."""
-        broker = next(gone, None)
-        if broker is None:
+        removed = next(gone, None)
+        if removed is None:
             return
-        log.warning("broker %s %s and is removed", broker.broker_addr, why)
-        if isinstance(broker.connection, Connection):
-            broker.connection.close()
+        addr, connection = removed
+        log.warning("broker %s %s and is removed", addr, why)
+        if isinstance(connection, Connection):
+            connection.close()
         asyncio.get_running_loop().call_soon(self._remove, gone, why)

@@ -23,9 +23,11 @@ routes:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
+from cometmq.errors import CommandError
 from cometmq.protocol import bodies
 from cometmq.protocol.codes import MASTER_ID, Perm
 
@@ -64,17 +66,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     replaces_topics: bool = False
 
 
-class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a registration.
+class Registered(NamedTuple):
+    """The number of topics left out, as they exceed the limits; for a slave, its live master's addresses."""
 
-    The addresses of the master are set only for a slave whose master is live.
-
-    Attributes:
-        refusal: Why nothing was registered, or "" if the broker was registered.
-        left_out: The number of topics that were not registered, because they exceed the limits.
-    """
-
-    refusal: str = ""
     left_out: int = 0
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -83,9 +77,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 class LiveBroker(msgspec.Struct):
     """A live broker process, which is identified by its address."""
 
-    cluster: str
     broker_name: str
-    broker_id: int
     last_update_ms: int
     timeout_ms: int
     data_version: bodies.DataVersion
@@ -93,18 +85,8 @@ class LiveBroker(msgspec.Struct):
     connection: Hashable
 
 
-class Expired(msgspec.Struct, frozen=True):
-    """A broker that was removed because of its timeout. The caller closes its connection."""
-
-    broker_addr: str
-    connection: Hashable
-
-
 class Broker(msgspec.Struct):
-    """A broker name and the processes (master and slaves) that share it.
-
-    `addrs` has their addresses by id.
-    """
+    """A broker name, and the addresses by id of the processes (master and slaves) that share it."""
 
     cluster: str
     name: str
@@ -128,13 +110,13 @@ class RouteTables:
     # -- events
 
     def register(self, now_ms: int, registration: Registration, connection: Hashable = None) -> Registered:
-        """Register a broker, its topics, and the connection over which it registers."""
+        """Register a broker, its topics, and the connection over which it registers. Raises CommandError."""
         broker = self._brokers.get(registration.broker_name)
         known = broker is not None and registration.broker_id in broker.addrs
         if registration.single_topic_needs_known and not known and len(registration.topics) == 1:
-            return Registered(refusal="register broker failed")
+            raise CommandError.failed("register broker failed")
         if registration.broker_addr not in self._live and len(self._live) >= MAX_BROKERS:
-            return Registered(refusal=f"the limit of {MAX_BROKERS} registered brokers is reached")
+            raise CommandError.failed(f"the limit of {MAX_BROKERS} registered brokers is reached")
         if broker is None:
             broker = Broker(registration.cluster, registration.broker_name, {})
             self._brokers[registration.broker_name] = broker
@@ -144,9 +126,8 @@ class RouteTables:
         self._clusters.setdefault(registration.cluster, {})[registration.broker_name] = None
         broker.zone_name = registration.zone_name
         self._put_address(broker, registration)
-        left_out = (
-            self._put_topics(registration, first=not known) if registration.broker_id == MASTER_ID else 0
-        )
+        is_master = registration.broker_id == MASTER_ID
+        left_out = self._put_topics(registration, first=not known) if is_master else 0
         self._put_liveness(now_ms, registration, connection)
         if registration.filter_servers:
             self.filters[registration.broker_addr] = list(registration.filter_servers)
@@ -154,9 +135,9 @@ class RouteTables:
             self.filters.pop(registration.broker_addr, None)
         master_addr = broker.addrs.get(MASTER_ID)
         master = self._live.get(master_addr) if master_addr is not None else None
-        if master is None or registration.broker_id == MASTER_ID:
-            return Registered(left_out=left_out)
-        return Registered(left_out=left_out, ha_server_addr=master.ha_server_addr, master_addr=master_addr)
+        if master is None or is_master:
+            return Registered(left_out)
+        return Registered(left_out, master.ha_server_addr, master_addr)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
         """Remove a broker at its own request, unless its address is now registered under another name."""
@@ -175,13 +156,13 @@ class RouteTables:
                 self._remove_broker(addr)
                 yield addr
 
-    def scan(self, now_ms: int) -> Iterator[Expired]:
-        """Remove brokers that have been silent for longer than their timeout. Yield each of them."""
+    def scan(self, now_ms: int) -> Iterator[tuple[str, Hashable]]:
+        """Remove brokers that were silent for too long. Yield their addresses and connections."""
         for addr in list(self._live):
             live = self._live.get(addr)
             if live is not None and live.last_update_ms + live.timeout_ms < now_ms:
                 self._remove_broker(addr)
-                yield Expired(addr, live.connection)
+                yield addr, live.connection
 
     def heartbeat(self, now_ms: int, broker_addr: str) -> bool:
         """Record a heartbeat. Return False for an unknown broker."""
@@ -194,24 +175,18 @@ class RouteTables:
     def query_data_version(
         self, now_ms: int, broker_addr: str, version: bodies.DataVersion
     ) -> tuple[bool, bodies.DataVersion | None]:
-        """Return whether `version` differs from the registered version, and the registered version.
+        """Return whether `version` differs from the registered version, and that version, None if unknown.
 
-        A query with the registered version counts as a heartbeat. The result for an unknown broker is (True,
-        None).
+        A query with the registered version counts as a heartbeat.
         """
         live = self._live.get(broker_addr)
-        if live is None:
-            return True, None
-        if live.data_version == version:
+        if live is not None and live.data_version == version:
             live.last_update_ms = now_ms
-            return False, live.data_version
-        return True, live.data_version
+            return False, version
+        return True, None if live is None else live.data_version
 
     def register_topic(self, topic: str, queues: Iterable[bodies.QueueData]) -> bool:
-        """Register a topic's queues; queues of unknown brokers are ignored.
-
-        Return False if a limit is exceeded.
-        """
+        """Register a topic's queues on known brokers. Return False if a limit is exceeded."""
         known = [queue for queue in queues if queue.broker_name in self._brokers]
         return all(self._put_queue(topic, queue) for queue in known)
 
@@ -260,10 +235,7 @@ class RouteTables:
         )
 
     def member_group(self, cluster: str, broker_name: str) -> bodies.BrokerData:
-        """Return the broker name with the addresses of its processes (master and slaves).
-
-        If the cluster has no broker with this name, `broker_addrs` of the result is empty.
-        """
+        """Return the addresses of the broker's processes, or none if the cluster has no such broker."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.cluster != cluster:
             return bodies.BrokerData(cluster=cluster, broker_name=broker_name, broker_addrs={})
@@ -286,10 +258,9 @@ class RouteTables:
         return [topic for topic, queues in items if want(next(iter(queues.values())).topic_sys_flag)]
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the names of all clusters and brokers, and the address of one broker.
+        """Return the names of all clusters and brokers, and the address of one broker, if there is any.
 
-        The address is None if there is no broker. The client then requests the other system topics from the
-        broker at that address.
+        The client then requests the other system topics from that broker.
         """
         names: dict[str, None] = {}
         for cluster, brokers in self._clusters.items():
@@ -345,14 +316,12 @@ class RouteTables:
         self._forget_liveness(registration.broker_addr, filters=False)
         timeout_ms = registration.heartbeat_timeout_ms
         self._live[registration.broker_addr] = LiveBroker(
-            cluster=registration.cluster,
-            broker_name=registration.broker_name,
-            broker_id=registration.broker_id,
-            last_update_ms=now_ms,
-            timeout_ms=EXPIRY_MS if timeout_ms is None else timeout_ms,
-            data_version=registration.data_version,
-            ha_server_addr=registration.ha_server_addr,
-            connection=connection,
+            registration.broker_name,
+            now_ms,
+            EXPIRY_MS if timeout_ms is None else timeout_ms,
+            registration.data_version,
+            registration.ha_server_addr,
+            connection,
         )
         if connection is not None:
             self.addrs_of.setdefault(connection, set()).add(registration.broker_addr)
@@ -360,10 +329,7 @@ class RouteTables:
     # -- removal
 
     def _remove_broker(self, addr: str) -> None:
-        """Remove a broker process.
-
-        If it was the last one with its broker name, remove the name and its queues.
-        """
+        """Remove a broker process. With the last one of a broker name, remove the name and its queues."""
         live = self._forget_liveness(addr)
         broker = None if live is None else self._brokers.get(live.broker_name)
         if broker is None:

@@ -94,7 +94,7 @@ class Guard:
         self.note_refusal(f"request {frame.code}", connection.peer, verdict)
         if compat.is_5x(frame.version):
             raise CommandError(ResponseCode.NO_PERMISSION, verdict.reason)
-        raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
+        raise CommandError.failed(REFUSED + verdict.reason)
 
     def note_refusal(self, what: str, peer: str, verdict: Verdict) -> None:
         """Count and log a refused request."""

@@ -114,7 +114,7 @@ class AclRequests:
                 guard.policy, header.user, header.action, header.resource or "", header.host or ""
             )
         except ConfigError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+            raise CommandError.failed(str(error)) from None
         return frame.response(
             header=headers.ExplainAccessResponseHeader(allowed=verdict.allowed, reason=verdict.reason)
         )

@@ -64,7 +64,7 @@ class ClientAdmin(msgspec.Struct, eq=False):
         group = frame.header(headers.GetProducerConnectionListRequestHeader).producer_group
         known = self.producers.groups.get(group)
         if known is None:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+            raise CommandError.failed(f"the producer group[{group}] not exist")
         return frame.response(body=bodies.ProducerConnection(connection_set=connections_of(known)).encode())
 
     @handles(RequestCode.GET_ALL_PRODUCER_INFO)

@@ -59,23 +59,21 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
         topic, group = header.topic, header.group
         config = self.tables.topics.get(topic)
         if config is None:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}",
+            raise CommandError.failed(
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}"
             )
         offsets: dict[MessageQueue, int] = {}
         queue_ids = range(config.write_queue_nums)
         if header.queue_id is not None and header.queue_id >= 0:
             if header.queue_id >= len(queue_ids):
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"queueId {header.queue_id} must be between 0 and {len(queue_ids) - 1}",
+                raise CommandError.failed(
+                    f"queueId {header.queue_id} must be between 0 and {len(queue_ids) - 1}"
                 )
             queue_ids = range(header.queue_id, header.queue_id + 1)
         async for queue_id in Turns().each(queue_ids):
             stored = self.tables.offsets.query(group, topic, queue_id)
             if stored < 0:
-                raise CommandError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
+                raise CommandError.failed(f"THe consumer group <{group}> not exist")
             offsets[self.tables.topics.queue(topic, queue_id)] = await self._target(
                 header, queue_id, stored, compat.search_mode(frame.version, None)
             )
@@ -124,9 +122,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
         header = frame.header(headers.GroupTopicRequestHeader)
         clients = self.consumers.online(header.group)
         if not clients:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
-            )
+            raise CommandError.failed(f"No Any Consumer online in the consumer group: [{header.group}]")
         table: dict[str, dict[MessageQueue, int]] = {}
         asked = headers.GroupTopicRequestHeader(topic=header.topic, group=header.group)
         for client in clients:
@@ -162,7 +158,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
             store = self.store
             record = await store.executor.query(partial(store.lookups.record_at, offset))
             if record is None:
-                raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
+                raise CommandError.failed(f"no message at the offset of {header.msg_id}")
         told = msgspec.structs.replace(header, broker_name=self.config.broker_name)
         request = Frame.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, told, bytes(record or b""))
         return await self._forward(frame, request, header.consumer_group, header.client_id)
@@ -171,11 +167,10 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
         known = self.consumers.groups.get(group)
         client = known.find(client_id) if known is not None and client_id else None
         if client is None:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+            raise CommandError.failed(f"The Consumer <{group}> <{client_id}> not online")
         if client.version < RUNNING_INFO_SINCE:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The Consumer <{client_id}> Version <{client.version}> too low to finish, please upgrade it",
+            raise CommandError.failed(
+                f"The Consumer <{client_id}> Version <{client.version}> too low to finish, please upgrade it"
             )
         try:
             answer = await client.channel.call(request, FORWARD_TIMEOUT_S)
@@ -189,6 +184,4 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
 def check_resets(client: ClientInfo) -> None:
     """Raise CommandError if a client is too old for requests about its offsets."""
     if client.version < RESET_SINCE:
-        raise CommandError(
-            ResponseCode.SYSTEM_ERROR, f"the client does not support this feature. version={client.version}"
-        )
+        raise CommandError.failed(f"the client does not support this feature. version={client.version}")

@@ -18,7 +18,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol import bodies, headers
 from cometmq.protocol.bodies import Body
-from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode, handles
+from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header
 from cometmq.remoting import Connection
@@ -81,7 +81,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         store = self.store
         topic, queue_id = header.topic, header.queue_id
         if topic not in self.tables.topics.table:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
+            raise CommandError.failed(f"{queue_id}@{topic} is not exist!")
         minimum, maximum = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         body = bodies.QueryConsumeQueueBody(max_queue_index=maximum, min_queue_index=minimum)
         if header.consumer_group:
@@ -90,9 +90,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
             if body.subscription_data is None:
                 body.filter_data = f"{header.consumer_group}@{topic} is not online!"
         if not minimum <= header.index < maximum:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
-            )
+            raise CommandError.failed(f"Index {header.index} of {queue_id}@{topic} is not exist!")
         body.queue_data = await store.executor.query(partial(self._entries, header))
         return frame.response(body=body.encode())
 
@@ -186,7 +184,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         else:
             found = []
         if not any(counted.sum for counted in found):
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+            raise CommandError.failed(f"The stats <{name}> <{key}> not exist")
         # `avgpt` is the average number of messages per counted event. It is 1, because each message counts as
         # one event.
         items = [bodies.BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]

@@ -87,7 +87,7 @@ class RuntimeAdmin:
         try:
             known = self.config.update(properties)
         except ConfigError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         self._changes += 1
         self._changed_ms = self.clock.time_ms()
         log.info("client %s changed settings: %s", connection.peer, ", ".join(known) or "no known setting")

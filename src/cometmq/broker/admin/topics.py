@@ -85,7 +85,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         try:
             found = bodies.TopicConfigList.decode(frame.body).topic_config_list
         except BodyError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         wanted = []
         for each in found:
             words = (each.attributes or {}).items()
@@ -114,9 +114,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         """Check a requested topic, and return it in the form to be stored. Raises CommandError."""
         name = self._changeable(wanted.topic_name, version)
         if wanted.topic_filter_type not in FILTER_TYPES:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{wanted.topic_filter_type}] value invalid"
-            )
+            raise CommandError.failed(f"topicFilterType = [{wanted.topic_filter_type}] value invalid")
         self._check_queues("readQueueNums", wanted.read_queue_nums, version)
         self._check_queues("writeQueueNums", wanted.write_queue_nums, version)
         if not 0 <= wanted.perm <= 15:
@@ -146,9 +144,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         try:
             await self.store.deletion.delete([name])
         except OSError as error:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
-            ) from error
+            raise CommandError.failed(f"topic {name} was not deleted: {error.strerror or error}") from error
         since = tables.check_changeable()  # Another broker may have become the leader during the deletion
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
@@ -200,9 +196,8 @@ class TopicAdmin(msgspec.Struct, eq=False):
             try:
                 await self.store.purge.raise_min_offsets(name, floors)
             except OSError as error:
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"nothing was purged, because the table could not be written: {error}",
+                raise CommandError.failed(
+                    f"nothing was purged, because the table could not be written: {error}"
                 ) from error
             log.info("topic %s purged by %s, minimum offsets %s", name, connection.peer, floors)
         queues = [
@@ -231,9 +226,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
                 lambda name: name in topics.table or topics.is_system(name)
             )
         except OSError as error:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"
-            ) from error
+            raise CommandError.failed(f"not all topics were deleted: {error.strerror or error}") from error
         log.info(
             "topics without configuration deleted for %s: %s", connection.peer, ", ".join(gone) or "none"
         )
@@ -247,7 +240,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         try:
             config = SubscriptionGroupConfig.decode(frame.body)
         except BodyError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         return await self._put_groups(connection, frame, [config])
 
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
@@ -259,7 +252,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
         try:
             found = bodies.SubscriptionGroupList.decode(frame.body).group_config_list
         except BodyError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         return await self._put_groups(connection, frame, found)
 
     async def _put_groups(
@@ -327,8 +320,7 @@ async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
     try:
         await done()
     except OSError as error:
-        raise CommandError(
-            ResponseCode.SYSTEM_ERROR,
+        raise CommandError.failed(
             f"{what}, but the table could not be written. The write is retried; a restart before its "
-            f"success would undo the change: {error.strerror or error}",
+            f"success would undo the change: {error.strerror or error}"
         ) from error

@@ -95,9 +95,8 @@ class SqlFilters:
             CommandError: Property filters are disabled.
         """
         if not self._config.enable_property_filter:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {expression_type}",
+            raise CommandError.failed(
+                f"The broker does not support consumer to filter message by {expression_type}"
             )
         if expression_type != SQL92:
             raise SqlError(1, f"the expression type must be TAG or {SQL92}, not {expression_type}")
