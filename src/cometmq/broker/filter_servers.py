@@ -61,10 +61,7 @@ class FilterServers:
         )
 
     async def start(self) -> None:
-        """Start the configured number of filter servers, and wait up to START_S for their registrations.
-
-        If a filter server ends later, it is replaced.
-        """
+        """Start the filter servers, and wait up to START_S for them. One that ends later is replaced."""
         if self._count:
             self._start_missing()
             self._timer.start()

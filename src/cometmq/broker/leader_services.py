@@ -34,10 +34,7 @@ must reach the follower before the follower deletes the segment.
 
 @dataclass(eq=False)
 class LeaderServices:
-    """The services of a raft leader, which RaftReplication starts and stops when the broker's role changes.
-
-    `follower_id` is the `brokerId` that this broker has while it is a follower.
-    """
+    """The services that run while a broker leads its raft group. `follower_id` is a follower's `brokerId`."""
 
     config: BrokerConfig
     clock: Clock
@@ -102,11 +99,7 @@ class LeaderServices:
         self.registrar.register()
 
     async def _may_go(self, behind: int) -> bool:
-        """Return whether the log up to the position `behind` may be deleted.
-
-        This part of the log may be deleted if it is committed and copies of its undelivered messages are
-        stored after it.
-        """
+        """Return whether the log before `behind` is committed, and copies of what waits in it follow."""
         raft_log, now = self.store.raft_log, self.clock.boottime()
         if raft_log is None or raft_log.committed < raft_log.first:
             return False

@@ -417,11 +417,7 @@ class BrokerParts:
         self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        """Apply changed settings, and write them to the settings file.
-
-        Raises:
-            CommandError: The settings were applied, but cannot be written.
-        """
+        """Apply changed settings, and write them to the settings file. Raises CommandError if that fails."""
         self.sends.configure()
         self.replies.configure(self.config.region_id, self.config.trace_on)
         self.store.configure(self.config.store)

@@ -45,10 +45,7 @@ class NamesrvLink(msgspec.Struct, eq=False):
     """Whether the name server accepted the last registration."""
 
     def register(self) -> asyncio.Task[None]:
-        """Register with the name server. If a registration is in progress, start another one after it.
-
-        Return a task that ends after the last of these registrations.
-        """
+        """Register, after a registration in progress once more. Return a task that ends with the last."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         else:
@@ -148,10 +145,7 @@ class Registrar:
         return self.config.register_broker_timeout_mills / 1000
 
     async def start(self) -> None:
-        """Register with all name servers, and start the periodic registration.
-
-        A failure is only logged, because the next registration follows soon.
-        """
+        """Register with all name servers, and do so periodically. A failure is only logged."""
         config = self.config
         if config.fetch_namesrv_addr_by_address_server and not config.namesrv_addr:
             domain, sub_group = config.rmq_address_server_domain, config.rmq_address_server_sub_group
@@ -170,10 +164,7 @@ class Registrar:
             self.register()
 
     def register(self) -> list[asyncio.Task[None]]:
-        """Register with all name servers.
-
-        The setting `namesrvAddr` lists the name servers. If it is empty, the address server lists them.
-        """
+        """Register with all name servers: those of `namesrvAddr` or, if it is empty, the address server's."""
         if self._stopped or not self.address.port:  # A broker has no address before it listens
             return []
         addresses = self.config.namesrv_addresses or self._found

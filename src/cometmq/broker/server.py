@@ -42,9 +42,7 @@ class Endpoint(Protocol):
 class Broker:
     """A broker with `start()` and `stop()`. After the start, `port` is the port on which it listens.
 
-    Raises:
-        ConfigError: `start`: A setting is invalid.
-        StoreError, OSError: `start`: The store cannot be opened.
+    `start` raises ConfigError for an invalid setting, StoreError or OSError for a store that it cannot open.
     """
 
     def __init__(
@@ -70,11 +68,7 @@ class Broker:
 
     @property
     def parts(self) -> BrokerParts:
-        """The parts of which the running broker consists.
-
-        Raises:
-            ClientStateError: The broker is not running.
-        """
+        """The parts of which the running broker consists. Raises ClientStateError if it is not running."""
         if self._parts is None:
             raise ClientStateError("the broker is not running")
         return self._parts
@@ -120,11 +114,7 @@ class Broker:
         return self.port
 
     async def _open_store(self) -> MessageStore:
-        """Open the store in a thread.
-
-        If this task is cancelled, the thread continues. So wait for the thread and close the store, because
-        otherwise the store's directory would stay locked.
-        """
+        """Open the store in a thread. After a cancellation, wait for it, and unlock the store's directory."""
         opening = asyncio.create_task(
             asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
         )

@@ -29,13 +29,9 @@ class CannotConfine(CometError, Terminal):
 
 
 def confine(parent: int) -> None:
-    """Confine the current process permanently. The process must have only one thread.
+    """Confine the current process, which must have only one thread, permanently.
 
-    Args:
-        parent: The expected process id of the parent; another parent means that the filter server has ended.
-
-    Raises:
-        CannotConfine: The process is not confined and must not run any class.
+    Raises CannotConfine if that fails, also if its parent is not `parent`: the filter server has ended.
     """
     try:
         import pyseccomp

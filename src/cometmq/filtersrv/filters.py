@@ -44,13 +44,9 @@ def worker_command() -> list[str]:
 
 
 def check() -> None:
-    """Check that this machine can confine a worker process.
+    """Check that this machine can confine a worker process. It ends at once, because its input is empty.
 
-    The check starts a worker process. The worker confines itself and then ends, because its input is empty.
-
-    Raises:
-        CannotConfine: This machine cannot confine a worker.
-        OSError: A process cannot be started at present.
+    Raises CannotConfine, or OSError if a process cannot be started at present.
     """
     try:
         found = subprocess.run(
@@ -64,10 +60,7 @@ def check() -> None:
 
 
 class Process:
-    """A worker process, and the filter server's end of the socket to it.
-
-    The constructor starts the process. Raises OSError if the start fails.
-    """
+    """A worker process, which the constructor starts, and the server's end of its socket. Raises OSError."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -94,13 +87,8 @@ class Process:
     async def ask(self, request: bytes, expected: int) -> tuple[bool, bytes]:
         """Send a request to the worker. Return whether the request succeeded, and the answer.
 
-        Args:
-            request: The encoded request.
-            expected: The length of a successful answer, in bytes.
-
-        Raises:
-            asyncio.IncompleteReadError: The process has ended, or its answer is invalid.
-            OSError: The socket failed.
+        A success has an answer of `expected` bytes. Raises asyncio.IncompleteReadError if the process has
+        ended or its answer is invalid, and OSError if the socket failed.
         """
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket)
@@ -146,19 +134,12 @@ class Filter:
     _closed: bool = False
 
     async def load(self) -> None:
-        """Start the worker process and load the filter class in it.
-
-        Raises CommandError if the filter class cannot be loaded.
-        """
+        """Start the worker process and load the filter class in it. Raises CommandError."""
         async with self._line:
             await self._start()
 
     async def judge(self, records: bytes, count: int) -> bytes:
-        """Filter `count` records. Return one byte per record: 1 if it matches, otherwise 0.
-
-        Raises:
-            CommandError: The filter class failed, or cannot filter at present.
-        """
+        """Filter `count` records. Return one byte each: 1 if it matches, otherwise 0. Raises CommandError."""
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await self._line.acquire()
@@ -200,11 +181,9 @@ class Filter:
             raise
 
     async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
-        """Send a request to the worker within `limit_s` seconds. Return its answer.
+        """Return the worker's answer to a request within `limit_s` seconds. Raises CommandError.
 
-        Raises:
-            CommandError: The request failed. If the worker itself reported the failure, its process keeps
-                running; otherwise it has been ended.
+        The process keeps running if the worker itself reported the failure; otherwise it has been ended.
         """
         assert self.process is not None
         try:

@@ -36,12 +36,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Run the filter server. Return the exit code of the process.
-
-    Returns:
-        0 after an orderly stop, EX_UNAVAILABLE if this machine cannot confine filter classes, 1 after any
-            other error.
-    """
+    """Run the filter server. Return the exit code, EX_UNAVAILABLE if this machine cannot confine classes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logs.set_up()

@@ -107,10 +107,7 @@ class FilterServer:
 
     @handles(RequestCode.REGISTER_MESSAGE_FILTER_CLASS)
     async def register_message_filter_class(self, _connection: Connection, frame: Frame) -> Frame:
-        """Load the uploaded class of a group and topic.
-
-        If the new class loads, it replaces the previous class of this group and topic.
-        """
+        """Load the uploaded class of a group and topic. If it loads, it replaces the previous one."""
         header = frame.header(headers.RegisterMessageFilterClassRequestHeader)
         source = self._checked(header, bytes(frame.body))
         key = header.consumer_group, header.topic
@@ -136,10 +133,7 @@ class FilterServer:
 
     @staticmethod
     def _checked(header: headers.RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
-        """Check an uploaded filter class and return its source as text.
-
-        Raises CommandError if it is invalid.
-        """
+        """Return the source of an uploaded filter class as text. Raises CommandError if it is invalid."""
         problem = ""
         if not codes.is_legal_name(header.consumer_group, codes.MAX_GROUP_LENGTH):
             problem = "consumerGroup is no name of a group"
@@ -207,11 +201,7 @@ class FilterServer:
         return found
 
     async def _ask_broker(self, version: int, header: PullMessageRequestHeader, held_s: float) -> Frame:
-        """Forward a pull to the broker, which may hold it for `held_s` seconds. Return the broker's response.
-
-        Raises:
-            CommandError: No filter class was uploaded for the pull, or the broker did not answer.
-        """
+        """Return the broker's response to a pull, held for up to `held_s` seconds. Raises CommandError."""
         self._filter(header)
         flags = header.sys_flag
         forwarded = msgspec.structs.replace(

@@ -38,13 +38,9 @@ class MetricsExporter:
         collect: Callable[[Families], Awaitable[None]],
         why_not_ready: Callable[[], str],
     ) -> None:
-        """Create an exporter.
+        """Create an exporter of what `collect` adds. `interface` is used if the settings name none.
 
-        Args:
-            settings: The metrics settings of the server.
-            interface: The address on which the server listens. It is used if the settings have no address.
-            collect: Adds the server's current samples to the Families object that it receives.
-            why_not_ready: Returns the reason why the server is not ready, or "".
+        `why_not_ready` returns the reason why the server is not ready, or "".
         """
         self._settings = settings
         self._interface = settings.metrics_prom_exporter_host or interface
@@ -58,9 +54,9 @@ class MetricsExporter:
         """The port that Prometheus scrapes, or None if there is no open port."""
 
     async def start(self) -> None:
-        """Open the port for Prometheus or start the push to a collector, if the settings require one of them.
+        """Open the port for Prometheus or start the push to a collector, if the settings require one.
 
-        Raises ConfigError if a setting is invalid or a required package is missing.
+        Raises ConfigError, also if a required package is missing.
         """
         settings = self._settings
         if settings.metrics_exporter_type == DISABLE:
@@ -91,11 +87,7 @@ class MetricsExporter:
             return self._ask(self._families())
 
     def why_not_ready(self) -> str:
-        """Return why the server is not ready, or "" if it is ready.
-
-        Must be called in another thread than the event loop's. Raises TimeoutError if the loop does not
-        answer in time.
-        """
+        """Return why the server is not ready, or "". Threads call this. Raises TimeoutError."""
 
         async def ask() -> str:
             return self._why_not_ready()

@@ -30,10 +30,7 @@ class Family(msgspec.Struct, eq=False):
 
 
 class Families:
-    """The metric families of one collection, in the order in which they were added.
-
-    The families hold at most `most` samples. Further samples are dropped, and `cut` is set.
-    """
+    """The metric families of one collection. Samples beyond `most` are dropped, and `cut` is set."""
 
     def __init__(self, most: int, labels: Iterable[tuple[str, str]] = ()) -> None:
         """Create an empty collection. `labels` are added to the labels of every sample."""
@@ -50,11 +47,7 @@ class Families:
         return self._left <= 0
 
     def gauge(self, name: str, words: str, value: float, *, unit: str = "", **labels: object) -> None:
-        """Add a sample of a value that goes up and down.
-
-        The unit is a separate argument because Prometheus expects it at the end of the name, and
-        OpenTelemetry in a field.
-        """
+        """Add a sample of a value that goes up and down. Only Prometheus expects the unit in the name."""
         self._add(name, words, "gauge", value, labels, unit)
 
     def counter(self, name: str, words: str, value: float, **labels: object) -> None:

@@ -39,8 +39,7 @@ class Source(Protocol):
 class OtlpPush:
     """A thread that pushes samples periodically until `stop` is called.
 
-    While the collector does not respond, samples are lost. The log reports the beginning and the end of such
-    a period.
+    Samples are lost while the collector does not respond, whose beginning and end are logged.
     """
 
     def __init__(self, settings: MetricsSettings, source: Source) -> None:

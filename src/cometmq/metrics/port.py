@@ -33,11 +33,7 @@ connections that were opened more than INACTIVITY_TIMEOUT_S ago. If there is no 
 connection itself is closed.
 """
 INACTIVITY_TIMEOUT_S = 10
-"""Seconds without activity after which a connection is closed.
-
-While there are MAX_CONNECTIONS connections, a further connection closes every connection that was opened
-longer ago than this, even an active one.
-"""
+"""Seconds without activity after which a connection is closed. See also MAX_CONNECTIONS."""
 CLOSE_TIMEOUT_S = 1.0
 """Maximum time, in seconds, until a closed connection frees its slot."""
 KEEP_S = 1.0
@@ -56,10 +52,7 @@ class Source(Protocol):
 
 
 class MetricsPort:
-    """An HTTP server for Prometheus. It listens and responds in threads of its own until `stop` is called.
-
-    The constructor starts the server. It raises ConfigError if the interface or the port cannot be used.
-    """
+    """An HTTP server for Prometheus, in threads of its own, until `stop`. Creation raises ConfigError."""
 
     def __init__(self, interface: str, port: int, source: Source) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -120,8 +113,7 @@ class _Page:
     def text(self) -> bytes:
         """Return all samples in Prometheus' text format, from the last collection if that is recent enough.
 
-        Must be called in another thread than the event loop's. Raises TimeoutError if the loop did not
-        provide the samples in time.
+        Raises TimeoutError if the event loop, whose thread must not call this, is too busy.
         """
         with self._making:
             begun = time.monotonic()
@@ -158,10 +150,7 @@ class _Handler(WSGIRequestHandler):
     server: _Server
 
     def get_environ(self) -> dict[str, Any]:
-        """Return the WSGI environment of a request, and record that the connection has sent a request.
-
-        The base class calls this method after it has read the request.
-        """
+        """Return the WSGI environment of a request, and record that its connection has sent it."""
         self.server.has_asked(self.connection)
         return super().get_environ()
 
@@ -209,11 +198,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._silent.pop(request, None)
 
     def _make_room(self) -> bool:
-        """Free a slot for a new connection and occupy it. Return whether that was possible.
-
-        To free a slot, this closes the oldest connection that has not sent a request, and all connections
-        that were opened more than INACTIVITY_TIMEOUT_S ago.
-        """
+        """Free a slot for a new connection (see MAX_CONNECTIONS) and occupy it. Return whether it worked."""
         late = time.monotonic() - INACTIVITY_TIMEOUT_S
         cut = [*list(self._silent)[:1], *(each for each, since in list(self._since.items()) if since < late)]
         for each in cut:

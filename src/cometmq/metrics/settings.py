@@ -41,28 +41,18 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
             raise ConfigError("metricsGrpcExporterTarget", "", "the collector's host:port or URL")
 
     def metrics_ports(self, interface: str) -> list[tuple[str, str, int]]:
-        """Return the port for Prometheus as a list of (setting, interface, port), empty if there is no port.
-
-        Args:
-            interface: The interface of the server, used if the settings have no interface for metrics.
-        """
+        """Return the port for Prometheus, if any, as (setting, interface, port). `interface`: the default."""
         if self.metrics_exporter_type != PROM:
             return []
         host = self.metrics_prom_exporter_host or interface
         return [("metricsPromExporterPort", host, self.metrics_prom_exporter_port)]
 
     def metrics_labels(self) -> list[tuple[str, str]]:
-        """Return the labels in `metricsLabel`, which every sample gets.
-
-        Raises ConfigError if they are invalid.
-        """
+        """Return the labels of every sample (`metricsLabel`). Raises ConfigError if they are invalid."""
         return _pairs("metricsLabel", self.metrics_label, self.metrics_label)
 
     def metrics_headers(self) -> list[tuple[str, str]]:
-        """Return the headers to send with each push. Raises ConfigError if they are invalid.
-
-        The text of the error does not contain the headers, because headers often contain a token.
-        """
+        """Return the headers of each push. Raises ConfigError, without them: they often contain a token."""
         return _pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header, "***")
 
 

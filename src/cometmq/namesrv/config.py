@@ -95,20 +95,14 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> NamesrvConfig:
-        """Create the settings from the key-value pairs of a properties file.
+        """Create the settings from a properties file's pairs. Raises ConfigError.
 
         An unknown key is kept in `others` and logged as a warning that names the most similar known key.
-
-        Raises:
-            ConfigError: The value of a known key is invalid.
         """
         return cls().updated(properties)
 
     def updated(self, properties: Mapping[str, str]) -> NamesrvConfig:
-        """Return a copy of the settings with `properties` applied.
-
-        Raises ConfigError for an invalid value.
-        """
+        """Return the settings with `properties` applied. Raises ConfigError for an invalid value."""
         changes: dict[str, object] = {}
         others = dict(self.others)
         for key, text in properties.items():

@@ -69,10 +69,7 @@ class KvTables:
         return None if pairs is None else dict(pairs)
 
     def fits(self, namespace: str) -> bool:
-        """Return whether all pairs of a namespace fit into one response.
-
-        Requests cannot make a namespace too large, but a file may contain a larger one.
-        """
+        """Return whether the pairs of a namespace fit into one response. Those of a file may be too long."""
         return self._sizes.get(namespace, 0) <= MAX_NAMESPACE_BYTES
 
     def to_json(self) -> bytes:
@@ -122,11 +119,7 @@ class KvFile:
 
 
 def read_file(path: str) -> bytes | None:
-    """Return the content of a configuration file.
-
-    If the file is missing or empty, return the content of its backup. If the backup is missing or empty, too,
-    return None.
-    """
+    """Return the content of a configuration file or, if it is missing or empty, of its backup, or None."""
     for name in (path, path + ".bak"):
         with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:
             content = file.read()

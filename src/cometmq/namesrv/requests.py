@@ -299,18 +299,10 @@ def registration(
     body: bodies.RegisterBrokerBody,
     replaces: bool,
 ) -> Registration:
-    """Check a REGISTER_BROKER request and return its content.
+    """Return the content of a REGISTER_BROKER request without invalid topics. Raises CommandError.
 
     The check protects clients, which connect to the registered addresses and use the registered topics.
-
-    Args:
-        request: The request frame. Its protocol version is the broker's.
-        asked: The request's header.
-        body: The request's body.
-        replaces: Whether registered topics that this request does not list are removed.
-
-    Raises:
-        CommandError: A name or an address is invalid. An invalid topic raises no error; it is left out.
+    `replaces` tells whether registered topics that the request does not list are removed.
     """
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
         if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():

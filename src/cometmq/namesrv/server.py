@@ -49,10 +49,7 @@ class NameServer:
     async def start(self) -> int:
         """Load the key-value configuration, listen, and return the port.
 
-        Raises:
-            OSError: A file cannot be read, or the port cannot be bound.
-            BodyError: The key-value file is invalid.
-            ConfigError: A setting is invalid.
+        Raises OSError, BodyError for an invalid key-value file, and ConfigError for an invalid setting.
         """
         config = self.config
         config.check()
@@ -93,11 +90,7 @@ class NameServer:
         return self.port
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Finish the requests in progress, close all connections, and write unsaved changes.
-
-        Args:
-            drain_s: The maximum time for requests in progress, in seconds.
-        """
+        """Finish requests within `drain_s` seconds, close all connections, and write unsaved changes."""
         if self.metrics is not None:
             await self.metrics.stop()
         if self._scans is not None:

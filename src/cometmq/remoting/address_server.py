@@ -62,13 +62,7 @@ class AddressServer:
         )
 
     async def start(self) -> None:
-        """Query the address server now and then periodically: every two minutes once a query has succeeded.
-
-        Until then the interval is ten seconds.
-
-        Raises:
-            ConnectError: The first query failed. The periodic queries follow nevertheless.
-        """
+        """Query the address server now, and then periodically. Raises ConnectError if the first one fails."""
         self._rounds.start()
         await self._request_addresses()
 
@@ -121,10 +115,7 @@ class AddressServer:
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """Return the complete response to an HTTP request, or the beginning of a response that is too long.
-
-    The end of the response is recognized even if the server keeps the connection open.
-    """
+    """Return the response to an HTTP request, up to its end or, if it is too long, its beginning."""
     reader = asyncio.StreamReader()
     transport, protocol = await dial(lambda: asyncio.StreamReaderProtocol(reader), host, port)
     writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
@@ -142,10 +133,7 @@ async def _get(host: str, port: int, path: str) -> bytes:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Return whether a complete HTTP response was received.
-
-    The end of a response can be recognized only if it states its length or is chunked.
-    """
+    """Return whether a response is complete. That is known if it states its length or is chunked."""
     try:
         response, _ = _parsed(answer)
     except _NotHttp:

@@ -15,11 +15,7 @@ RESOLVE_S = 10.0
 
 
 async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
-    """Return the numeric address of a host, preferably IPv4. The loop is not blocked.
-
-    Raises:
-        ConfigError: The name cannot be resolved. The error names the setting `key`.
-    """
+    """Return the numeric address, preferably IPv4, of a host in the setting `key`. Raises ConfigError."""
     lookup = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     try:
         found = await asyncio.wait_for(lookup, timeout_s)
@@ -36,13 +32,7 @@ async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
 
 
 async def listen(server: RemotingServer, host: str, port: int) -> int:
-    """Let a server listen on the address and port in the settings `bindAddress` and `listenPort`.
-
-    Return the port.
-
-    Raises:
-        ConfigError: The address does not belong to this machine, or the port cannot be bound.
-    """
+    """Let a server listen on `bindAddress` and `listenPort`. Return the port. Raises ConfigError."""
     if host:
         await resolve("bindAddress", host)
     try:
@@ -56,24 +46,14 @@ async def listen(server: RemotingServer, host: str, port: int) -> int:
 
 
 def port_error(key: str, port: int, error: OSError) -> ConfigError:
-    """Return the ConfigError for a port on which the server cannot listen.
-
-    Args:
-        key: The setting that names the port.
-        port: The port.
-        error: The error with which the attempt to listen has failed.
-    """
+    """Return the ConfigError for the port in the setting `key`, on which listening failed with `error`."""
     number = error.errno or 0
     reason = os.strerror(number) if number > 0 else str(error)
     return ConfigError(key, str(port), f"a port that can be listened on ({reason})")
 
 
 def check_port(key: str, interface: str, port: int) -> None:
-    """Check that a server can listen on a port now. Port 0 always passes.
-
-    Raises:
-        ConfigError: Listening failed. The error names the setting `key` and the reason.
-    """
+    """Raise ConfigError, with the setting `key`, if no server can listen on a port now. Port 0 passes."""
     family = socket.AF_INET6 if ":" in interface else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

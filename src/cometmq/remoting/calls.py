@@ -65,10 +65,7 @@ class CallTable:
         return opaque
 
     def add(self, opaque: int, code: int, timeout_s: float, waiter: Waiter) -> None:
-        """Register a call.
-
-        It fails with RequestTimeout after `timeout_s` seconds, or with the error that `fail_all` creates.
-        """
+        """Register a call, which fails with RequestTimeout after `timeout_s` seconds."""
         deadline = self._loop.time() + timeout_s
         self._pending[opaque] = PendingCall(waiter, code, deadline, timeout_s)
         if self._timer is None:

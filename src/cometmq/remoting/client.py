@@ -1,7 +1,4 @@
-"""The client side: one connection per address.
-
-A connection is opened on first use, and again after a loss.
-"""
+"""The client side: one connection per address, opened on first use, and again after a loss."""
 
 from __future__ import annotations
 
@@ -111,12 +108,7 @@ class RemotingClient:
     async def connect(self, addr: str, timeout_s: float | None = None) -> Connection:
         """Return the connection to `addr`, and open it if necessary. Concurrent callers share one attempt.
 
-        Args:
-            addr: The address.
-            timeout_s: The timeout in seconds. The client's connect timeout is the default, and the maximum.
-
-        Raises:
-            ConnectError: The connection was refused or timed out.
+        `timeout_s` is at most the client's connect timeout, the default. Raises ConnectError.
         """
         connection = self._by_addr.get(addr)
         if connection is not None and not connection.closed:
@@ -146,14 +138,11 @@ class RemotingClient:
     async def call(
         self, addr: str, frame: Frame, timeout_s: float = 3.0, *, wait_for_room: bool = False
     ) -> Frame:
-        """Send a request and return its response. Connect first if necessary.
+        """Send a request to `addr` and return its response. Connect first if necessary.
 
         Args:
-            addr: The server's address.
-            frame: The request.
             timeout_s: The timeout in seconds for connecting and for the response together.
-            wait_for_room: Whether to wait while the connection is `full`. Small requests, such as heartbeats,
-                do not wait.
+            wait_for_room: Whether to wait while the connection is `full`, as small requests do not.
 
         Raises:
             ConnectError: No connection could be made. Nothing was sent.

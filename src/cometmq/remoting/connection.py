@@ -133,9 +133,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: Bytes) -> None:
-        """Queue the bytes of complete frames, to be sent at the end of the event-loop iteration.
-
-        If the connection is closed, the bytes are dropped.
+        """Queue complete frames, to be sent at the end of the loop iteration unless the connection is closed.
 
         `data` must not change afterwards, because most of it is passed to the transport without a copy.
         """
@@ -173,10 +171,7 @@ class Connection(asyncio.BufferedProtocol):
             log.debug("%s answered request %d, for which no caller waits", self.peer, response.opaque)
 
     def flush(self) -> None:
-        """Pass the queued bytes to the transport.
-
-        Only tick.py and code that is about to block the loop call this.
-        """
+        """Pass the queued bytes to the transport: for tick.py, and for code that will block the loop."""
         out = self._out
         if not out:
             return
@@ -204,10 +199,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests that this side sends
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
-        """Send a request with a new opaque number, and return the future of its response.
-
-        Raises SendFailed if the connection is closed.
-        """
+        """Send a request with a new opaque number. Return the future of its response. Raises SendFailed."""
         self._number(frame)
         data = encode_frame(frame)
         future: asyncio.Future[Frame] = self._loop.create_future()
@@ -247,10 +239,7 @@ class Connection(asyncio.BufferedProtocol):
         request.opaque = self._calls.next_opaque()
 
     async def call(self, frame: Frame, timeout_s: float = 3.0) -> Frame:
-        """Send a request and return its response.
-
-        Raises RequestTimeout, or SendFailed if the connection closes.
-        """
+        """Send a request and return its response. Raises RequestTimeout or SendFailed."""
         return await self.request(frame, timeout_s)
 
     def oneway(self, frame: Frame) -> None:
@@ -268,10 +257,7 @@ class Connection(asyncio.BufferedProtocol):
         return unsent > self._limits.write_wait
 
     async def room(self, code: int, timeout_s: float) -> None:
-        """Wait until the connection is not `full`, or is closed.
-
-        Raises RequestTimeout, for a request with this code, if that takes longer than `timeout_s` seconds.
-        """
+        """Wait until the connection is not `full`, or is closed. Raises RequestTimeout with this code."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.full and not self.closed:
@@ -295,12 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Record that a request counted by `hold` has completed.
-
-        Reading resumes if it was paused and the number of such requests is now below the limit.
-
-        `size` is the size of the request's body in bytes, as passed to `hold`.
-        """
+        """Record that a request counted by `hold` is done. Below the limit, more requests are handled."""
         self.working -= 1 + size // HANDLER_BYTES
         if (self._asked or not self._reading) and self.working < self._limits.handlers:
             self._resume_soon()
@@ -537,11 +518,7 @@ class Connection(asyncio.BufferedProtocol):
         return pos
 
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
-        """Keep the bytes buf[pos:end], which have not been handled, until the next read.
-
-        `fresh` is True if these bytes begin a new frame. It is False if they continue the incomplete frame
-        that the previous read kept.
-        """
+        """Keep buf[pos:end], which were not handled, for the next read. `fresh`: they begin a new frame."""
         if pos == end or self.closed:
             self._forget()
             return

@@ -26,14 +26,7 @@ async def dial(
 ) -> tuple[asyncio.Transport, P]:
     """Connect to the first address of a host that accepts the connection. The caller limits the time.
 
-    Args:
-        make: Creates the protocol of the connection.
-        host: A name or an IP address.
-        port: The TCP port.
-        tls: The context of a TLS connection. The server's certificate must name `host`.
-
-    Returns:
-        The transport and the protocol of the connection.
+    `make` creates the protocol. With `tls`, the server's certificate must name `host`.
 
     Raises:
         OSError: No address accepts the connection: the error of the first failed attempt is raised. Or the

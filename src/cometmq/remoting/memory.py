@@ -30,10 +30,7 @@ class MemoryNetwork:
         self._ports = itertools.cycle(range(FIRST_FREE_PORT, LAST_PORT + 1))
 
     def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
-        """Listen on a port (0: any free one). Return the port and a function that stops listening.
-
-        Raises OSError if the port is in use or out of range.
-        """
+        """Listen on a port (0: any free one). Return it, and a function that ends that. Raises OSError."""
         if port == 0:
             port = self._free_port()
         if not 0 < port <= LAST_PORT:

@@ -83,10 +83,7 @@ class Openings:
         return self._made_tls
 
     def make_room(self) -> None:
-        """If too many handshakes are under way, abort one, so that held ones do not shut other clients out.
-
-        It is the oldest one of the host with the most handshakes.
-        """
+        """Abort a handshake, the oldest of the host with the most, if too many keep other clients out."""
         if len(self.shaking) < self.limits.handshakes:
             return
         ((busiest, _),) = Counter(self.shaking.values()).most_common(1)
@@ -95,10 +92,7 @@ class Openings:
         oldest.abort()
 
     def refused(self, peer: str, why: str) -> None:
-        """Log that a connection was refused.
-
-        Any client can cause such log lines, so their rate is limited.
-        """
+        """Log that a connection was refused, at a limited rate: any client can cause such lines."""
         if self._log_limit.allows():
             log.info("%s: %s; closed", peer, why)
 

@@ -35,10 +35,7 @@ NO_HEADER = ProxyHeader(0, None)
 
 
 def read_proxy_header(data: bytes) -> ProxyHeader | None:
-    """Return the header at the beginning of a connection, or NO_HEADER.
-
-    The result is None if more bytes are needed. Raises FrameError.
-    """
+    """Return the header of a connection, NO_HEADER, or None if more bytes are needed. Raises FrameError."""
     if data.startswith(_V2):
         return _read_v2(data)
     if data.startswith(_V1):

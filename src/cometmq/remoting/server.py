@@ -82,10 +82,7 @@ class RemotingServer:
             self._shortcuts.update(self._all_shortcuts)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on an address and return the port; port 0 selects a free one.
-
-        A server can listen on several addresses.
-        """
+        """Listen on one more address and return the port; port 0 selects a free one."""
         network = network_of(host)
         if network is not None:
             bound, close = network.listen(self._make_connection, port)

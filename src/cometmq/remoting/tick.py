@@ -50,15 +50,9 @@ class PartialFrames:
         self.total = 0
 
     def keep(self, connection: Link, size: int, most: int, fresh: bool) -> None:
-        """Record that `connection` now keeps `size` bytes. Abort connections if the total exceeds a limit.
+        """Record that `connection` now keeps `size` bytes. Abort the oldest while the sum exceeds `most`.
 
-        Args:
-            connection: The connection.
-            size: The number of bytes that the connection keeps in total.
-            most: The limit, in bytes, for the sum over all connections. While it is exceeded, the connection
-                that has kept its bytes for the longest time is aborted.
-            fresh: Whether the connection now keeps a different frame than at its previous call. The time for
-                which it has kept its bytes then begins now.
+        `fresh` tells that they belong to a new frame: the time for which it keeps them begins now.
         """
         kept = self._kept
         self.total += size - (kept.pop(connection, 0) if fresh else kept.get(connection, 0))
@@ -98,10 +92,7 @@ class Tick:
         self.unsent = PartialFrames("unsent answers")
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Register a callback for `run_now`.
-
-        Callbacks run in the order of registration, before responses are sent.
-        """
+        """Register a callback for `run_now`. They run in this order, before responses are sent."""
         self._callbacks.append(callback)
 
     def remove(self, callback: Callable[[], None]) -> None:

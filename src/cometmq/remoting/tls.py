@@ -32,10 +32,7 @@ KEYS = (
 
 
 class TlsFile:
-    """The content of a settings file. The constructor reads files, so it blocks.
-
-    Raises ConfigError for an invalid file.
-    """
+    """The content of a settings file. The constructor reads files, so it blocks. Raises ConfigError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -58,10 +55,7 @@ class TlsFile:
         return BOOLEANS[text] if text else default
 
     def stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return the modification time, size and inode of the settings file and of each file that it names.
-
-        The values of a file change when the file is written or replaced. They are None for a missing file.
-        """
+        """Return modification time, size and inode of the settings file and its files; None if missing."""
         paths = [self.path, *(self.text(key) for key in KEYS if key.endswith("Path"))]
         return [_stamp(path) for path in paths if path]
 
@@ -135,9 +129,7 @@ class TlsFile:
 def client_tls(tls: ssl.SSLContext | str | os.PathLike[str] | bool | None) -> ssl.SSLContext | None:
     """Return the context for a client's `tls` argument. Raises ConfigError.
 
-    Args:
-        tls: A context, the path of a settings file, True for the system's certificates, None or False for no
-            TLS.
+    It is a context, the path of a settings file, True for the system's certificates, or None or False.
     """
     if tls is None or tls is False:
         return None

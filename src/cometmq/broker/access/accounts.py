@@ -79,11 +79,7 @@ class AclFile(msgspec.Struct, frozen=True):
 
 
 def read_acl(path: str, data: bytes) -> AclFile:
-    """Parse the content of an ACL file.
-
-    Raises:
-        ConfigError: The file is invalid. The error names the file and the line, and never contains a secret.
-    """
+    """Parse an ACL file. Raises ConfigError, which names the file and line, and never contains a secret."""
     try:
         root = yaml_file.load(data, MAX_FILE_BYTES, MAX_YAML_NODES)
         return _Reader().file(root)
@@ -94,11 +90,7 @@ def read_acl(path: str, data: bytes) -> AclFile:
 
 
 def account_of(plain: dict[str, Any]) -> Account:
-    """Create an account from the dict that `to_plain` returns, with the same checks as for ACL files.
-
-    Raises:
-        ConfigError: A value of the dict is invalid.
-    """
+    """Create an account from a dict of `to_plain`, with the checks of ACL files. Raises ConfigError."""
     nodes = {
         name: Node([Node(item, 0) for item in value] if isinstance(value, list) else show_value(value), 0)
         for name, value in plain.items()

@@ -78,10 +78,7 @@ class Policy:
         return permitted(account, rights())
 
     def _white_listed(self, access_key: str, host: str) -> Verdict | None:
-        """Return the decision of a white list that allows an address, or None if the list does not allow it.
-
-        `access_key` selects the white list of an account; "" selects the global white list.
-        """
+        """Return the decision of an account's white list ("": the global one), None if it allows nothing."""
         key = access_key, host
         if key in self._known:
             return self._known[key]
@@ -142,17 +139,9 @@ ACTIONS = ("pub", "sub", "admin")
 
 
 def explained(policy: Policy, user: str, action: str, resource: str, host: str = "") -> Verdict:
-    """Return the decision about an action of an account, and the rule on which the decision is based.
+    """Return the decision about an action, one of `ACTIONS`, of the account `user`. Raises ConfigError.
 
-    Args:
-        policy: The accounts and white lists.
-        user: The access key of the account.
-        action: One of `ACTIONS`.
-        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" for the action `admin`.
-        host: The client's address, for white lists.
-
-    Raises:
-        ConfigError: The action or resource is invalid.
+    `resource` is `topic:NAME`, `group:NAME`, or NAME for a topic, and "" for the action `admin`.
     """
     if action not in ACTIONS:
         raise ConfigError("ACTION", action, ", ".join(ACTIONS))

@@ -31,10 +31,7 @@ WITHOUT = {"tools.yml", "tools.yaml"}
 READABLE_BY_OTHERS = 0o077
 
 Stamp = tuple[int, int, int]
-"""Modification time in ns, length and inode of a file.
-
-Each write to the file changes at least one of the three.
-"""
+"""Modification time in ns, length and inode of a file. Each write changes at least one of the three."""
 
 
 class _Read(NamedTuple):
@@ -45,9 +42,7 @@ class _Read(NamedTuple):
 class AclFiles:
     """Reads and writes the ACL files. All methods block, and only one thread at a time may call them.
 
-    Raises:
-        ConfigError: A file is invalid.
-        OSError: A file cannot be read.
+    They raise ConfigError for an invalid file, and OSError for a file that cannot be read.
     """
 
     def __init__(self, conf: str) -> None:
@@ -110,10 +105,7 @@ class AclFiles:
 
     @property
     def versions(self) -> dict[str, DataVersion]:
-        """The data version of each ACL file, by path.
-
-        A data version counts the changes that requests made to its file.
-        """
+        """The data version of each ACL file, by path. It counts the changes that requests have made."""
         none = DataVersion()
         return {path: each.content.version or none for path, each in self._read.items()}
 
@@ -125,10 +117,7 @@ class AclFiles:
     # -- changes by requests
 
     def put(self, account: Account) -> Policy:
-        """Replace an account in the file that contains it.
-
-        If no file contains an account with this access key, add the account to the default file.
-        """
+        """Replace an account in the file that contains it. A new account is added to the default file."""
         path = self._home_of(account.access_key) or self.default
         content = self._content(path)
         others = [each for each in content.accounts if each.access_key != account.access_key]
@@ -144,11 +133,7 @@ class AclFiles:
         return self._write(path, AclFile(content.white, kept, content.version))
 
     def set_white(self, patterns: list[AddressPattern], path: str) -> Policy:
-        """Replace the global white list of a file. An empty path means the default file.
-
-        Raises:
-            KeyError: The path is not that of an ACL file.
-        """
+        """Replace the global white list of an ACL file ("": the default one). Raises KeyError for others."""
         path = os.path.abspath(path) if path else self.default
         if path not in self._read and path != self.default:
             raise KeyError(path)

@@ -154,11 +154,7 @@ def host_of(connection: Connection) -> str:
 
 
 async def guard_of(config: BrokerConfig) -> Guard:
-    """Read the ACL files, and create the object that checks access.
-
-    Raises:
-        ConfigError: A file or a setting is invalid.
-    """
+    """Read the ACL files, and create the guard. Raises ConfigError for an invalid file or setting."""
     if config.filter_server_nums:
         expected = "0 with aclEnable: filter servers would send messages to any client"
         raise ConfigError("filterServerNums", str(config.filter_server_nums), expected)

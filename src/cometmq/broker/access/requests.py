@@ -142,13 +142,7 @@ class AclRequests:
 
 
 def changed(before: Account | None, header: headers.CreateAccessConfigRequestHeader) -> Account:
-    """Return the account that results from a request to create or change an account.
-
-    The account keeps the values of `before` that the request does not contain.
-
-    Raises:
-        ConfigError: A value is invalid.
-    """
+    """Return the account after a request, which keeps what the request does not name. Raises ConfigError."""
     given = {
         "accessKey": header.access_key,
         "secretKey": header.secret_key or None,

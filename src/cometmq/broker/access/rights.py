@@ -68,13 +68,9 @@ def by_default(right: Right) -> bool:
 
 
 def needed(frame: Frame) -> Rights | None:
-    """Return the rights that a request requires.
+    """Return the rights that a request requires: [] if a signature is enough, None if it requires an admin.
 
-    Returns:
-        The required rights, [] if a valid signature is enough, or None if the request requires an admin.
-
-    Raises:
-        ProtocolError: The request cannot be parsed.
+    Raises ProtocolError if the request cannot be parsed.
     """
     find = _NEEDS.get(frame.code)
     return None if find is None else find(frame)
@@ -105,10 +101,7 @@ def _pull(frame: Frame) -> Rights:
 
 
 def _pop(frame: Frame) -> Rights:
-    """Return the rights to pop as a group, or to ack: those to the group and to the topic.
-
-    In an ack, the topic may be the group's retry topic for the topic.
-    """
+    """Return the rights to pop as a group, or to ack. An ack's topic may be the group's retry topic."""
     ext = frame.ext or {}
     group = ext.get("consumerGroup", "")
     return consumer_rights(subscribed_topic(ext.get("topic", ""), group), group)
@@ -126,10 +119,7 @@ def _batch_ack(frame: Frame) -> Rights:
 def _fields(
     perm: Perm, topic: str = "", group: str = "", *, optional: tuple[str, ...] = ()
 ) -> Callable[[Frame], Rights]:
-    """Return a function that determines the required rights from the given ext fields of a request.
-
-    A missing field counts as a topic or group with an empty name, unless it is in `optional`.
-    """
+    """Return a function that finds the rights in ext fields. A missing one, unless optional, counts as ""."""
 
     def find(frame: Frame) -> Rights:
         ext = frame.ext or {}

@@ -32,10 +32,7 @@ REFUSALS = {
 
 
 class Security(NamedTuple):
-    """The access control and the TLS of a broker.
-
-    `client_context` is the TLS context of the broker's connections to name servers and to its master.
-    """
+    """The access control and TLS of a broker. `client_context` is for its connections to other servers."""
 
     guard: Guard | None = None
     tls: ServerTls | None = None
@@ -104,10 +101,7 @@ async def security_of(config: BrokerConfig) -> Security:
 
 
 def acl_handlers(config: BrokerConfig, address: BrokerAddress, guard: Guard | None) -> dict[int, Handler]:
-    """Return the handlers of requests about access control.
-
-    If access control is disabled (`guard` is None), they refuse all requests.
-    """
+    """Return the handlers of requests about access control. Without it, they refuse all requests."""
     if guard is None:
         return {int(request): partial(_refuse, code) for request, code in REFUSALS.items()}
     from cometmq.broker.access.requests import AclRequests

@@ -147,10 +147,7 @@ class ConsumerAdmin(msgspec.Struct, eq=False):
 
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_message_directly(self, _connection: Connection, frame: Frame) -> Frame:
-        """Forward a request to consume one stored message to the client that the request names.
-
-        The forwarded request contains the message.
-        """
+        """Forward a request to consume one stored message, with that message, to the client that it names."""
         header = frame.header(headers.ConsumeMessageDirectlyRequestHeader)
         record = None
         if header.msg_id:

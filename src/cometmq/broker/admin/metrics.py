@@ -32,10 +32,7 @@ from cometmq.protocol.codes import is_system_group
 from cometmq.store import Clock, MessageStore
 
 MAX_LATENCIES = 2_000
-"""The maximum number of messages whose age one collection reads: the oldest unconsumed one of each queue.
-
-For further queues, only the number of unconsumed messages is reported.
-"""
+"""The maximum number of messages, the oldest unconsumed one of each queue, whose age one collection reads."""
 # The suffix of the metric name in rocketmq-exporter for each key of the broker's runtime table.
 RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
@@ -105,13 +102,9 @@ class _Progress(msgspec.Struct):
 
 
 class BrokerMetrics(msgspec.Struct, eq=False):
-    """Collects the metrics of a broker.
+    """Collects the metrics of a broker. `more` holds functions that add those of other parts of the process.
 
-    Attributes:
-        connections: Returns the number of open connections.
-        registered: Returns the number of name servers that have registered this broker, and the number of all
-            its name servers.
-        more: Functions that add the metrics of other parts of the process.
+    `connections` returns the number of open connections, and `registered` is Registrar.state.
     """
 
     config: BrokerConfig

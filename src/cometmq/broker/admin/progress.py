@@ -110,10 +110,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
 
     @handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return three store times for each queue of a topic.
-
-        They are those of the first and the last message of the queue, and of the last one the group consumed.
-        """
+        """Return the store times of each queue's first, last, and last consumed message."""
         header = frame.header(headers.GroupTopicRequestHeader)
         config = self.tables.topics.existing(header.topic)
         spans = [
@@ -276,11 +273,7 @@ class ProgressAdmin(msgspec.Struct, eq=False):
 
     @handles(RequestCode.CLONE_GROUP_OFFSET)
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Copy a group's offsets to another group.
-
-        If the source group is online, copy only its offsets in the topics to which the source group
-        subscribes.
-        """
+        """Copy a group's offsets to another group; of an online group only those in its subscriptions."""
         header = frame.header(headers.CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)

@@ -52,8 +52,7 @@ NO_CONTAINER = (
 class RuntimeAdmin:
     """Shows and changes the broker's settings, and shows its runtime table.
 
-    The function `settings_changed` is called with the keys of changed settings. It applies the new values and
-    writes them to the settings file.
+    `settings_changed` applies the new values of the given keys, and writes them to the settings file.
     """
 
     config: BrokerConfig
@@ -160,11 +159,7 @@ class RuntimeAdmin:
         return frame.response(body=KVTable(table=await self.table()).encode())
 
     async def table(self) -> dict[str, str]:
-        """Return the runtime table as strings. See docs/reference/remoting.md, Runtime table.
-
-        The table has those keys of Apache's broker that are meaningful for CometMQ, in the spellings of 4.9
-        and 5.x.
-        """
+        """Return the table, with spellings of 4.9 and 5.x (docs/reference/remoting.md, Runtime table)."""
         stats, config, load = self.stats, self.config, self.protection.load
         table = store_facts(self.store) | self.replication.facts()
         written = max(self.store.log.end - stats.boot_log_end, 0) if stats.put else 0
@@ -217,12 +212,7 @@ class RuntimeAdmin:
         return table
 
     def _timer_facts(self) -> dict[str, str]:
-        """Return the runtime table's entries about timer messages.
-
-        The entries are the delay of deliveries in seconds, the number of messages that have not been read
-        from the timer topic yet, and the number of messages that were read and now wait for their delivery
-        times.
-        """
+        """Return the entries about timers: delay in seconds, messages not read yet, messages that wait."""
         pending, now = self.timers.pending, self.timers.times()
         stored = self.store.max_offset(TIMER_TOPIC, 0)
         return {

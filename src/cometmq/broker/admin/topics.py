@@ -30,10 +30,7 @@ FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
 class TopicAdmin(msgspec.Struct, eq=False):
-    """Creates, changes, shows, purges and deletes topics and groups.
-
-    `registered` starts a registration with the name servers, and waits until each of them has answered.
-    """
+    """Creates, changes, shows, purges and deletes topics and groups. `registered` is Registrar.registered."""
 
     config: BrokerConfig
     store: MessageStore
@@ -159,8 +156,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
     def get_all_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return all topics and, for slaves, recently deleted topics.
 
-        Each deleted topic has a log position: a slave treats the topic's messages before this position as
-        deleted.
+        Messages of a deleted topic before its log position count as deleted.
         """
         topics, store = self.tables.topics, self.store
         body = bodies.TopicConfigTable(
@@ -245,10 +241,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
 
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace several consumer groups (a request of 5.x).
-
-        If one group is invalid, change none.
-        """
+        """Create or replace several consumer groups (a request of 5.x). If one is invalid, change none."""
         try:
             found = bodies.SubscriptionGroupList.decode(frame.body).group_config_list
         except BodyError as error:
@@ -311,12 +304,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
-    """Wait until a table has been written. Raises CommandError if the write fails.
-
-    Args:
-        what: A description of the change, for the error text.
-        done: Waits for the write. Raises OSError if it fails.
-    """
+    """Wait for the write of a table after a change, which `what` describes. Raises CommandError."""
     try:
         await done()
     except OSError as error:

@@ -14,10 +14,7 @@ HA_OFFSET = 1
 
 
 def ha_port_of(config: BrokerConfig) -> int:
-    """Return the port to which slaves connect.
-
-    If `listenPort` is 0 (any free port) and `haListenPort` is not set, the result is 0, too.
-    """
+    """Return the port to which slaves connect. It is 0 (any free one) if a `listenPort` of 0 decides it."""
     return config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
 
 

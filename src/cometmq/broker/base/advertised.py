@@ -20,15 +20,7 @@ ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def check_usable(host: str, ip: str) -> None:
-    """Check that `brokerIP1` is an address to which clients can connect.
-
-    Args:
-        host: The value of `brokerIP1`.
-        ip: The address to which `host` resolves.
-
-    Raises:
-        ConfigError: No client can connect to the address.
-    """
+    """Raise ConfigError if clients cannot connect to `ip`, to which `brokerIP1` (`host`) resolves."""
     found = _parsed(ip)
     for wrong, what in (
         (found.is_unspecified, "an address to listen on (that is bindAddress), none to connect to"),
@@ -42,10 +34,7 @@ def check_usable(host: str, ip: str) -> None:
 def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
     """Return warnings about an advertised address that passed `check_usable`.
 
-    Args:
-        address: The broker's address.
-        own: Whether the advertised address belongs to this machine.
-        problem: Why a test connection from this machine to the address failed, or "" if it did not fail.
+    `own` tells whether it belongs to this machine, `problem` why a test connection failed ("" if it did not).
     """
     told = f"brokerIP1={address.config.broker_ip1}"
     found = []

@@ -24,15 +24,9 @@ _HOUR_MS = 3_600_000
 
 
 def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours: int) -> dict[str, str]:
-    """Return a topic's attributes after a change.
+    """Return a topic's attributes after a change in the form `+key=value,-key`. Raises ConfigError.
 
-    Args:
-        present: The attributes before the change.
-        text: The change, such as `+key=value,-key`.
-        reserved_hours: The setting `fileReservedTime`, which limits retention.ms.
-
-    Raises:
-        ConfigError: The change is invalid. The error contains the key, the value and what is expected.
+    `reserved_hours` is the setting `fileReservedTime`, which limits retention.ms.
     """
     result = dict(present or {})
     for part in (text or "").split(","):

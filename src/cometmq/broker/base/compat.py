@@ -34,10 +34,7 @@ def level_of_dead_letter(version: int) -> bytes:
 
 
 def half_properties(version: int, properties: bytes) -> bytes:
-    """Return the properties with which a half message is stored.
-
-    A half message of a 5.x client also receives the property for the transaction id: its unique key.
-    """
+    """Return the properties of a stored half message. Those of 5.x clients also have the transaction id."""
     key = value_of(properties, b"UNIQ_KEY")
     return put(properties, b"__transactionId__", key) if key and is_5x(version) else properties
 

@@ -49,10 +49,7 @@ log = logs.logger(__name__)
 MASTER_ID = 0
 """The `brokerId` that every master has."""
 MAX_PARKED_PULLS = 1 << 20
-"""The highest value that the limits on parked pulls can be set to.
-
-A parked pull waits for new messages. It takes about 1 KB of memory, so the limit bounds memory.
-"""
+"""The highest value of the limits on parked pulls, each of which takes about 1 KB of memory."""
 
 
 _MS = Range(1, INT_MAX, "milliseconds")
@@ -192,11 +189,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
-        """Create the settings from a properties file's key-value pairs.
-
-        Raises:
-            ConfigError: The value of a known key is invalid.
-        """
+        """Create the settings from a properties file's pairs. Raises ConfigError for an invalid value."""
         own, store, extra = _divided(properties)
         for key in extra:
             if key not in INERT.defaults:
@@ -260,11 +253,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         return pairs
 
     def update(self, properties: Mapping[str, str]) -> list[str]:
-        """Apply settings to a running broker. Return those keys of `properties` that are known.
-
-        Raises:
-            ConfigError: A value is invalid. No setting has changed.
-        """
+        """Apply settings to a running broker, unless one is invalid (ConfigError). Return the known keys."""
         own, store, extra = _divided(properties)
         new_store = (
             StoreConfig.from_properties({**self.store.to_properties(), **store}) if store else self.store
@@ -290,14 +279,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
 
 def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Split properties into three groups.
-
-    Returns:
-        The broker's settings (parsed, by field name), the store's settings (as strings), and all others.
-
-    Raises:
-        ConfigError: The value of a broker setting is invalid.
-    """
+    """Return the broker's settings (parsed, by field), the store's, and others. Raises ConfigError."""
     own = {
         field: read_value(key, text, FIELD_TYPES[field])
         for key, text in properties.items()

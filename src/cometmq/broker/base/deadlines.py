@@ -7,21 +7,12 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls a function when a deadline has passed. All times are in ms of the event loop's clock.
-
-    This clock is monotonic, so a change of the wall clock does not affect the deadlines.
-    """
+    """Calls a function when a deadline has passed. Times are in ms of the event loop's monotonic clock."""
 
     __slots__ = ("_at_ms", "_expire", "_loop", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, expire: Callable[[int], int | None]) -> None:
-        """Create a timer without a deadline.
-
-        Args:
-            loop: The event loop.
-            expire: Receives the present time, handles all deadlines that have passed, and returns the next
-                deadline, or None if there is none.
-        """
+        """Create a timer. `expire(now)` handles the deadlines that have passed, and returns the next."""
         self._loop = loop
         self._expire = expire
         self._timer: asyncio.TimerHandle | None = None

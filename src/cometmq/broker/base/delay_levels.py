@@ -57,10 +57,7 @@ class ClockSteps:
         self.notes = deque([(0, monotonic_ms - now_ms)])
 
     def note(self, offset: int, ahead_ms: int) -> None:
-        """Save the current difference, monotonic minus wall clock, for the records at `offset` and after.
-
-        A change of the difference by at most STEP_MS is ignored.
-        """
+        """Save the difference, monotonic minus wall clock, from `offset` on, if it changed by > STEP_MS."""
         if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
             self.notes.append((offset, ahead_ms))
 
@@ -89,10 +86,7 @@ class DueTimes:
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
-        """Create the object that computes the delivery times of messages with one delay level.
-
-        `stored` is the end offset of the level's queue at the broker's start.
-        """
+        """Create the times of a level, whose queue had the end offset `stored` at the broker's start."""
         self._delay_ms = delay_ms
         self._stored = stored
         # The latest delivery time of messages that were stored before the broker's start

@@ -33,11 +33,7 @@ def peers_of(text: str) -> list[Peer]:
 
 
 def broker_id_of(member: str) -> int:
-    """Return the `brokerId` that a member has as a follower: the number in its name, plus one.
-
-    Raises:
-        ConfigError: The name has no number.
-    """
+    """Return a follower's `brokerId`: the number in its name, plus one. Raises ConfigError."""
     found = _NUMBERED(member)
     if found is None:
         raise ConfigError("dLegerSelfId", member, "letters and a number, like n0")
@@ -50,11 +46,7 @@ def preferred_of(text: str) -> list[str]:
 
 
 def check_member(member: str, peers: str, preferred: str) -> None:
-    """Check the settings `dLegerSelfId`, `dLegerPeers` and `preferredLeaderId` of a raft group's member.
-
-    Raises:
-        ConfigError: A setting is invalid, or a named member is not in `dLegerPeers`.
-    """
+    """Check dLegerSelfId, dLegerPeers and preferredLeaderId, which must name peers. Raises ConfigError."""
     broker_id_of(member)
     known = dict(peers_of(peers))
     if member not in known:

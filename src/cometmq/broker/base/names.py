@@ -73,11 +73,7 @@ FIELDS: dict[str, Check] = {
     "compareGroup": check_group,
     "liteTopic": check_lite_topic,
 }
-"""For each ext field that contains the name of a topic or group, the function that checks the name.
-
-The same checks apply to all requests. Empty values are left to the handlers, because many of the fields are
-optional.
-"""
+"""The check of each ext field that contains a name. Empty values are left to the handlers."""
 
 
 def names_checked(handler: Handler) -> Handler:

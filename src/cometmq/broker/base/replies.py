@@ -63,27 +63,18 @@ _WORDS = [_lengths(4 + size, size) for size in range(512)]
 
 
 def frame_of(header: bytes, body_size: int = 0) -> bytes:
-    """Return a JSON frame up to its body: the two length fields, and the header.
-
-    `body_size` is the number of bytes of the body, which the caller sends next.
-    """
+    """Return a JSON frame up to its body, whose `body_size` bytes the caller sends next."""
     size = len(header)
     return _lengths(4 + size + body_size, size) + header
 
 
 def recall_field(handle: str) -> bytes:
-    """Return the encoded ext field for a message's recall handle, or b"" if `handle` is empty.
-
-    Only messages with a delivery time have recall handles.
-    """
+    """Return the encoded ext field for the recall handle of a message with a delivery time, or b""."""
     return b',"recallHandle":"%b"' % handle.encode() if handle else b""
 
 
 def transaction_field(unique_key: bytes) -> bytes:
-    """Return the encoded ext field for the transaction id of a half message, or b"" if `unique_key` is empty.
-
-    The transaction id is the unique key of the half message.
-    """
+    """Return the encoded ext field for a half message's transaction id, which is its unique key, or b""."""
     text = unique_key.decode("utf-8", "replace")
     return b',"transactionId":' + json.dumps(text).encode() if text else b""
 
@@ -152,10 +143,7 @@ class SendReplies:
         queue_offset: int,
         more: bytes = b"",
     ) -> bytes:
-        """Return a response with message ids.
-
-        `code` is SUCCESS, or the code for messages that were stored, but not flushed or replicated in time.
-        """
+        """Return a response with ids of stored messages, which may have missed their flush or replication."""
         return frame_of(self._before % (code, ids, queue_id, queue_offset, more, opaque, b""))
 
 
@@ -167,10 +155,7 @@ def pull_reply(
     suggested_broker: int = 0,
     body_size: int = 0,
 ) -> bytes:
-    """Return the first bytes of a pull's response, which is followed by a body of `body_size` bytes.
-
-    `offsets` holds three offsets: the next offset to pull, the queue's minimum, and the queue's maximum.
-    """
+    """Return the beginning of a pull's response. `offsets`: next to pull, the queue's minimum and maximum."""
     next_begin, minimum, maximum = offsets
     more = b',"remark":"%b"' % remark
     return frame_of(_PULL % (code, maximum, minimum, next_begin, suggested_broker, opaque, more), body_size)

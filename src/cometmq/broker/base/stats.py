@@ -1,7 +1,6 @@
 """The counters of a broker, and the rates in GET_BROKER_RUNTIME_INFO and GET_CONSUME_STATS.
 
-Callers pass the time in ms: of a monotonic clock (`mono_ms`) for rates, of the wall clock (`now_ms`) for
-days.
+Callers pass monotonic times (`mono_ms`) for rates, and wall-clock times (`now_ms`) for days.
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ class SpanCounts(Generic[K]):
                 spans.append((mono_ms, {}))
 
     def of(self, key: K, mono_ms: int, since: int = 0) -> list[Counted]:
-        """Return a key's numbers of events in the last minute, hour and day.
-
-        `since` is the number of events since the last call of `add`.
-        """
+        """Return a key's events of the last minute, hour and day. `since` counts those after `add`."""
         return [
             Counted(since + sum(counts.get(key, 0) for _, counts in spans), mono_ms - spans[0][0])
             for spans in self._levels
@@ -137,10 +133,7 @@ class Stats:
             self.get_yesterday_morning, self.get_this_morning = self.get_this_morning, self.transferred
 
     def rates(self, name: str) -> str:
-        """Return a counter's increase per second over the last 10 s, 1 min and 10 min.
-
-        `name` is a field of `Totals`. The three numbers are separated by spaces, as Apache's tools expect.
-        """
+        """Return the increase of a field of `Totals` per second, over 10 s, 1 min and 10 min, as text."""
         newest = self._samples[-1]
         return " ".join(self._rate(newest, name, span) for span in SPANS_S)
 
@@ -164,10 +157,7 @@ class Stats:
         return self.group_totals.get(key, 0) + self.group_get.get(key, 0)
 
     def count_topics(self, totals: Mapping[str, int], mono_ms: int) -> None:
-        """Record the total number of messages stored in each topic. It is called about every 10 s.
-
-        Each call counts the messages since the previous call. The first call counts no messages.
-        """
+        """Count each topic's messages since the previous call, about 10 s ago. The first call counts none."""
         before = self._topic_totals
         if before is not None:
             new = {topic: total - before.get(topic, 0) for topic, total in totals.items()}
@@ -175,10 +165,7 @@ class Stats:
         self._topic_totals = totals
 
     def topic_put(self, topic: str, total: int, mono_ms: int) -> list[Counted]:
-        """Return the numbers of messages stored in a topic in the last minute, hour and day.
-
-        `total` is the number of all messages stored in the topic so far.
-        """
+        """Return a topic's messages stored in the last minute, hour and day, given their `total` so far."""
         before = self._topic_totals
         since = max(total - before.get(topic, 0), 0) if before is not None else 0
         return self.topic_counts.of(topic, mono_ms, since)
@@ -188,10 +175,7 @@ class Stats:
         return int(getattr(self, name)) - self._counted[name]
 
     def of_broker(self, name: str, mono_ms: int) -> list[Counted]:
-        """Return how many messages were stored ("put") or consumed ("transferred") in each period.
-
-        The periods are the last minute, hour and day.
-        """
+        """Return the messages stored ("put") or consumed ("transferred") in the last minute, hour and day."""
         return self.broker_counts.of(name, mono_ms, self._since(name))
 
     def group_got(self, group: str, topic: str, mono_ms: int) -> list[Counted]:

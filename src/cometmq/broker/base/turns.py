@@ -11,10 +11,7 @@ from cometmq.protocol.bodies import Body
 T = TypeVar("T")
 
 QUEUES_PER_TURN = 64
-"""The number of items after which other tasks of the event loop run.
-
-64 items of up to 20 µs each block the event loop for about 1 ms.
-"""
+"""Other tasks of the event loop run after this many items, of up to 20 µs each: after about 1 ms."""
 ENTRIES_INLINE = 512
 """The event loop encodes a response with at most 512 entries, at 3 µs each. A thread encodes a longer one."""
 
@@ -28,10 +25,7 @@ class Turns:
         self._left = QUEUES_PER_TURN
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yield the items, and let other tasks run after every 64 items.
-
-        Items are counted across all calls of this method.
-        """
+        """Yield the items. Other tasks run after every 64 items, counted across all calls."""
         for item in items:
             self._left -= 1
             if not self._left:

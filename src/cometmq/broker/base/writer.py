@@ -77,11 +77,7 @@ class Writer:
         tick: Tick,
         on_arrivals: Callable[[Arrivals], None],
     ) -> None:
-        """Create a writer.
-
-        `on_arrivals` is called with newly visible messages, so that pulls that wait for messages are
-        answered.
-        """
+        """Create a writer. `on_arrivals` receives newly visible messages, for which pulls may wait."""
         self.store = store
         self.replies = replies
         self._on_arrivals = on_arrivals
@@ -109,21 +105,16 @@ class Writer:
         self._sync = self.store.config.sync_flush
 
     def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
-        """Record that a message was appended, so that the end of the event-loop tick commits the message.
+        """Let the end of the event-loop tick commit a message that was appended.
 
-        Args:
-            outcome: Is called with the result.
-            wait: Whether the result must wait until the message is as durable as the broker promises.
+        `outcome` receives the result; with `wait`, once the message is as durable as the broker promises.
         """
         self._tick.schedule()
         if outcome is not None:
             self._outcomes.append((outcome, wait))
 
     def before_commit(self, append: Callable[[], None]) -> None:
-        """Call `append` once before the next commit, and make sure that a commit follows soon.
-
-        The messages that `append` appends are part of that commit.
-        """
+        """Call `append` once before the next commit, which includes its messages and follows soon."""
         self._tick.schedule()
         self._last_appends.append(append)
 
@@ -237,10 +228,7 @@ class Writer:
             self._stored_only(code, sends, outcomes)
 
     def _stored_only(self, code: int, sends: list[TickMessage], outcomes: list[Outcome]) -> None:
-        """Respond to senders whose messages are stored, but were not flushed or replicated in time.
-
-        The responses contain the message ids.
-        """
+        """Respond, with message ids, to senders whose messages were not flushed or replicated in time."""
         replies = self.replies
         for send in sends:
             sender: Sender = send.sender

@@ -27,27 +27,18 @@ from cometmq.store import Unit
 
 SQL92 = "SQL92"
 MAX_CHARACTERS = 1 << 20
-"""The limit for the sum of the lengths of the cached expressions, each plus `_EXTRA_CHARACTERS`.
+"""The limit for the lengths of the cached expressions, each plus `_EXTRA_CHARACTERS`, in sum.
 
-The limit bounds the memory of the cache, because each character of an expression takes up to 60 bytes when
-compiled.
+A compiled character takes up to 60 bytes.
 """
 _EXTRA_CHARACTERS = 100
 REST = 4.0
-"""The pause after a compilation, as a multiple of the compilation's duration.
-
-A compilation slows the event loop even though it runs in a thread, so pauses limit the compilations' share of
-the time.
-"""
+"""The pause after a compilation, which slows the event loop, as a multiple of the compilation's duration."""
 _MAX_REST_S = 0.1
 # If a filter needs at most this many properties of a record, each is searched for; else all are decoded.
 _MAX_SINGLE_READS = 3
 MAX_VERDICT_TABLES = 32
-"""The maximum number of filters with cached results, which take 10 MiB in all.
-
-A result is whether certain property values match the filter. If there are more filters, only the most
-recently used ones have cached results.
-"""
+"""The number of filters, those used last, that may have cached results. These take 10 MiB in all."""
 MAX_VERDICTS = 1_000
 """The maximum number of cached results of one filter."""
 MAX_VALUES_BYTES = 64
@@ -82,12 +73,7 @@ class SqlFilters:
         self._stopping = asyncio.Event()
 
     def find(self, expression: str | None, expression_type: str, version: int) -> SqlFilter:
-        """Return the filter of a subscription whose expression is not a tag expression.
-
-        Args:
-            expression: The expression.
-            expression_type: The type of the expression.
-            version: The version of the request. Expressions of 5.x have more operators.
+        """Return the filter of an expression, which is not a tag expression. 5.x's have more operators.
 
         Raises:
             NotCompiled: The expression must be compiled first.

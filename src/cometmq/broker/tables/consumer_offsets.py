@@ -90,16 +90,10 @@ class ConsumerOffsets:
                 self.commit(target, topic, queue_id, offset)
 
     def lower(self, end_of: Callable[[str, int], int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-        """Lower offsets that are beyond the end of their queue to that end.
+        """Lower offsets that are beyond the end of their queue, `end_of(topic, queue id)`, to that end.
 
         A crash may have removed the last messages of a queue. A group with a higher offset would skip the
-        messages that are stored next.
-
-        Args:
-            end_of: Returns the end of a queue, given its topic and queue id.
-
-        Yields:
-            Each changed key, with a list of (queue id, old offset, new offset).
+        messages that are stored next. Yields each changed key with its (queue id, old offset, new offset).
         """
         for key, queues in self._table.items():
             topic, _ = split_key(key)

@@ -15,19 +15,13 @@ WRITE_EVERY = 64 << 20
 
 
 class DelayOffsets:
-    """The offset of each delay level in its queue of SCHEDULE_TOPIC_XXXX.
-
-    Offsets of levels that the settings do not define are kept, too.
-    """
+    """The offset of each delay level in its queue of SCHEDULE_TOPIC_XXXX, also of levels without settings."""
 
     def __init__(self) -> None:
         self._table: dict[int, int] = {}
         self._dirty = False
         self.log_position = 0
-        """The log position in delayOffset.json when the file was last read or written.
-
-        The offsets in the file include all deliveries that were stored before this position.
-        """
+        """The log position of the file, as last read or written. Its offsets include earlier deliveries."""
         self.reached: Callable[[], int] = lambda: self.log_position
         """Returns a log position such that the current offsets include all deliveries stored before it."""
 

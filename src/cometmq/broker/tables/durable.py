@@ -52,26 +52,15 @@ class SettingsReplicas(Protocol):
     """The other members of a raft group, which have copies of this leader's topics and groups."""
 
     def check(self) -> int:
-        """Return the term since which this broker has been the leader and may change the tables.
-
-        Raises:
-            CommandError: This broker is not the leader.
-        """
+        """Return the term since which this broker has been the leader. Raises CommandError if it is not."""
 
     async def confirm(self) -> int:
-        """Return the term since which this broker has been the leader, once a majority has confirmed it.
-
-        Raises:
-            CommandError: This broker is not the leader, or no majority has confirmed it.
-        """
+        """Return the result of `check` once a majority has confirmed it. Raises CommandError."""
 
     async def keep(self, since: int) -> None:
-        """Wait until a majority of the members has the current tables.
+        """Wait until a majority has the current tables. `since` is the result of `check` before the change.
 
-        `since` is the term that `check` returned before the change.
-
-        Raises:
-            CommandError: No majority has the tables, or another broker has been the leader meanwhile.
+        Raises CommandError if none has them, or if another broker has been the leader meanwhile.
         """
 
 
@@ -190,21 +179,14 @@ class DurableTables:
             timer.start()
 
     def check_changeable(self) -> int:
-        """Check that topics and groups may be changed at this broker.
+        """Return the argument for `topics_kept` or `groups_kept` after a change at this broker.
 
-        Returns:
-            The value to be passed to `topics_kept` or `groups_kept` after the change.
-
-        Raises:
-            CommandError: Topics and groups must be changed at the leader of the raft group.
+        Raises CommandError if topics and groups must be changed at the leader of the raft group.
         """
         return 0 if self.replicas is None else self.replicas.check()
 
     async def confirm_changeable(self) -> int:
-        """Check with the other members that topics and groups may be changed at this broker.
-
-        The result is that of `check_changeable`.
-        """
+        """Do the same as `check_changeable`, once a majority of the raft group has confirmed it."""
         return 0 if self.replicas is None else await self.replicas.confirm()
 
     async def topics_kept(self, since: int) -> None:

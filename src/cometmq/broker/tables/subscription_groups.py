@@ -59,12 +59,7 @@ class SubscriptionGroups:
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
-        """Create or replace a group.
-
-        Raises:
-            MessageIllegal: The name is invalid.
-            CommandError: There are too many groups.
-        """
+        """Create or replace a group. Raises MessageIllegal for its name, CommandError for too many."""
         check_group_name(config.group_name)
         if len(self.table) >= MAX_GROUPS and config.group_name not in self.table:
             raise CommandError.failed(

@@ -54,10 +54,7 @@ class TableFile:
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:
-        """Return the table from the file, or an empty table if the file cannot be read.
-
-        Only a table that can be recomputed may be loaded in this way.
-        """
+        """Return the file's table or, if it cannot be read, an empty one, which the caller recomputes."""
         return self._file.load_or_empty()
 
     def clear(self) -> None:
@@ -73,11 +70,7 @@ class TableFile:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def saved(self) -> None:
-        """Wait until all changes so far are on the disk.
-
-        Raises:
-            OSError: The write failed. The write is repeated nevertheless.
-        """
+        """Wait until all changes so far are on the disk. Raises OSError if the write fails."""
         if self._saved < self._asked:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((self._asked, waiter))
@@ -136,10 +129,7 @@ class TableFile:
         return None
 
     def _end_waits(self, asked: int, error: OSError | None) -> None:
-        """Wake the callers of `saved` that wait for one of the first `asked` changes to be saved.
-
-        If `error` is not None, it is raised in these callers.
-        """
+        """End the waits in `saved` for the first `asked` changes, with the error if there is one."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

@@ -37,10 +37,7 @@ TOPIC_BYTES = 168
 
 @dataclass(eq=False)
 class TopicTable:
-    """The configurations of all topics, and the data version that name servers compare.
-
-    `changed` is called after each change.
-    """
+    """The configurations of all topics, and their data version. `changed` is called after each change."""
 
     config: BrokerConfig
     versions: Versions
@@ -123,8 +120,7 @@ class TopicTable:
     ) -> TopicConfig | None:
         """Create a topic for a send, with `default_topic` as template. Return None if that is not allowed.
 
-        Raises:
-            CommandError: There are too many topics.
+        Raises CommandError if there are too many topics.
         """
         known = self.table.get(topic)
         if known is not None:
@@ -149,11 +145,7 @@ class TopicTable:
         return created
 
     def ensure(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
-        """Return a topic that the broker needs, such as a retry topic. If it is missing, create it.
-
-        Raises:
-            CommandError: There are too many topics.
-        """
+        """Return a topic that the broker needs. Create it if it is missing. Raises CommandError."""
         known = self.table.get(topic)
         if known is None:
             self._check_room(topic, BYTES_BY_GROUPS, ResponseCode.SYSTEM_ERROR)
@@ -170,12 +162,7 @@ class TopicTable:
         )
 
     def put(self, config: TopicConfig) -> None:
-        """Create or replace a topic.
-
-        Raises:
-            MessageIllegal: The name is invalid.
-            CommandError: There are too many topics.
-        """
+        """Create or replace a topic. Raises MessageIllegal for its name, CommandError for too many."""
         name = config.topic_name
         check_topic_name(name)
         known = self.table.get(name)
@@ -219,13 +206,8 @@ class TopicTable:
         """Add the topics of a file or of a master. They replace built-in topics of the same names.
 
         Topics with invalid names are omitted, except those that replace built-in topics. A number of queues
-        above maxTopicQueueNums is lowered to that limit, but not below the number of queues that have
-        messages.
-
-        Args:
-            version: The new version of the table, or None to keep its current version.
-            topics: The topics, by name.
-            stored: Returns how many queues of a topic have messages.
+        above maxTopicQueueNums is lowered to that limit, but not below `stored(name)`, the number of queues
+        that have messages. `version` is None to keep the table's version.
         """
         legal = {
             name: config
@@ -253,10 +235,7 @@ class TopicTable:
             self.version = version
 
     def adopt(self, counts: Mapping[str, int]) -> None:
-        """Add missing topics and queues. `counts` has the minimum number of queues of each topic.
-
-        If a topic exceeds a limit, this is only logged.
-        """
+        """Add missing topics and queues: at least `counts` queues per topic. Refusals are only logged."""
         for topic, count in counts.items():
             known = self.table.get(topic)
             if known is None:
