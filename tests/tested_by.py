@@ -43,7 +43,7 @@ broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
-broker/test_replication.py: broker/replication/commit_waits broker/replication/context
+broker/test_replication.py: broker/replication/commit_waits
     broker/replication/ha_client broker/replication/ha_server broker/replication/raft_wire
 broker/test_revive.py: broker/pop/lease_table broker/pop/order_info
 broker/test_roles.py: broker/pull/offset_moved

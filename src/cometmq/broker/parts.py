@@ -46,8 +46,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
-from cometmq.broker.replication.context import ReplicationContext
-from cometmq.broker.replication.replication import Replication
+from cometmq.broker.replication.replication import Replication, ReplicationContext
 from cometmq.broker.send.push_reply import ReplyProcessor
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
@@ -179,10 +178,10 @@ class BrokerParts:
             self.transactions, self.pops, self.lite, broker_id_of(self.config.store.d_leger_self_id),
         )  # fmt: skip
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
-        leader_services.leader_log = made.leader_log
+        leader_services.leader_log = lambda: made.sync.master_log
         made.sync.lite = LiteStateCopy(self.lite)
         self._relay = Relay(self.client, made)
-        made.on_handoff = self._relay.begin
+        made.hand_over = self._relay.begin
         return made
 
     def _make_processors(self, levels: DelayLevels) -> None:

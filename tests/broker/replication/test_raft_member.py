@@ -16,8 +16,9 @@ from tests.kit.waiting import until
 from tests.ports import HOST, free_port
 from tests.store.raft_log.members import add, elect, hand_over, leader, member, raft_log, seen
 
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.replication import raft_state, raft_wire
-from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
+from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.errors import CometError, RaftMessageError, RaftRefused
 from cometmq.protocol.codes import ResponseCode
 from cometmq.raft import (
@@ -70,14 +71,14 @@ class Alone:
         self.store = store
         begun = HardState(members=(MembersEntry(-1, -1, Members(frozenset(names))),))
         raft_state.save(store.disk, raft_log(store).directory, begun, HardState())
+        addresses = ";".join(f"{name}-{HOST}:{free_port()}" for name in names)
+        config = BrokerConfig(store=store.config.replace(d_leger_peers=addresses))
         self.member = RaftMember(
-            MemberConfig(
-                me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
-                broker_addr="h:1",
-            ), store=store, clock=SystemClock(), timeout_s=5.0,
-            tick=self.tick, end_tick=lambda: None, leader_role=self.desk,
+            config, SystemClock(), store, self.tick,
+            end_tick=lambda: None, leader_role=self.desk,
             options=RaftOptions(heartbeat_ms=20, election_ms=100),
         )  # fmt: skip
+        self.member.stopped = False  # it runs without a start, so that it does not connect
         self.tick.at_end(self.member.end_tick)
 
 

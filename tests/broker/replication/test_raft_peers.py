@@ -117,13 +117,13 @@ class Member:
         self.heard: asyncio.Queue[AnyMessage] = asyncio.Queue()
         self.begins = begins
         self.peers = Peers(
-            GROUP, me, "h:1", "h:2",
+            GROUP, me, "h:1",
             receive=self.heard.put_nowait, heard=lambda: None, met=lambda: None, begins=lambda: self.begins,
         )  # fmt: skip
         self.addr = ""
 
     async def start(self, port: int = 0) -> None:
-        await self.peers.listen("127.0.0.1", port)
+        await self.peers.listen("127.0.0.1", port, "h:2")
         self.addr = f"127.0.0.1:{self.peers.port}"
 
 

@@ -91,7 +91,7 @@ async def test_an_aborted_handoff_holds_sends_and_a_member_that_has_failed_does_
     held = asyncio.create_task(group.peers[leader].send())
     await asyncio.sleep(0.05)
     replication = group.brokers[leader].parts.replication
-    replication._member._fail(OSError("a test"))  # noqa: SLF001
+    replication.member._fail(OSError("a test"))  # noqa: SLF001
     assert (await soon(held)).code == REFUSED
     assert (await soon(group.peers[leader].send())).code == REFUSED
     assert replication.leader_addr is None

@@ -14,11 +14,9 @@ from typing import Protocol
 from cometmq import logs
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET
-from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.context import ReplicationContext
-from cometmq.broker.replication.metadata_sync import Extent
-from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
+from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
+from cometmq.broker.replication.replication import ReplicationContext, status_of_master
 from cometmq.errors import CometError, CommandError, RaftRefused
 from cometmq.protocol.bodies.admin import (
     HaClientInfo,
@@ -69,78 +67,47 @@ class RaftReplication:
     def __init__(
         self, context: ReplicationContext, end_tick: Callable[[], None], leader_services: LeaderControl
     ) -> None:
-        """Create the replication. `end_tick` commits the messages of the current event-loop tick."""
-        config, store, tables, client = context.config, context.store, context.tables, context.client
-        self._config = config
-        self._clock = context.clock
-        self._store = store
-        self._address = context.address
-        self._tick = context.tick
-        self._commit_tick = end_tick
+        """Create the replication. Raises StoreError or OSError if this member's state cannot be read.
+
+        `end_tick` commits the messages of the current event-loop tick.
+        """
+        self._context = context
         self._leader_services = leader_services
-        self.sync = GroupSync(store, tables, client, SYNC_S)
-        self._tables = RaftTables(self, tables, client, self.sync)
+        store, tables = context.store, context.tables
+        self.sync = GroupSync(store, tables, context.client, SYNC_S)
+        self.member = RaftMember(
+            context.config, context.clock, store, context.tick,
+            end_tick=end_tick, leader_role=self, options=OPTIONS,
+        )  # fmt: skip
+        self._tables = RaftTables(self.member, tables, context.client, self.sync)
         tables.replicas = self._tables
         self.sync.copied = self._resume_voting
         tables.versions.term, tables.versions.counts = 0, False
-        self._addresses = dict(peers_of(config.store.d_leger_peers))
-        self._member: RaftMember | None = None
-        self.on_handoff: Callable[[], None] = lambda: None
+        self.hand_over: Callable[[], None] = lambda: None
         """Called when this leader begins to transfer its leadership, and again when it no longer leads."""
+        self.end_tick, self.wait_for = self.member.end_tick, self.member.waits.wait_for
 
     async def start(self) -> None:
-        """Join the raft group. The broker's port must be known. Raises OSError or StoreError."""
-        config, settings = self._config, self._config.store
+        """Join the raft group. The broker's port must be known. Raises ConfigError for a port in use."""
+        address = self._context.address
         # Name servers require an HA address, although no socket listens on the HA port in a raft group.
-        self._address.ha_port = self._address.port + HA_OFFSET
-        member_config = MemberConfig(
-            me=settings.d_leger_self_id,
-            group=settings.d_leger_group,
-            addresses=self._addresses,
-            broker_addr=self._address.text,
-            joins=config.d_leger_join,
-            preferred=preferred_of(settings.preferred_leader_id),
-        )
-        self._member = RaftMember(
-            member_config,
-            store=self._store,
-            clock=self._clock,
-            timeout_s=config.slave_timeout / 1000,
-            tick=self._tick,
-            end_tick=self._commit_tick,
-            leader_role=self,
-            options=OPTIONS,
-        )
-        await self._member.start(self._address.interface)
-        if warning := advertised.unguarded(self._address, self._member.peers.port, "members"):
+        address.ha_port = address.port + HA_OFFSET
+        await self.member.start(address.interface, address.text)
+        if warning := advertised.unguarded(address, self.member.peers.port, "members"):
             log.warning("%s", warning)
         self.sync.start()
 
-    def end_tick(self) -> None:
-        """Handle the events of this event-loop tick: messages from other members, and writes of the store."""
-        if self._member is not None:
-            self._member.end_tick()
-
     async def retire(self) -> None:
-        """Prepare for the broker's stop while the broker still serves requests (see `RaftMember.retire`)."""
-        if self._member is not None:
-            await self._member.retire()
+        await self.member.retire()
 
     async def stop(self) -> None:
         """Stop the raft member and the leader services."""
         self.sync.stop()
-        if self._member is not None:
-            await self._member.stop()
+        await self.member.stop()
         await self._leader_services.stop()
 
     def configure(self) -> None:
         """Do nothing, because no setting of a raft group can change while the broker runs."""
-
-    def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
-        if self._member is None:
-            waiter(int(ResponseCode.SYSTEM_ERROR))
-        else:
-            self._member.waits.wait_for(position, waiter)
 
     # -- LeaderRole
 
@@ -160,13 +127,8 @@ class RaftReplication:
 
     def met(self) -> None:
         """Start to copy the leader's tables if its address is known, unless this member is the leader."""
-        member = self._member
-        if member is not None and not member.leading:
-            known = member.peers.learned.get(member.node.leader)
-            self.sync.follow("" if known is None else known.broker_addr)
-
-    def hand_over(self) -> None:
-        self.on_handoff()
+        if not self.serves:
+            self.sync.follow(self._leader_broker or "")
 
     async def copy_tables(self) -> None:
         try:
@@ -174,85 +136,43 @@ class RaftReplication:
         except CommandError as error:
             raise RaftRefused(error.remark) from error
 
-    # -- requests of the relay of sends
+    @property
+    def _leader_broker(self) -> str | None:
+        """The broker address of the leader, if that is another member with a known address."""
+        known = self.member.peers.learned.get(self.member.node.leader)
+        return None if known is None else known.broker_addr
+
+    # -- Successor, for the relay of sends
 
     @property
     def accepts(self) -> bool:
-        member = self._member
-        return member is not None and member.accepts
+        return self.member.accepts
 
     @property
     def leader_addr(self) -> str | None:
-        member = self._member
-        if member is None or member.failed:
+        if self.member.failed:
             return None
-        known = None if member.node.leader == member.me else member.peers.learned.get(member.node.leader)
-        if known is None:
-            return None if member.stopped else ""
-        return known.broker_addr
+        known = self._leader_broker
+        return "" if known is None and not self.member.stopped else known
 
     async def _resume_voting(self) -> None:
         """Allow a member that has lost its disk to vote again, once its tables are complete."""
-        member = self._member
-        if member is not None and member.suspect:
-            term = member.node.term
+        if self.member.suspect:
+            term = self.member.node.term
             with contextlib.suppress(OSError):  # `TableFile` logs the error and retries the write
                 if await self._tables.has_settings_of(term):
-                    member.settled(term)
-
-    # -- requests of this member's tables
-
-    @property
-    def me(self) -> str:
-        """The name of this member, as in `dLegerPeers`."""
-        return self._config.store.d_leger_self_id
-
-    @property
-    def term(self) -> int:
-        return -1 if self._member is None else self._member.node.term
-
-    @property
-    def leader(self) -> str:
-        return "" if self._member is None else self._member.node.leader
-
-    @property
-    def leading(self) -> bool:
-        return self.serves
-
-    @property
-    def voters(self) -> frozenset[str]:
-        return frozenset() if self._member is None else self._member.node.members.voters
-
-    def answering(self) -> dict[str, str]:
-        member = self._member
-        if member is None:
-            return {}
-        learned, voters = member.peers.learned, self.voters
-        return {
-            name: learned[name].broker_addr
-            for name, peer in member.node.status().peers.items()
-            if name in voters and name in learned and peer.match >= 0
-        }
-
-    def leader_log(self) -> Extent:
-        """Return the begin and end that the leader's log had when the leader's offsets were last copied."""
-        return self.sync.master_log
+                    self.member.settled(term)
 
     @property
     def serves(self) -> bool:
         """Whether this member is the leader and accepts messages."""
-        return self._member is not None and self._member.leading
+        return self.member.leading
 
     # -- requests of tools
 
-    @property
-    def _problem(self) -> str:
-        return "" if self._member is None else self._member.peers.problem
-
     def facts(self) -> dict[str, str]:
         """Return the runtime table's entries about replication."""
-        status, member = self.status(), self._member
-        leads = status.role == "leader"
+        status, member = self.status(), self.member
         facts = {
             "brokerRole": SYNC_MASTER if self.serves else "SLAVE",
             "raftRole": status.role,
@@ -260,36 +180,33 @@ class RaftReplication:
             "raftLeader": status.leader,
             "raftCommitted": str(status.committed),
             "raftLast": str(status.last),
-            "raftSuspect": "true" if member is not None and member.suspect else "false",
-            "haProblem": self._problem or "none",
+            "raftSuspect": "true" if member.suspect else "false",
+            "haProblem": member.peers.problem or "none",
         }
-        if leads:
+        if status.role == "leader":
             others = [each.match for each in status.members if each.member != status.member]
             furthest = min(others, default=status.last)
-            lag = self._store.log.end - member.end_of(furthest) if member is not None else 0
+            lag = self._context.store.log.end - member.end_of(furthest)
             facts |= {"raftLag": str(status.last - furthest), "haLagBytes": str(max(lag, 0))}
-        elif member is not None:
+        else:
             facts["raftLag"] = str(max(member.received.last - status.last, 0))
         return facts
 
     def status(self) -> RaftStatus:
         """Return the state of the raft group as this member knows it."""
-        if self._member is None:
-            return RaftStatus()
-        found = self._member.node.status()
-        voters = found.members.voters
+        found = self.member.node.status()
         peers = [
             RaftMemberInfo(
                 member=name,
-                voter=name in voters,
+                voter=name in found.members.voters,
                 match=found.peers[name].match if name in found.peers else -1,
                 silent_ms=found.peers[name].silent_ms if name in found.peers else -1,
             )
             for name in sorted(found.members.all_ids)
         ]
         return RaftStatus(
-            member=self._member.me,
-            role="failed" if self._member.failed else found.role.value,
+            member=self.member.me,
+            role="failed" if self.member.failed else found.role.value,
             term=found.term,
             leader=found.leader,
             first=found.first,
@@ -309,10 +226,8 @@ class RaftReplication:
 
         Members are written as in `dLegerPeers`, for example `n0-host:port`.
         """
-        member, end, now = self._member, self._store.log.end, self._clock.monotonic()
-        if member is None:
-            return HaRuntimeInfo(master=False)
-        node = member.node.status()
+        member, end = self.member, self._context.store.log.end
+        node, problem = member.node.status(), member.peers.problem or None
         if node.role is Role.LEADER and not member.failed:
             infos = [
                 HaConnectionInfo(
@@ -325,25 +240,18 @@ class RaftReplication:
                 )
                 for name, peer in sorted(node.peers.items())
             ]
-            near = sum(info.in_sync for info in infos)
-            return HaRuntimeInfo(
-                master=True,
-                master_commit_log_max_offset=end,
-                in_sync_slave_nums=near,
-                ha_connection_info=infos,
-                problem=self._problem or None,
-            )
+            return status_of_master(end, infos, problem)
         received = member.received
         info = HaClientInfo(
             master_addr=f"{node.leader}-{member.address_of(node.leader)}" if node.leader else None,
-            transferred_byte_in_second=received.rate.bytes_a_second(now),
+            transferred_byte_in_second=received.rate.bytes_a_second(self._context.clock.monotonic()),
             max_offset=end,
             last_read_timestamp=received.read_ms,
             last_write_timestamp=received.written_ms,
             master_flush_offset=member.end_of(node.committed),
             activated=bool(node.leader),
         )
-        return HaRuntimeInfo(master=False, ha_client_runtime_info=info, problem=self._problem or None)
+        return HaRuntimeInfo(master=False, ha_client_runtime_info=info, problem=problem)
 
     @handles(RequestCode.GET_RAFT_STATUS)
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
@@ -353,9 +261,8 @@ class RaftReplication:
     @handles(RequestCode.COPY_SETTINGS)
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
         """Handle a request of the leader: copy the leader's topics and groups to this member's disk."""
-        header = frame.header(CopySettingsHeader)
         try:
-            await self._tables.copy(header)
+            await self._tables.copy(frame.header(CopySettingsHeader))
         except CommandError:
             raise
         except CometError as error:
@@ -368,13 +275,9 @@ class RaftReplication:
 
     @handles(RequestCode.CHANGE_RAFT_GROUP)
     async def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
-        """Transfer the leadership, or change the members of the group.
-
-        Only the leader accepts this request.
-        """
-        header = frame.header(ChangeRaftGroupHeader)
-        member = self._member
-        changes: dict[str, Callable[[str], Awaitable[None] | None]] = {} if member is None else {
+        """Transfer the leadership, or change the members of the group. Only the leader accepts this."""
+        header, member = frame.header(ChangeRaftGroupHeader), self.member
+        changes: dict[str, Callable[[str], Awaitable[None] | None]] = {
             "transfer": member.transfer, "addLearner": member.add_learner, "promote": member.promote,
             "remove": member.remove,
         }  # fmt: skip

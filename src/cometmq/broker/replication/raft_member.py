@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import CommitWaits
@@ -93,24 +95,6 @@ class LeaderRole(Protocol):
         """Wait until a majority has this leader's topics and groups. Raises RaftRefused if that fails."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberConfig:
-    """The configuration of a raft member.
-
-    Attributes:
-        addresses: The addresses of all members, including this one, by name.
-        joins: Whether the member does not begin a group, but waits until an existing group adds it.
-        preferred: The members that should be the leader if possible (`preferredLeaderId`).
-    """
-
-    me: str
-    group: str
-    addresses: Mapping[str, str]
-    broker_addr: str
-    joins: bool = False
-    preferred: Collection[str] = ()
-
-
 @dataclass(slots=True)
 class Received:
     """What a follower has received from the leader, for status output.
@@ -129,12 +113,11 @@ class RaftMember:
 
     def __init__(
         self,
-        config: MemberConfig,
-        *,
-        store: MessageStore,
+        config: BrokerConfig,
         clock: Clock,
-        timeout_s: float,
+        store: MessageStore,
         tick: Tick,
+        *,
         end_tick: Callable[[], None],
         leader_role: LeaderRole,
         options: RaftOptions,
@@ -142,16 +125,15 @@ class RaftMember:
         """Create the member. Raises StoreError or OSError if its state cannot be read.
 
         Args:
-            timeout_s: The maximum time, in seconds, that a send waits for its commit.
             tick: Schedules the end of an event-loop tick. The caller must ensure that `RaftMember.end_tick`
                 is called at the end of each tick.
             end_tick: Commits what the broker has appended in the current tick.
         """
         assert store.raft_log is not None
-        me, group = config.me, config.group
-        self.me = me
-        self._addresses = config.addresses
-        self._preferred = config.preferred
+        settings = config.store
+        self.me, group = settings.d_leger_self_id, settings.d_leger_group
+        self._addresses = dict(peers_of(settings.d_leger_peers))
+        self._preferred = preferred_of(settings.preferred_leader_id)
         self._prefer_at = 0.0
         # The delays between a refused automatic transfer of the leadership and the next attempt.
         self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)
@@ -164,14 +146,14 @@ class RaftMember:
         self._commit_tick = end_tick
         self._leader_role = leader_role
         self._loop = asyncio.get_running_loop()
-        voters = frozenset() if config.joins else frozenset(config.addresses)
+        voters = frozenset[str]() if config.d_leger_join else frozenset(self._addresses)
         self._state = raft_state.load(store.disk, self._raft_log, voters)
         self.node = RaftNode(
-            me, group, NodeLog(self._raft_log), self._state, random.SystemRandom().randint, self._options,
+            self.me, group, NodeLog(self._raft_log), self._state, random.SystemRandom().randint, options,
             self._raft_log.committed,
         )  # fmt: skip
         self.peers = Peers(
-            group, me, config.addresses[me], config.broker_addr,
+            group, self.me, self._addresses[self.me],
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
@@ -183,10 +165,10 @@ class RaftMember:
         self._reading = Tasks()
         self._transfers = Tasks()
         self._first = self._raft_log.first
-        self.waits = CommitWaits(clock, timeout_s)
+        self.waits = CommitWaits(clock, config.slave_timeout / 1000)
         self._timer: asyncio.TimerHandle | None = None
-        self.stopped = False
-        """Whether this member has stopped. A stopped member is not notified of new leaders."""
+        self.stopped = True
+        """Whether this member does not run. It is then not notified of new leaders."""
         self.failed = False
         """Whether this member has stopped because of an error. It remains so until the broker restarts."""
         self._due = False
@@ -204,13 +186,17 @@ class RaftMember:
         """
         return self._state.suspect
 
-    async def start(self, host: str) -> None:
-        """Listen for members, and connect to them. Raises ConfigError if the port is in use."""
+    async def start(self, host: str, broker_addr: str) -> None:
+        """Listen for members, and connect to them. Raises ConfigError if the port is in use.
+
+        `broker_addr` is the address of this member's broker, for clients.
+        """
         _, _, port = self._addresses[self.me].rpartition(":")
         try:
-            await self.peers.listen(host, int(port))
+            await self.peers.listen(host, int(port), broker_addr)
         except OSError as error:
             raise port_error("dLegerPeers", int(port), error) from error
+        self.stopped = False
         self._use_members()
         self.turn()
 

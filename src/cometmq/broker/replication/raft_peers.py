@@ -190,7 +190,6 @@ class Peers:
         group: str,
         me: str,
         addr: str,
-        broker_addr: str,
         *,
         receive: Receive,
         heard: Callable[[], None],
@@ -201,7 +200,6 @@ class Peers:
 
         Args:
             addr: The address at which other members reach this member.
-            broker_addr: The address of this member's broker, for clients.
             receive: Called with each message of a member.
             heard: Called whenever bytes have arrived from a member, after `receive` was called with all
                 messages that they complete.
@@ -219,7 +217,8 @@ class Peers:
         self.incoming: dict[_Incoming, None] = {}
         """The accepted connections, in the order of their age, oldest first."""
         self.stopped = False
-        self._hello = lambda: raft_wire.handshake(group, me, addr, broker_addr, begins())
+        self._broker_addr = ""
+        self._hello = lambda: raft_wire.handshake(group, me, addr, self._broker_addr, begins())
         self._begins = begins
         # The name of a member whose `dLegerPeers` differ from this member's, and a description of the
         # difference.
@@ -227,8 +226,12 @@ class Peers:
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
 
-    async def listen(self, host: str, port: int) -> None:
-        """Accept connections from members. Raises OSError."""
+    async def listen(self, host: str, port: int, broker_addr: str) -> None:
+        """Accept connections from members. Raises OSError.
+
+        `broker_addr` is the address of this member's broker, for clients.
+        """
+        self._broker_addr = broker_addr
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Incoming(self), host or None, port)
 

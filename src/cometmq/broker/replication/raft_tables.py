@@ -19,12 +19,13 @@ old offsets.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 from cometmq import logs
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.replication.metadata_sync import MetadataSync, NotTheMaster, Table
+from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.versions import order
 from cometmq.errors import BrokerError, CometError, CommandError, RaftRefused
@@ -53,29 +54,6 @@ RETRY_INTERVAL_S = 0.1
 """The interval, in seconds, at which a request to an unreachable member is tried again."""
 MAJORITY_TIMEOUT_S = 3.0
 """The time, in seconds, within which a majority must answer. Otherwise the change of a table fails."""
-
-
-class RaftGroupView(Protocol):
-    """The properties of a raft group that RaftTables requires."""
-
-    @property
-    def me(self) -> str: ...
-
-    @property
-    def term(self) -> int: ...
-
-    @property
-    def leader(self) -> str: ...
-
-    @property
-    def leading(self) -> bool:
-        """Whether this member is the leader and accepts messages."""
-
-    @property
-    def voters(self) -> frozenset[str]: ...
-
-    def answering(self) -> Mapping[str, str]:
-        """Return the broker addresses of the members that have answered this leader in its term, by name."""
 
 
 class GroupSync(MetadataSync):
@@ -149,9 +127,9 @@ class RaftTables:
     """
 
     def __init__(
-        self, group: RaftGroupView, tables: DurableTables, client: RemotingClient, sync: MetadataSync
+        self, member: RaftMember, tables: DurableTables, client: RemotingClient, sync: MetadataSync
     ) -> None:
-        self._group = group
+        self._member = member
         self._tables = tables
         self._client = client
         self._sync = sync
@@ -164,7 +142,7 @@ class RaftTables:
     @property
     def member(self) -> str:
         """The name of this member, as in `dLegerPeers`."""
-        return self._group.me
+        return self._member.me
 
     # -- the leader
 
@@ -174,7 +152,7 @@ class RaftTables:
         So the tables count as newer than those of earlier leaders, even before their first change.
         """
         versions = self._tables.versions
-        versions.counts, versions.term = True, self._group.term
+        versions.counts, versions.term = True, self._member.node.term
         self._tables.topics.touch()
         self._tables.groups.touch()
 
@@ -195,11 +173,11 @@ class RaftTables:
         return True
 
     def check(self) -> int:
-        if not self._group.leading:
+        if not self._member.leading:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
-                f"{self._group.me} does not lead its raft group; change topics and groups at "
-                f"its leader, {self._group.leader or 'which is unknown now'}",
+                f"{self.member} does not lead its raft group; change topics and groups at "
+                f"its leader, {self._member.node.leader or 'which is unknown now'}",
             )
         return self._tables.versions.term or 0
 
@@ -223,7 +201,7 @@ class RaftTables:
         self._asked += 1
         mine = self._asked
         async with self._one_round:
-            if not self._group.leading or since != self._tables.versions.term:
+            if not self._member.leading or since != self._tables.versions.term:
                 return "another member leads, or has led since"
             if self._done < mine:
                 covered, self._failure = self._asked, ""
@@ -241,10 +219,11 @@ class RaftTables:
         Raises:
             RaftRefused: No majority answers, or this member is no longer the leader.
         """
-        term = self._group.term
+        node = self._member.node
+        term = node.term
         found = await self._of_majority(self.read)
-        if self._group.term != term:
-            raise RaftRefused(f"{self.member} is no longer the leader", self._group.leader)
+        if node.term != term:
+            raise RaftRefused(f"{self.member} is no longer the leader", node.leader)
         for copies in found:
             self._adopt_newer(copies)
 
@@ -257,14 +236,14 @@ class RaftTables:
         Raises:
             RaftRefused: Too few members have answered in time.
         """
-        group = self._group
-        others = sorted(group.voters - {group.me})
-        enough = len(group.voters) // 2 + 1 - int(group.me in group.voters)
+        voters = self._member.node.members.voters
+        others = sorted(voters - {self.member})
+        enough = len(voters) // 2 + 1 - int(self.member in voters)
         problems: dict[str, str] = {}
 
         async def answer(member: str) -> T:
             while True:
-                addr = group.answering().get(member)
+                addr = self._answering(member)
                 if addr is not None:
                     try:
                         return await ask(addr)
@@ -291,6 +270,14 @@ class RaftTables:
             for task in asked:
                 task.cancel()
         return found
+
+    def _answering(self, member: str) -> str | None:
+        """Return the broker address of a voter that has answered this leader in its term, else None."""
+        node, learned = self._member.node, self._member.peers.learned.get(member)
+        peer = node.status().peers.get(member)
+        if learned is None or peer is None or peer.match < 0 or member not in node.members.voters:
+            return None
+        return learned.broker_addr
 
     async def _call(self, addr: str, code: int, header: Header | None = None) -> bytes:
         return bytes(
@@ -339,13 +326,13 @@ class RaftTables:
 
     async def copy(self, header: CopySettingsHeader) -> None:
         """Copy the leader's topics and groups to this member's disk. Raises CometError or OSError."""
-        group = self._group
+        node = self._member.node
 
         def check() -> None:
-            if (group.leader, group.term) != (header.leader, header.term) or group.leading:
+            if (node.leader, node.term) != (header.leader, header.term) or self._member.leading:
                 raise CommandError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"{group.me} follows {group.leader or 'no leader'} in term {group.term}, "
+                    f"{self.member} follows {node.leader or 'no leader'} in term {node.term}, "
                     f"but the request is from leader {header.leader} of term {header.term}",
                 )
 
@@ -356,7 +343,8 @@ class RaftTables:
         if self._sync.deletions_wait:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the log of {group.me} has not reached the position of the leader's deletions of topics yet",
+                f"the log of {self.member} has not reached the position of the leader's deletions of topics "
+                "yet",
             )
         await self._tables.settings_saved()
         check()

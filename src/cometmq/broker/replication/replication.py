@@ -9,24 +9,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cometmq import logs
 from cometmq.broker.base import advertised
-from cometmq.broker.base.address import HA_OFFSET, ha_port_of, host_port
-from cometmq.broker.replication.context import ReplicationContext
+from cometmq.broker.base.address import HA_OFFSET, BrokerAddress, ha_port_of, host_port
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.replication.ha_server import HaServer
 from cometmq.broker.replication.ha_slave import MasterAddress, Phase
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.protocol.bodies.admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers.admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
-from cometmq.remoting import Connection, parse_addr, port_error
-from cometmq.store import Arrivals
+from cometmq.remoting import Connection, RemotingClient, Tick, parse_addr, port_error
+from cometmq.store import Arrivals, Clock, MessageStore
 
 if TYPE_CHECKING:
     from cometmq.broker.replication.ha_client import HaClient
     from cometmq.broker.replication.metadata_sync import MetadataSync
 
 log = logs.logger(__name__)
+
+
+class ReplicationContext(msgspec.Struct, frozen=True, eq=False):
+    """The parts of the broker that replication uses. They exist as long as the broker runs."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    address: BrokerAddress
+    client: RemotingClient
+    tick: Tick
+
+
+def status_of_master(
+    log_end: int, infos: list[HaConnectionInfo], problem: str | None = None
+) -> HaRuntimeInfo:
+    """Return the state of replication at a master or raft leader, given that of its connections."""
+    return HaRuntimeInfo(
+        master=True,
+        master_commit_log_max_offset=log_end,
+        in_sync_slave_nums=sum(info.in_sync for info in infos),
+        ha_connection_info=infos,
+        problem=problem,
+    )
 
 
 class Replication:
@@ -38,10 +66,7 @@ class Replication:
     def __init__(self, context: ReplicationContext, visible: Callable[[int, Arrivals], None]) -> None:
         """Create the replication. On a slave, `visible` is called with messages that have become visible."""
         config, clock, store, tick = context.config, context.clock, context.store, context.tick
-        self._config = config
-        self._clock = clock
-        self._store = store
-        self._address = context.address
+        self._config, self._clock, self._store, self._address = config, clock, store, context.address
         self.master: HaServer | None = None
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
@@ -156,14 +181,7 @@ class Replication:
         """Return the state of replication: on a master, that of each slave; on a slave, its own."""
         end = self._store.log.end
         if self.slave is None:
-            infos = self._connections()
-            near = sum(info.in_sync for info in infos)
-            return HaRuntimeInfo(
-                master=True,
-                master_commit_log_max_offset=end,
-                in_sync_slave_nums=near,
-                ha_connection_info=infos,
-            )
+            return status_of_master(end, self._connections())
         slave, now = self.slave, self._clock.monotonic()
         core = slave.core
         return HaRuntimeInfo(
