@@ -16,7 +16,7 @@ from cometmq.raft import (
     Truncate,
     VoteRequest,
 )  # fmt: skip
-from cometmq.raft.following import Following
+from cometmq.raft.log_state import Following
 from cometmq.raft.messages import MAX_INDEX, LogChange
 
 

@@ -43,7 +43,7 @@ class Status(msgspec.Struct, frozen=True):
     peers: dict[str, PeerStatus]
 
 
-class Peer:
+class Peer(msgspec.Struct, eq=False):
     """The replication progress of one member.
 
     While `probing` is set, the leader searches for the last entry that is equal in its own log and the
@@ -61,32 +61,17 @@ class Peer:
         full, run: The fields of these names in the member's last response.
     """
 
-    __slots__ = (
-        "full",
-        "heartbeat_at",
-        "in_flight_ends",
-        "last_response_at",
-        "leaving",
-        "match",
-        "next",
-        "probe_sent",
-        "probing",
-        "run",
-        "sent_commit",
-    )
-
-    def __init__(self, next_index: int, clock: int) -> None:
-        self.match = NO_INDEX
-        self.next = next_index
-        self.probing = True
-        self.probe_sent = False
-        self.in_flight_ends: deque[int] = deque()
-        self.last_response_at = clock
-        self.heartbeat_at = clock
-        self.sent_commit = NO_INDEX
-        self.leaving = False
-        self.full = False
-        self.run = 0
+    next: int
+    last_response_at: int
+    heartbeat_at: int
+    match: int = NO_INDEX
+    probing: bool = True
+    probe_sent: bool = False
+    in_flight_ends: deque[int] = msgspec.field(default_factory=deque)
+    sent_commit: int = NO_INDEX
+    leaving: bool = False
+    full: bool = False
+    run: int = 0
 
     def start_probing(self, next_index: int) -> None:
         """Start to search for the last entry that the member's log has in common with the leader's log.
@@ -109,11 +94,9 @@ class Peer:
             self.in_flight_ends.popleft()
 
     def reject(self, prev_index: int, agrees: int) -> None:
-        """Process a member's response that rejects a request.
+        """Process a member's response that rejects a request, because the member lacks entry `prev_index`.
 
-        Args:
-            prev_index: The entry before the request's first one. The member lacks it.
-            agrees: The last entry before `prev_index` that may be equal in both logs.
+        `agrees` is the last entry before it that may be equal in both logs.
         """
         if prev_index != self.next - 1 if self.probing else prev_index < self.match:
             return  # The response belongs to an outdated request
@@ -125,12 +108,8 @@ class Peer:
 class Leading:
     """The state that a leader keeps during one term. Times are on the node's clock, in ms.
 
-    Args:
-        identity: The group, the leader's id and its term.
-        log_state: The log of the leader.
-        log: The stored log, which determines how many entries fit into a request. `log_state` describes it.
-        options: Timing and limits.
-        clock: The time at which the term begins.
+    `me` is the group, the leader's id and its term. The stored `log`, which `log_state` describes,
+    determines how many entries fit into a request. The term begins at the time `clock`.
 
     Attributes:
         first_own: The index of the first entry of this term.
@@ -141,17 +120,10 @@ class Leading:
     """
 
     def __init__(
-        self,
-        identity: tuple[str, str, int],
-        log_state: LogState,
-        log: LogView,
-        options: RaftOptions,
-        clock: int,
+        self, me: tuple[str, str, int], log_state: LogState, log: LogView, options: RaftOptions, clock: int
     ) -> None:
-        self._group, self._me, self._term = identity
-        self._log_state = log_state
-        self._log = log
-        self._options = options
+        self._group, self._me, self._term = me
+        self._log_state, self._log, self._options = log_state, log, options
         self.first_own = log_state.last + 1
         self.quorum_at = clock + options.election_ms
         self.peers: dict[str, Peer] = {}
@@ -161,7 +133,7 @@ class Leading:
         """Adopt the newest member list. Removed members get entries until their removal is committed."""
         newest = self._log_state.history.newest
         for member in sorted(newest.members.all_ids - self.peers.keys() - {self._me}):
-            self.peers[member] = Peer(self._log_state.last + 1, clock)
+            self.peers[member] = Peer(self._log_state.last + 1, clock, clock)
         for member, peer in self.peers.items():
             peer.leaving = member not in newest.members.all_ids
 
@@ -193,11 +165,7 @@ class Leading:
         return max(sorted(voters), key=lambda member: self.peers[member].match, default="")
 
     def process_response(self, response: AppendResponse, clock: int) -> None:
-        """Update the progress of the responding member.
-
-        Raises:
-            RaftMessageError: The member reports entries beyond the end of the leader's log.
-        """
+        """Update the member's progress. Raises RaftMessageError for entries beyond the leader's log."""
         peer = self.peers.get(response.sender)
         if peer is None:
             return  # The member was removed before its response arrived
@@ -266,16 +234,7 @@ class Leading:
         peer.sent_commit = log_state.commit
         peer.heartbeat_at = clock + self._options.heartbeat_ms
         return AppendRequest(
-            group=self._group,
-            sender=self._me,
-            to=member,
-            term=self._term,
-            prev_index=first - 1,
-            prev_term=prev_term,
-            count=stop - first,
-            entries_term=entries_term,
-            last=log_state.last,
-            commit=log_state.commit,
-            members=members,
-            run=peer.run,
-        )
+            group=self._group, sender=self._me, to=member, term=self._term, run=peer.run,
+            prev_index=first - 1, prev_term=prev_term, count=stop - first, entries_term=entries_term,
+            last=log_state.last, commit=log_state.commit, members=members,
+        )  # fmt: skip

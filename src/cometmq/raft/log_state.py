@@ -6,8 +6,18 @@ from bisect import bisect_left, bisect_right
 
 import msgspec
 
+from cometmq.errors import RaftMessageError
 from cometmq.raft.members import MembersHistory
-from cometmq.raft.messages import NO_TERM, AppendRequest, HardState, LogView
+from cometmq.raft.messages import (
+    NO_TERM,
+    Append,
+    AppendRequest,
+    HardState,
+    LogChange,
+    LogView,
+    Reset,
+    Truncate,
+)
 
 
 class LogState:
@@ -70,10 +80,7 @@ class LogState:
         return self._starts[at] if at < len(self._starts) else self.last + 1
 
     def first_mismatch(self, first: int, last: int, term: int) -> int | None:
-        """Return the first entry from `first` to `last` whose term is not `term`, or None.
-
-        The log must hold all of these entries.
-        """
+        """Return the first of the entries `first` to `last`, all in the log, of another term, or None."""
         if first > last:
             return None
         if self.term_of(first) != term:
@@ -82,10 +89,7 @@ class LogState:
         return stop if stop <= last else None
 
     def last_at_most(self, index: int, term: int) -> int:
-        """Return the last entry up to `index` whose term is at most `term`.
-
-        If there is no such entry, return `first` - 1.
-        """
+        """Return the last entry up to `index` whose term is at most `term`, or `first` - 1."""
         index = min(index, self.last)
         newer = bisect_right(self._terms, term)  # Index of the first range with a term above `term`
         if newer < len(self._starts):
@@ -93,10 +97,7 @@ class LogState:
         return max(index, self.first - 1)
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
-        """Return whether another log, which ends with the given entry, is at least as up to date as this log.
-
-        A voter grants its vote only to such a log (docs/reference/raft.md, Votes).
-        """
+        """Return whether a log that ends with this entry can get a vote (docs/reference/raft.md, Votes)."""
         return (last_term, last_index) >= (self.last_term, self.last)
 
     def append(self, count: int, term: int) -> None:
@@ -115,10 +116,7 @@ class LogState:
         self.history.cut(first)
 
     def reset(self, request: AppendRequest) -> None:
-        """Start an empty log at the first entry of the leader's log.
-
-        Entries before it are committed, and no member stores them any longer.
-        """
+        """Start an empty log at the first entry of the leader's log: no member stores earlier entries."""
         self._starts.clear()
         self._terms.clear()
         self.first = request.prev_index + 1
@@ -138,3 +136,67 @@ class LogState:
             return False
         self.durable = index
         return True
+
+
+class Following:
+    """Applies a leader's entries to a follower's log, and tracks how far both logs are equal.
+
+    Attributes:
+        agreed: The last entry up to which both logs are known to be equal, durable or not.
+    """
+
+    def __init__(self, log_state: LogState) -> None:
+        self._log_state = log_state
+        self.agreed = log_state.commit
+
+    def check_request(self, request: AppendRequest) -> None:
+        """Raise RaftMessageError if a request contradicts committed entries. No correct leader sends one."""
+        log_state, prev = self._log_state, request.prev_index
+        if NO_TERM != request.prev_term != log_state.term_of(prev) != NO_TERM and prev <= log_state.commit:
+            raise RaftMessageError("prev_term", request.prev_term, f"entry {prev} is committed with another")
+        first, last = max(prev + 1, log_state.first), min(prev + request.count, log_state.commit)
+        mismatch = log_state.first_mismatch(first, last, request.entries_term)
+        if mismatch is not None:
+            problem = f"entry {mismatch} is committed with another"
+            raise RaftMessageError("entries_term", request.entries_term, problem)
+
+    def apply(self, request: AppendRequest) -> list[LogChange] | None:
+        """Add a request's entries to the log state, and return the changes that the caller must write.
+
+        Return None if this log does not hold the entry before the request's first one.
+        """
+        log_state, prev = self._log_state, request.prev_index
+        if prev <= log_state.commit or NO_TERM != log_state.term_of(prev) == request.prev_term:
+            return self._replace([], request)
+        if request.prev_term != NO_TERM or not request.count:
+            return None  # The logs cannot be compared at this entry, so the leader must send an earlier one
+        if log_state.term_of(prev + 1) == request.entries_term:
+            return self._replace([], request)
+        log_state.reset(request)
+        self.agreed = prev
+        return self._replace([Reset(log_state.first)], request)
+
+    def _replace(self, changes: list[LogChange], request: AppendRequest) -> list[LogChange]:
+        log_state = self._log_state
+        start, end = request.prev_index + 1, request.prev_index + request.count
+        mismatch = log_state.first_mismatch(
+            max(start, log_state.commit + 1), min(end, log_state.last), request.entries_term
+        )
+        if mismatch is not None:
+            changes.append(Truncate(mismatch))
+            self.cut(mismatch)
+        first = log_state.last + 1
+        if end >= first:
+            count = end - first + 1
+            log_state.append(count, request.entries_term)
+            for entry in request.members:
+                if entry.index >= first:
+                    log_state.history.add(entry)
+            changes.append(Append(first, count, request.entries_term, first - start, request.payload))
+        self.agreed = max(self.agreed, end)
+        log_state.commit = max(log_state.commit, min(request.commit, end))
+        return changes
+
+    def cut(self, first: int) -> None:
+        self._log_state.cut(first)
+        self.agreed = min(self.agreed, first - 1)

@@ -8,6 +8,7 @@ format.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +27,9 @@ MAX_INDEX = 1 << 56
 MAX_INCARNATION = (1 << 53) - 1
 MAX_ENTRIES_PER_REQUEST = 4_096
 MAX_ID_LENGTH = 255
+# Maximum number of messages that wait until the state is saved. Further messages are dropped: the protocol
+# tolerates lost messages.
+MAX_WAITING_MESSAGES = 4 * MAX_MEMBERS
 
 
 class Role(enum.Enum):
@@ -218,6 +222,30 @@ class TransferRequest(Message, frozen=True, kw_only=True):
 AnyMessage = VoteRequest | VoteResponse | AppendRequest | AppendResponse | TransferRequest
 
 
+class Outbox:
+    """The unsent messages of one member."""
+
+    def __init__(self, group: str, me: str) -> None:
+        self._group = group
+        self._me = me
+        self._waiting: list[AnyMessage] = []
+
+    def send(self, kind: Callable[..., AnyMessage], to: str, **fields: Any) -> None:
+        """Queue a message of the class `kind` for another member."""
+        self.add([kind(group=self._group, sender=self._me, to=to, **fields)])
+
+    def add(self, messages: Iterable[AnyMessage]) -> None:
+        """Queue messages, and drop those that exceed `MAX_WAITING_MESSAGES`."""
+        for message in messages:
+            if len(self._waiting) < MAX_WAITING_MESSAGES:
+                self._waiting.append(message)
+
+    def take(self) -> list[AnyMessage]:
+        """Remove and return all queued messages."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+
 # -- effects
 
 
@@ -312,11 +340,7 @@ class Effects(msgspec.Struct):
 
 
 def check_message(message: AnyMessage) -> None:
-    """Refuse a message that no member would send.
-
-    Raises:
-        RaftMessageError: A field has an impossible value. The error names the field.
-    """
+    """Raise RaftMessageError, which names the field, for a message that no member would send."""
     for name in ("group", "sender", "to"):
         if not 0 < len(getattr(message, name)) <= MAX_ID_LENGTH:
             raise RaftMessageError(name, getattr(message, name), f"expected 1 to {MAX_ID_LENGTH} characters")
@@ -351,12 +375,8 @@ def check_append_request(request: AppendRequest) -> None:
     index = NO_INDEX - 1
     for entry in request.members:
         at_begin = request.prev_term == NO_TERM and index < NO_INDEX
-        require_range(
-            "index of members",
-            entry.index,
-            max(index + 1, NO_INDEX if at_begin else request.prev_index + 1),
-            end,
-        )
+        low = max(index + 1, NO_INDEX if at_begin else request.prev_index + 1)
+        require_range("index of members", entry.index, low, end)
         require_range("term of members", entry.term, NO_TERM, request.term)
         require_range("number of members", len(entry.members.all_ids), 0, MAX_MEMBERS)
         longest = max(map(len, entry.members.all_ids), default=1)

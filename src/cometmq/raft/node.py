@@ -10,9 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from cometmq.errors import RaftMessageError, RaftRefused
-from cometmq.raft.following import Following
 from cometmq.raft.leading import Leading, Status
-from cometmq.raft.log_state import LogState
+from cometmq.raft.log_state import Following, LogState
 from cometmq.raft.members import Members, MembersEntry
 from cometmq.raft.messages import (
     MAX_INCARNATION,
@@ -27,6 +26,7 @@ from cometmq.raft.messages import (
     HardState,
     LogChange,
     LogView,
+    Outbox,
     Proposed,
     RaftOptions,
     Role,
@@ -36,7 +36,6 @@ from cometmq.raft.messages import (
     VoteResponse,
     check_message,
 )  # fmt: skip
-from cometmq.raft.outbox import Outbox
 from cometmq.raft.trust import Trust, is_blank
 
 
@@ -130,10 +129,7 @@ class RaftNode:
     # -- events that the caller reports
 
     def tick(self, now_ms: int) -> None:
-        """Advance the node's clock to the caller's time.
-
-        One call advances it by at most an election timeout, and never moves it back.
-        """
+        """Advance the node's clock to the caller's time: by at most an election timeout, and never back."""
         if self._now is not None:
             self._clock += min(max(now_ms - self._now, 0), self._options.election_ms)
         self._now = now_ms
@@ -174,11 +170,8 @@ class RaftNode:
     def propose(self, count: int) -> int:
         """Reserve the next `count` entries of the current term, and return the index of the first of them.
 
-        The caller writes the entries when `effects` contains `Proposed`, in order with other changes.
-
-        Raises:
-            RaftRefused: This member does not lead, is transferring its leadership, or has too many
-                uncommitted entries.
+        The caller writes the entries when `effects` contains `Proposed`, in order with other changes. Raises
+        RaftRefused if this member cannot lead now, or if too many entries are not committed yet.
         """
         leading = self._require_ready_leader()
         log_state = self._log_state
@@ -270,10 +263,7 @@ class RaftNode:
     # -- requests of operators. Each raises RaftRefused, with the reason, if it is not possible now.
 
     def transfer(self, to: str) -> None:
-        """Transfer the leadership to the voter `to` as soon as it has all entries.
-
-        The transfer is aborted after an election timeout.
-        """
+        """Transfer the leadership to a voter once it has all entries, within an election timeout."""
         leading = self._require_ready_leader()
         if leading.transfer is not None:
             raise RaftRefused("a transfer of the leadership is already in progress", leading.transfer[0])
@@ -367,18 +357,13 @@ class RaftNode:
         return True
 
     def _is_of_this_term(self, message: AnyMessage) -> bool:
-        """Return whether the message may be processed in the current term.
-
-        If a message has a higher term, this member adopts that term, unless the message belongs to a
-        pre-vote. A request with a lower term is rejected.
-        """
+        """Adopt the term of a message if it is higher and no pre-vote's. Reject a request of a lower term."""
         if message.term > self.term:
             is_pre_vote_request = isinstance(message, VoteRequest) and message.pre
             is_pre_vote_grant = isinstance(message, VoteResponse) and message.pre and message.granted
             if not is_pre_vote_request and not is_pre_vote_grant:
-                self._become_follower(
-                    message.term, message.sender if isinstance(message, AppendRequest) else ""
-                )
+                leader = message.sender if isinstance(message, AppendRequest) else ""
+                self._become_follower(message.term, leader)
         elif message.term < self.term:
             if isinstance(message, AppendRequest):
                 self._outbox.add([self._response(message.sender, NO_INDEX)])
@@ -458,21 +443,14 @@ class RaftNode:
 
     def _on_vote_request(self, request: VoteRequest) -> None:
         """Process a vote request of the current term, or a pre-vote request of this or a later term."""
-        if (
-            (
-                request.term == self.term
-                and self._state.vote != request.sender
-                and (self._state.vote or self.leader)
-            )
-            or self._state.suspect
-            or not self._log_state.is_up_to_date(request.last_index, request.last_term)
-        ):
-            self._vote(request, granted=False)
-        else:
-            if not request.pre:
-                self._become_follower(self.term, "")
-                self._state = msgspec.structs.replace(self._state, vote=request.sender)
-            self._vote(request, granted=True)
+        vote = self._state.vote
+        taken = request.term == self.term and vote != request.sender and (vote or self.leader)
+        up_to_date = self._log_state.is_up_to_date(request.last_index, request.last_term)
+        granted = not taken and not self._state.suspect and up_to_date
+        if granted and not request.pre:
+            self._become_follower(self.term, "")
+            self._state = msgspec.structs.replace(self._state, vote=request.sender)
+        self._vote(request, granted)
 
     def _vote(self, request: VoteRequest, granted: bool) -> None:
         term, blank = request.term if granted else self.term, is_blank(self._state, self._log_state)
@@ -524,27 +502,21 @@ class RaftNode:
             self._state = msgspec.structs.replace(self._state, members=entries)
 
     def _end_suspicion(self) -> None:
-        agreed = min(self._following.agreed, self._log_state.durable)
-        state = (
-            None if self._trust is None else self._trust.trusted_state(self._state, self._log_state, agreed)
-        )
-        if state is not None:
-            self._state, self._trust = state, None
+        if self._trust is not None:
+            agreed = min(self._following.agreed, self._log_state.durable)
+            state = self._trust.trusted_state(self._state, self._log_state, agreed)
+            if state is not None:
+                self._state, self._trust = state, None
 
     def _response(self, to: str, written: int | None = None) -> AppendResponse:
         if written is None:
             written = self._following.agreed
         run = 0 if self._trust is None else self._trust.incarnation
+        match = NO_INDEX if run else min(written, self._log_state.durable)
         return AppendResponse(
-            group=self.group,
-            sender=self.me,
-            to=to,
-            term=self.term,
-            match=NO_INDEX if run else min(written, self._log_state.durable),
-            written=written,
+            group=self.group, sender=self.me, to=to, term=self.term, run=run, match=match, written=written,
             full=self.full,
-            run=run,
-        )
+        )  # fmt: skip
 
     # -- leading
 
@@ -561,16 +533,12 @@ class RaftNode:
         self._changes.append(AppendOwn(self._log_state.last, self.term, members))
 
     def _check_quorum(self, leading: Leading) -> None:
-        """Abort an expired leadership transfer.
-
-        Step down if no majority responded for an election timeout.
-        """
+        """Abort an expired leadership transfer. Step down if no majority responds for an election timeout."""
         if leading.transfer is not None and self._clock >= leading.transfer[1]:
             leading.transfer = None
         if self._clock >= leading.quorum_at:
-            if not self.members.has_quorum(
-                leading.responded_since(leading.quorum_at - self._options.election_ms)
-            ):
+            responded = leading.responded_since(leading.quorum_at - self._options.election_ms)
+            if not self.members.has_quorum(responded):
                 self._become_follower(self.term, "", "no majority has responded for an election timeout")
                 return
             leading.quorum_at = self._clock + self._options.election_ms
@@ -616,11 +584,7 @@ class RaftNode:
         return self._leading
 
     def _require_changeable_members(self) -> Members:
-        """Return the current members, so that the caller can change them.
-
-        Raises RaftRefused if no change is possible now, for example because the previous change is not
-        committed.
-        """
+        """Return the current members, so that the caller can change them. Raises RaftRefused."""
         if self._require_ready_leader().transfer is not None:
             raise RaftRefused("the leadership is being transferred", self.me)
         newest = self._log_state.history.newest

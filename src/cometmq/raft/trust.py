@@ -8,8 +8,15 @@ from __future__ import annotations
 import msgspec
 
 from cometmq.raft.log_state import LogState
-from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, HardState, VoteRequest, VoteResponse
-from cometmq.raft.outbox import Outbox
+from cometmq.raft.messages import (
+    NO_INDEX,
+    NO_TERM,
+    AppendRequest,
+    HardState,
+    Outbox,
+    VoteRequest,
+    VoteResponse,
+)
 
 
 class Contact(msgspec.Struct, frozen=True):
@@ -51,10 +58,7 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record the first request of a leader that contains this member's incarnation number.
-
-        It is replaced by the first such request of a later term. All other requests are ignored.
-        """
+        """Record the first request in a leader's term that contains this member's incarnation number."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
@@ -67,12 +71,7 @@ class Trust:
     ) -> None:
         """Send a pre-vote request for an empty log to each member that has not reported its term.
 
-        Args:
-            outbox: Receives the requests.
-            clock: The node's clock, in ms.
-            interval_ms: The minimum interval between two rounds of requests.
-            state: The saved state. Requests are sent only if its field `forgot` is set.
-            log_state: The log, which holds the member lists.
+        This is done only if the member has lost its term, and again after at least `interval_ms`.
         """
         if state.forgot and clock >= self._next_request_at:
             self._next_request_at = clock + interval_ms
@@ -92,16 +91,9 @@ class Trust:
         return everyone - {self._me} - self._answers.keys()
 
     def trusted_state(self, state: HardState, log_state: LogState, agreed: int) -> HardState | None:
-        """Return the saved state with which this suspect member may vote again.
+        """Return the new state with which this member may vote again, or None if it lacks evidence.
 
-        Args:
-            state: The saved state until now.
-            log_state: The log of this member.
-            agreed: The last entry that is durable in this member's log and known to be equal to the leader's
-                entry.
-
-        Returns:
-            The new state, or None if the member has not collected enough evidence yet.
+        `agreed` is the last entry that is durable in this member's log and known to be equal to the leader's.
         """
         contact = self._contact
         whole = contact is not None and contact.term == state.term and agreed >= contact.last
