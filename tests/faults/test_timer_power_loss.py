@@ -24,7 +24,6 @@ from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables, save_changes
 from cometmq.broker.timers import following, timers
-from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.broker.timers.timers import TimerService
 from cometmq.message import MessageExt
 from cometmq.protocol.properties.values import encode_properties
@@ -81,7 +80,6 @@ class World:
         self.timed = TimedSends(config=config, clock=self.clock, store=store, tables=self.tables)
         self.service = TimerService(
             clock=self.clock, store=store, tables=self.tables, timed=self.timed, writer=writer,
-            redelivery=Redelivery(store=store, topics=self.tables.topics),
         )  # fmt: skip
         running = asyncio.all_tasks()
         self.service.start()

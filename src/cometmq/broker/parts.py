@@ -54,7 +54,6 @@ from cometmq.broker.send.send_back import SendBackProcessor
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.send.trace_topic import TraceTopic
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.broker.timers.requests import TimerProcessor
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
@@ -203,9 +202,8 @@ class BrokerParts:
             config, clock, store, tables, self.retry_rules, levels, stats, writer, self.timed,
             self.lite.sent_properties,
         )  # fmt: skip
-        redelivery = Redelivery(store, tables.topics)
-        self.timers = TimerService(clock, store, tables, self.timed, redelivery, writer)
-        self.schedule = ScheduleService(clock, store, redelivery, levels, tables.delays, writer)
+        self.timers = TimerService(clock, store, tables, self.timed, writer)
+        self.schedule = ScheduleService(clock, store, tables, levels, writer)
         self.transactions = TransactionService(
             config, clock, store, tables, self.producers, writer, address, self.security
         )

@@ -268,8 +268,8 @@ class TestClocks:
         """Both messages were stored before the step, and their syncs complete separately after it."""
         clock = ManualClock()
         schedule = ScheduleService(
-            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0), redelivery=None,
-            levels=DelayLevels((60_000,)), offsets=DelayOffsets(), writer=None,
+            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0),
+            tables=SimpleNamespace(delays=DelayOffsets()), levels=DelayLevels((60_000,)), writer=None,
         )  # fmt: skip
         await schedule.stop()  # no delivery happens from here on
         stored_ms, stored_at = clock.now_ms, clock.now_s * 1000
@@ -284,8 +284,8 @@ class TestClocks:
     async def test_sleep_counts(self):
         clock = ManualClock()
         schedule = ScheduleService(
-            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0), redelivery=None,
-            levels=DelayLevels((60_000,)), offsets=DelayOffsets(), writer=None,
+            clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0),
+            tables=SimpleNamespace(delays=DelayOffsets()), levels=DelayLevels((60_000,)), writer=None,
         )  # fmt: skip
         await schedule.stop()
         stored_ms = clock.now_ms

@@ -25,17 +25,11 @@ _UNITS_AT_ONCE = 4096
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
     """Return where a delay level continues, and which messages after that have already been delivered.
 
-    A message was delivered if the log contains a copy of it.
-
     Args:
         cursor: The level's offset so far.
         first: The queue offset of the first unit in `units`.
         units: Consecutive consume-queue units of the level's queue.
         linked: The log positions of all messages that have copies, ascending, not empty.
-
-    Returns:
-        The offset at which the level continues, and the log positions of the delivered messages in `units` at
-        higher offsets.
     """
     positions = units["position"].astype(np.int64)
     at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
@@ -52,20 +46,11 @@ async def delivered(
 ) -> tuple[dict[int, int], set[int]]:
     """Return where each delay level continues, and which messages after that have already been delivered.
 
-    A message was delivered if the log contains a copy of it.
+    Raises OSError.
 
     Args:
-        store: The store.
-        begun: The offset of each delay level from delayOffset.json, limited to the range of the level's
-        queue.
+        begun: The offset of each delay level from delayOffset.json, limited to the range of its queue.
         log_position: The offsets in delayOffset.json include all deliveries stored before this log position.
-
-    Returns:
-        The offset at which each delay level continues, and the log positions of the delivered messages at
-        higher offsets.
-
-    Raises:
-        OSError: The log cannot be read.
     """
     executor = store.executor
     found, others, waiting, first = dict(begun), set[int](), {}, store.log.end
@@ -84,7 +69,7 @@ async def delivered(
         offset, last = begun[level], int(linked[-1])
         end = await executor.query(partial(queue.search, offset, queue.max_offset, last + 1))
         while offset < end:
-            data = await executor.query(partial(_units, queue, offset, min(end - offset, _UNITS_AT_ONCE)))
+            data = await executor.query(partial(read_units, queue, offset, min(end - offset, _UNITS_AT_ONCE)))
             if not data:
                 offset = queue.next_file_offset(offset)
                 continue
@@ -99,15 +84,10 @@ async def delivered(
 def units_behind(
     queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
 ) -> list[tuple[int, int]]:
-    """Return up to `most` consume-queue units of a delay level, beginning after a delivery time.
+    """Return up to `most` consume-queue units of a delay level, from the queue offset `low` on.
 
     Each unit is returned as a pair of its delivery time (ms) and its log position. The result is sorted, as
-    the units of a delay level are, and begins after the pair `after`. The search begins at the queue offset
-    `low`.
-
-    Raises:
-        NotInMemory: The units are on disk and the read must not wait.
-        OSError: The read failed.
+    the units of a delay level are, and begins after the pair `after`. Raises NotInMemory or OSError.
     """
     high = end = queue.max_offset
     while low < high:
@@ -122,5 +102,6 @@ def units_behind(
     return [(due_ms, position) for _, position, size, due_ms in listed if size != FILLER_SIZE]
 
 
-def _units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
+def read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
+    """Return up to `count` consume-queue units, or none if their file is missing."""
     return bytes(queue.read(first, count, reads) or b"")

@@ -23,6 +23,7 @@ from cometmq import logs
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.timer_state import TimerState
+from cometmq.broker.timers.delivered import read_units
 from cometmq.broker.timers.pending import Pending
 from cometmq.broker.timers.wheel import NEVER
 from cometmq.protocol.codes import TIMER_TOPIC
@@ -35,7 +36,6 @@ from cometmq.store import (
     Clock,
     ConsumeQueue,
     MessageStore,
-    Reads,
     TimerTable,
     links,
     lost_units,
@@ -66,8 +66,7 @@ class Known(msgspec.Struct, eq=False):
     linked: NDArray[np.int64]
     uncounted: NDArray[np.int64]
     apache: tuple[int, int]
-    # Hashes of the messages that Apache's broker has stored. A copy that it has made of such a message has
-    # the same hash.
+    # Hashes of the messages that Apache's broker has stored. Its copy of such a message has the same hash.
     seen: set[int] = msgspec.field(default_factory=set)
 
     def is_done(self, offset: int, out_ms: int) -> bool:
@@ -77,11 +76,10 @@ class Known(msgspec.Struct, eq=False):
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """Return two masks that select consume-queue units by the state of their messages.
+        """Return two masks of consume-queue units, of which the first has the queue offset `first`.
 
         The first mask selects messages that still wait. The second one selects messages that, according to
-        the log, no longer wait, although the saved progress does not show it. Neither mask selects messages
-        that no longer wait according to the saved progress. `first` is the queue offset of the first unit.
+        the log, no longer wait, although the saved progress does not show it.
         """
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
@@ -129,8 +127,7 @@ class Follower:
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
         self._newest_ms = self.store.newest_ms  # newest store time (ms) in the log at the start
-        # If `load` has failed after `_begin`, this is what `_begin` has returned: the end of the timer
-        # topic's queue, and which messages no longer wait. The next call of `load` uses it.
+        # If `load` has failed after `_begin`, the result of `_begin`, for the next call of `load`.
         self._loading: tuple[int, Known] | None = None
 
     @property
@@ -144,11 +141,7 @@ class Follower:
         return queue is not None and self.pending.followed < queue.max_offset
 
     async def load(self) -> None:
-        """Read all messages that still wait.
-
-        Raises:
-            OSError: A read failed. The next call continues with the failed read.
-        """
+        """Read all messages that still wait. After an OSError, the next call continues with that read."""
         queue = self.queue
         if queue is None:
             return
@@ -162,10 +155,7 @@ class Follower:
             log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the end of the timer topic's queue, and which messages no longer wait. Raises OSError.
-
-        Set `pending.followed` to the offset of the first consume-queue unit to read.
-        """
+        """Return the end of the timer topic's queue, and which messages no longer wait. Set `followed`."""
         mark, executor = self.state.mark, self.store.executor
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
         try:
@@ -186,10 +176,7 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the log positions of the original messages whose copies are in a part of the log.
-
-        The positions are in ascending order.
-        """
+        """Return the log positions, ascending, of the messages whose copies are in a part of the log."""
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
@@ -241,12 +228,11 @@ class Follower:
         """Return up to `count` consume-queue units from the queue offset `first`.
 
         At the end of a file, fewer units are returned, and none if the file is missing. If the disk cannot
-        read the units, they are recomputed from the log. The search in the log begins at `reached`, the
-        highest log position in the preceding units. Raises OSError.
+        read them, they are recomputed from the log behind `reached`, the highest position in earlier units.
         """
         store = self.store
         try:
-            return await store.executor.query(partial(_read_units, queue, first, count))
+            return await store.executor.query(partial(read_units, queue, first, count))
         except OSError as failure:
             _raise_unless_unreadable(failure)
             log.error(
@@ -310,19 +296,14 @@ class Follower:
             self.state.count(real_topic(properties), -counted_as(properties))
 
     async def record(self, position: int) -> bytes | None:
-        """Return the record at a log position, or None if it is missing or the disk cannot read it.
-
-        Raises:
-            OSError: The read failed for another reason.
-        """
+        """Return the record at a log position, or None if it is missing or the disk cannot read it."""
         try:
             return await self.store.executor.query(partial(self.store.lookups.record_at, position))
         except OSError as error:
             _raise_unless_unreadable(error)
             if self._log_limit.allows():
-                log.error(
-                    "skipping the timer message at log position %d, which is unreadable: %s", position, error
-                )
+                text = "skipping the timer message at log position %d, which is unreadable: %s"
+                log.error(text, position, error)
             return None
 
 
@@ -330,10 +311,6 @@ def _raise_unless_unreadable(failure: OSError) -> None:
     """Return if the error is EIO, for which a retry may never succeed. Otherwise raise the error."""
     if failure.errno != errno.EIO:
         raise failure
-
-
-def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
-    return bytes(queue.read(first, count, reads) or b"")
 
 
 def counted_as(properties: bytes) -> int:
@@ -366,20 +343,15 @@ def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) 
 
 
 def _check_point(store: MessageStore) -> tuple[int, int]:
-    """Return the queue offset and the time (ms) that the file timercheck contains.
-
-    Both are 0 if the file is missing or unreadable.
-    """
+    """Return the queue offset and the time (ms) in the file timercheck, 0 if it is missing or unreadable."""
     try:
         data = read_file(store.disk, check_point_path(store))
     except FileNotFoundError:
         return 0, 0
     except OSError as failure:
         _raise_unless_unreadable(failure)
-        log.error(
-            "%s is unreadable, so messages that Apache's broker has delivered may be delivered again",
-            check_point_path(store),
-        )
+        text = "%s is unreadable, so messages that Apache's broker has delivered may be delivered again"
+        log.error(text, check_point_path(store))
         return 0, 0
     if len(data) < _CHECK_POINT.size:
         return 0, 0

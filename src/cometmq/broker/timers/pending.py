@@ -31,9 +31,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-# The maximum number of done messages of which TIMER_OUT_MS and log position are stored. If there are more,
-# only the highest TIMER_OUT_MS and the highest log position are stored.
-_MAX_DONE = 1 << 20
+_MAX_DONE = 1 << 20  # see `_still_open`
 # The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
 # moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
@@ -49,14 +47,6 @@ class Times(NamedTuple):
     def ahead_ms(self) -> int:
         """The monotonic time minus the wall-clock time, in ms."""
         return self.monotonic_ms - self.wall_ms
-
-
-class Listed(NamedTuple):
-    """A waiting message: its delivery time on the wall clock, its log position, and its TIMER_OUT_MS."""
-
-    due_ms: int
-    position: int
-    out_ms: int
 
 
 class _Hashes(NamedTuple):
@@ -83,11 +73,7 @@ class Pending:
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """For each recently used minute: the hashes of all recalls, and the hashes of the counted recalls.
-
-        The minute is that of the recalls' TIMER_OUT_MS. A counted recall has reduced the number of waiting
-        messages of its topic.
-        """
+        """For each recently used minute of TIMER_OUT_MS: the hashes of all recalls, and of counted ones."""
         self._log_position = 0  # `log_position` of the last high-water mark
         # TIMER_OUT_MS and log position of each delivered, moved or recalled message that no high-water mark
         # covers.
@@ -140,7 +126,7 @@ class Pending:
     def recall(self, position: int, out_ms: int, key: bytes, *, counted: bool = False) -> None:
         """Record the recall of the message with this key (see `delete_keys`) and this TIMER_OUT_MS.
 
-        `counted` means that the recall has reduced the number of waiting messages of its topic.
+        A `counted` recall has reduced the number of waiting messages of its topic.
         """
         hashed = hash((key, out_ms))
         self._recalls.add(out_ms, hashed, position, int(counted))
@@ -151,10 +137,7 @@ class Pending:
                 del self._recalled[out_ms // _MINUTE]
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
-        """Return whether a message was recalled.
-
-        With `counted`, consider only recalls that have reduced the number of waiting messages.
-        """
+        """Return whether a message was recalled. With `counted`, consider only counted recalls."""
         minute = out_ms // _MINUTE
         bucket = self._recalls.get(minute)
         if bucket is None or not unique_key:
@@ -188,10 +171,7 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """Remove the first `count` of the messages that `due` last returned, because they are done.
-
-        They have been delivered, or they can never be delivered.
-        """
+        """Remove the first `count` messages that `due` last returned: they are done or undeliverable."""
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -214,10 +194,7 @@ class Pending:
         return min(table.first_position() for table in self._tables)
 
     def wait_ms(self, now: Times) -> int:
-        """Return the time until the next message is due, in ms, or NEVER if no message waits.
-
-        The result is correct only while the clocks are not set.
-        """
+        """Return the time until the next message is due, in ms, or NEVER. It assumes that no clock is set."""
         waits = (
             (self._by_wall.next_ms(), now.wall_ms),
             (self._by_delay.next_ms(), now.monotonic_ms),
@@ -227,13 +204,10 @@ class Pending:
     # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Return up to `most` waiting messages that must be stored again at the end of the log.
+        """Return up to `most` waiting messages that were stored before the log position `position`.
 
-        These are messages stored before the log position `position`. An empty list means that none is left.
-
-        Returns:
-            For each message, its log position and its delivery time (ms) on the monotonic clock. The time is
-            None if the message is delivered by the wall clock.
+        Each is returned as its log position and its delivery time (ms) on the monotonic clock, or None if it
+        is delivered by the wall clock.
         """
         while not (found := self._some_to_move(most)):
             first = self._first_position()
@@ -256,14 +230,13 @@ class Pending:
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
             self._moving.append((table, keys[-1], len(waiting)))
-            # If the result is full, keep the bucket's key, because the bucket may contain further messages to
-            # move.
+            # If the result is full, keep the bucket's key: the bucket may contain further messages to move.
             if len(found) < most:
                 keys.pop()
         return found
 
     def moved(self, count: int, last_copy: int) -> None:
-        """Remove the first `count` messages that `before` last returned: each was copied or cannot be copied.
+        """Remove the first `count` messages that `before` last returned: each was copied, or cannot be.
 
         `last_copy` is the log position of the last copy, or -1 if there is none.
         """
@@ -280,10 +253,7 @@ class Pending:
 
         A mark that was saved before a copy has been read from the queue would cover the recall of the copied
         message. After a restart, the recall would not apply to the copy, and the message would be delivered.
-
-        Args:
-            log_end: The end of the log. While there are stored deliveries or moves that `done` or `moved` has
-                not recorded yet, the end of the log before these were stored.
+        `log_end` is the end of the log before deliveries or moves that are not recorded as done yet.
         """
         if self.followed_position < self._last_copy:
             return None
@@ -306,11 +276,7 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Remove the done messages that the new high-water mark covers. Return whether any are left.
-
-        The mark covers messages whose TIMER_OUT_MS is below `first_out`, and messages whose log position is
-        below `first_position`.
-        """
+        """Remove the done messages that a high-water mark of these values covers. Return if any are left."""
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
@@ -328,8 +294,7 @@ class Pending:
     def forget_recalls(self, now: Times) -> None:
         """Remove the recalls whose messages, if they existed, would have been delivered by now.
 
-        The queue of the timer topic must have been read to its end. Otherwise a copy of a recalled message
-        could be unread, and would later be delivered without its recall.
+        The timer topic's queue must have been read to its end: an unread copy may still need its recall.
         """
         before_ms = now.wall_ms - PRECISION_MS
         # Usually, no recall is old enough to be removed, so return early.
@@ -340,18 +305,17 @@ class Pending:
             self._recalled.pop(self._recalls.first_key, None)
             self._recalls.pop(self._recalls.first_key)
 
-    def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
-        """Return at most `most` waiting messages, by delivery time on the wall clock, then by log position.
+    def page(self, after: tuple[int, int], most: int, now: Times) -> list[Waiting]:
+        """Return waiting messages, also recalled ones, by delivery time on the wall clock and log position.
 
-        The result begins after the pair `after` (delivery time in ms, log position). Recalled messages are
-        included.
+        The result begins after the pair `after` (delivery time in ms, log position).
         """
         # All pages of a list need the same difference between the two clocks. The measured difference varies
         # by about 1 ms, because the clocks are read one after the other. So ignore small changes.
         if abs(now.ahead_ms - self._listed_ahead_ms) > _JITTER_MS:
             self._listed_ahead_ms = now.ahead_ms
         ahead_ms = self._listed_ahead_ms
-        found = [Listed(*each) for each in self._by_wall.page(after, most)]
+        found = self._by_wall.page(after, most)
         for due_ms, position, out_ms in self._by_delay.page((after[0] + ahead_ms, after[1]), most):
-            found.append(Listed(due_ms - ahead_ms, position, out_ms))
+            found.append(Waiting(due_ms - ahead_ms, position, out_ms))
         return sorted(found)[:most]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from cometmq.broker.send.send import Place, destination, move
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import CommandError
@@ -20,26 +18,21 @@ class Undeliverable(CommandError):
         super().__init__(ResponseCode.SYSTEM_ERROR, why)
 
 
-class Redelivery(msgspec.Struct, eq=False):
-    """Stores messages in their destinations, which the properties REAL_TOPIC and REAL_QID name."""
+def redeliver(
+    store: MessageStore, topics: TopicTable, message: MessageExt, properties: bytes, link: int
+) -> None:
+    """Store a message in its destination, which its properties REAL_TOPIC and REAL_QID name.
 
-    store: MessageStore
-    topics: TopicTable
+    Args:
+        properties: The properties of the new record.
+        link: The new record's prepared-transaction field, which links it to the original record.
 
-    def append(self, message: MessageExt, properties: bytes, *, link: int) -> None:
-        """Store a message in its destination, after its wait in another topic.
-
-        Args:
-            message: The message.
-            properties: The properties of the new record.
-            link: The new record's prepared-transaction field, which links it to the original record.
-
-        Raises:
-            CommandError: The message can never be stored.
-            StoreError: The message cannot be stored at present.
-        """
-        check_body(message)
-        append_again(self.store, message, Place(*destination(self.topics, properties), properties), link)
+    Raises:
+        CommandError: The message can never be stored.
+        StoreError: The message cannot be stored at present.
+    """
+    check_body(message)
+    append_again(store, message, Place(*destination(topics, properties), properties), link)
 
 
 def check_body(message: MessageExt) -> None:
@@ -57,11 +50,7 @@ def append_again(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message once more, in the queue of `place`.
-
-    The arguments are described at `Redelivery.append`, `move` and `Appender.append`, the errors at
-    `Redelivery.append`.
-    """
+    """Store a message once more, in the queue of `place` (see `redeliver`, `move` and `Appender.append`)."""
     try:
         return move(
             store.appender, message, place, message.reconsume_times, link, tags_code, makes_room=makes_room

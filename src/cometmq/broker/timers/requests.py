@@ -12,9 +12,9 @@ from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.following import counted_as
-from cometmq.broker.timers.pending import Listed
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
+from cometmq.broker.timers.wheel import Waiting
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import TimerMetric, TimerMetrics
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, Perm, RequestCode, ResponseCode, handles
@@ -111,13 +111,13 @@ class TimerProcessor(msgspec.Struct, eq=False):
         )
         timed = self.timed.timed(handle.topic, 0, properties)
         if timed is None:
-            raise _illegal("timestamp invalid")
+            raise _refused("timestamp invalid")
         try:
             self.timed.append(
                 timed, b"0", born_timestamp_ms=self.clock.time_ms(), born_host=connection.peer_host
             )
         except StoreRefused:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "recall failed, execute error") from None
+            raise _refused("execute error", ResponseCode.SYSTEM_ERROR) from None
         ext = {"msgId": handle.unique_key, "MSG_REGION": self.config.region_id}
 
         def answer(_code: int, remark: str | None) -> None:
@@ -142,10 +142,7 @@ class TimerProcessor(msgspec.Struct, eq=False):
         return False
 
     def _is_first(self, handle: RecallHandle) -> bool:
-        """Return whether no earlier recall of this message exists.
-
-        This includes recalls that are stored in the timer topic but have not been read from it yet.
-        """
+        """Return whether no earlier recall of this message exists, read from the timer topic or not."""
         out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
         if not self.service.follower.behind():
             self._recalling.clear()
@@ -158,39 +155,30 @@ class TimerProcessor(msgspec.Struct, eq=False):
     def _checked(self, header: RecallMessageRequestHeader) -> RecallHandle:
         config = self.config
         if not config.recall_message_enable:
-            raise CommandError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
+            raise _refused("operation is forbidden", ResponseCode.NO_PERMISSION)
         if self.store.slave:
-            raise CommandError(
-                ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker service not available"
-            )
+            raise _refused("broker service not available", ResponseCode.SLAVE_NOT_AVAILABLE)
         now_ms = self.clock.time_ms()
         late = now_ms < config.start_accept_send_request_time_stamp
         if late or not config.broker_permission & Perm.WRITE:
-            raise CommandError(
-                ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available"
-            )
+            raise _refused("broker service not available", ResponseCode.SERVICE_NOT_AVAILABLE)
         if self.tables.topics.get(header.topic) is None:
-            raise CommandError(
-                ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist"
-            )
+            raise _refused(f"the topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST)
         try:
             handle = RecallHandle.decode(header.recall_handle or "")
         except BadHandle as problem:
             raise CommandError(ResponseCode.ILLEGAL_OPERATION, str(problem)) from None
         if handle.topic != header.topic:
-            raise _illegal("topic not match")
+            raise _refused("topic not match")
         if handle.broker_name != config.broker_name:
-            raise _illegal("broker service not available")
+            raise _refused("broker service not available")
         if not 0 < handle.deliver_ms - self.service.times().wall_ms < 1_000 * config.timer_max_delay_sec:
-            raise _illegal("timestamp invalid")
+            raise _refused("timestamp invalid")
         return handle
 
     @handles(RequestCode.LIST_TIMERS)
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return a page of waiting messages, sorted by delivery time, including the messages of delay levels.
-
-        RocketMQ has no such request: it is an addition of CometMQ.
-        """
+        """Return a page of waiting messages by delivery time. RocketMQ has no such request."""
         header = frame.header(ListTimersRequestHeader)
         page = await (self._with_key(header, header.key) if header.key else self._page(header))
         answer = ListTimersResponseHeader(
@@ -208,7 +196,7 @@ class TimerProcessor(msgspec.Struct, eq=False):
         most, left = max(1, min(asked, PAGE)), PAGE_BYTES
         waiting = self.service.pending.page(found.after, LOOKED_AT, self.service.times())
         waiting += [
-            Listed(due_ms, position, NO_TIME)
+            Waiting(due_ms, position, NO_TIME)
             for due_ms, position in await self.schedule.page(found.after, LOOKED_AT)
         ]
         waiting = sorted(waiting)[:LOOKED_AT]
@@ -232,10 +220,7 @@ class TimerProcessor(msgspec.Struct, eq=False):
         return found
 
     async def _with_key(self, header: ListTimersRequestHeader, key: str) -> Page:
-        """Return the newest waiting messages that have a key.
-
-        The index also contains messages that no longer wait; they are omitted from the result.
-        """
+        """Return the newest waiting messages that have a key, without those that no longer wait."""
         found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
         records = await self._indexed(TIMER_TOPIC, key, found)
         messages = [decode_record(record, 0) for record in records]
@@ -270,13 +255,11 @@ class TimerProcessor(msgspec.Struct, eq=False):
         return not self.service.pending.is_recalled(out_ms, topic, key)
 
 
-def _illegal(why: str) -> CommandError:
-    return CommandError(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {why}")
+def _refused(why: str, code: ResponseCode = ResponseCode.ILLEGAL_OPERATION) -> CommandError:
+    return CommandError(code, f"recall failed, {why}")
 
 
 def _behind(header: ListTimersRequestHeader) -> tuple[int, int]:
     """Return the delivery time and log position after which a page begins. They are -1 for the first page."""
-    return (
-        -1 if header.after_ms is None else header.after_ms,
-        -1 if header.after_position is None else header.after_position,
-    )
+    position = header.after_position
+    return (-1 if header.after_ms is None else header.after_ms), (-1 if position is None else position)

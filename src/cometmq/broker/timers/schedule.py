@@ -23,9 +23,9 @@ from cometmq import logs
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels, DueTimes
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.tables.delay_offsets import DelayOffsets
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.delivered import delivered, units_behind
-from cometmq.broker.timers.redelivery import Redelivery
+from cometmq.broker.timers.redelivery import redeliver
 from cometmq.errors import CommandError, RecordError, StoreError
 from cometmq.message import MessageExt
 from cometmq.periodic import Backoff, Tasks
@@ -48,15 +48,11 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-# The maximum number of messages of a delay level that are delivered in one event-loop iteration.
-BATCH = 32
-# The delay, in seconds, after the store has refused a message. The delay doubles up to ERROR_S, because a
-# store may refuse messages for hours.
-RETRY_S = 0.1
-# The delay, in seconds, after an internal error, as in Apache's broker.
-ERROR_S = 10.0
-# The number of unexpected errors after which a message is skipped.
-MAX_ERRORS = 3
+BATCH = 32  # maximum number of messages of a delay level delivered in one event-loop iteration
+# The delay, in seconds, after the store has refused a message. It doubles up to ERROR_S, because a store may
+# refuse messages for hours. ERROR_S is also the delay after an internal error, as in Apache's broker.
+RETRY_S, ERROR_S = 0.1, 10.0
+MAX_ERRORS = 3  # number of unexpected errors after which a message is skipped
 # The maximum time, in seconds, that a delay level waits before it reads the clock again. An event-loop timer
 # may expire too late, because the loop's clock does not count the time that the machine is suspended.
 CLOCK_CHECK_INTERVAL_S = 10.0
@@ -73,7 +69,6 @@ class LevelCursor(msgspec.Struct, eq=False):
     offset: int = 0
     busy: bool = False
     refusals: Backoff = msgspec.field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
-    """Counts how often the store refused the level's next message, and determines the delay of a retry."""
     errors: int = 0  # number of consecutive unexpected errors with the message at `offset`
     timer: asyncio.TimerHandle | None = None
     began: int = -1  # Log end before the deliveries in progress were stored; -1 if there are none
@@ -85,12 +80,12 @@ class ScheduleService:
 
     clock: Clock
     store: MessageStore
-    redelivery: Redelivery
+    tables: DurableTables
     levels: DelayLevels
-    offsets: DelayOffsets
     writer: Writer
 
     def __post_init__(self) -> None:
+        self.offsets = self.tables.delays
         self._loop = asyncio.get_running_loop()
         self._log_limit = logs.LogLimiter()
         self.restart()
@@ -117,12 +112,8 @@ class ScheduleService:
 
     def positions(self) -> dict[int, tuple[int, int]]:
         """Return the next message's offset and the end of the queue, for each used delay level."""
-        found = {}
-        for level in self.cursors:
-            maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
-            if maximum:
-                found[level] = (self.offsets.get(level), maximum)
-        return found
+        ends = {level: self.store.max_offset(SCHEDULE_TOPIC, level - 1) for level in self.cursors}
+        return {level: (self.offsets.get(level), end) for level, end in ends.items() if end}
 
     def waiting(self) -> int:
         """Return the number of messages that wait at all delay levels together."""
@@ -151,18 +142,12 @@ class ScheduleService:
 
     @handles(RequestCode.GET_ALL_DELAY_OFFSET)
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the delay offsets for a slave.
-
-        Only CometMQ's slaves use the log position in the response.
-        """
+        """Return the delay offsets for a slave. Only CometMQ's slaves use the log position."""
         table = {**self.offsets.to_table(), "logPosition": self.offsets.reached()}
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Start to deliver each delay level, from the offset at which the last run stopped.
-
-        If the queue of a level no longer contains this offset, begin at the nearest offset that it contains.
-        """
+        """Start to deliver each delay level, from the offset at which the last run stopped."""
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -173,9 +158,9 @@ class ScheduleService:
             minimum = self.store.min_offset(SCHEDULE_TOPIC, level - 1)
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
-        self.offsets.log_position = min(
-            self.offsets.log_position, self.store.log.end
-        )  # the saved position may be beyond the log's end after a recovery
+        # The saved position may be beyond the log's end after a recovery.
+        self.offsets.log_position = min(self.offsets.log_position, self.store.log.end)
+        unknown = "could not determine the last delivered message of each delay level"
         while not self._stopped:
             try:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
@@ -184,16 +169,9 @@ class ScheduleService:
                 # EIO, or an error that is not an OSError, may be permanent. Then deliver anyway, because
                 # repeated attempts could delay the deliveries forever.
                 if not isinstance(error, OSError) or error.errno == errno.EIO:
-                    log.exception(
-                        "could not determine the last delivered message of each delay "
-                        "level, deliveries may be repeated: %s",
-                        error,
-                    )
+                    log.exception("%s, deliveries may be repeated: %s", unknown, error)
                     break
-                log.error(
-                    "could not determine the last delivered message of each delay level, trying again: %s",
-                    error,
-                )
+                log.error("%s, trying again: %s", unknown, error)
                 await asyncio.sleep(ERROR_S)
         self.offsets.reached = self._reached
         for level, cursor in self.cursors.items():
@@ -213,10 +191,7 @@ class ScheduleService:
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Fix the log position for delayOffset.json, because another broker delivers from now on.
-
-        From this call on, new messages in the log no longer advance the position.
-        """
+        """Keep the log position for delayOffset.json, because another broker delivers from now on."""
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
 
@@ -257,10 +232,9 @@ class ScheduleService:
                 self._wake(cursor)
 
     def _times(self) -> tuple[int, int]:
-        """Return the wall-clock time and the monotonic time (ms), read in this order.
+        """Return the wall-clock time and the monotonic time (ms).
 
-        Because of this order, a pause between the two reads can only delay messages, never deliver them
-        early.
+        They are read in this order, so that a pause between the two reads can never deliver messages early.
         """
         return self.clock.time_ms(), mono_ms(self.clock)
 
@@ -270,8 +244,7 @@ class ScheduleService:
 
     def run(self, cursor: LevelCursor) -> None:
         """Deliver the due messages of a delay level, and start the timer for the level's next delivery."""
-        cursor.timer = None
-        cursor.busy = True
+        cursor.timer, cursor.busy = None, True
         try:
             self._deliver(cursor, self._read(cursor))
         except (NotInMemory, OSError) as trouble:
@@ -302,10 +275,7 @@ class ScheduleService:
             self._failed(cursor)
 
     async def _is_unreadable(self, cursor: LevelCursor) -> bool:
-        """Return whether the disk cannot read the next message of a delay level (EIO).
-
-        If the position of the record cannot be read from the queue, the result is False.
-        """
+        """Return whether the queue shows the next message's position, but the disk cannot read it (EIO)."""
         queue = self.store.queues.find_queue(SCHEDULE_TOPIC, cursor.level - 1)
         ask, read = self.store.executor.query, False
         try:
@@ -375,10 +345,8 @@ class ScheduleService:
         """Store the due messages of a read result, up to the first message that fails.
 
         The next run begins with the failed message, so that no earlier message is stored twice. `passed`
-        receives the positions of messages that the last run of the broker has already delivered.
-
-        Returns:
-            The next offset, whether anything was stored, and the seconds until the next run.
+        receives the positions of messages that the last run of the broker has already delivered. Return the
+        next offset, whether anything was stored, and the seconds until the next run.
         """
         _, monotonic_ms = self._times()
         data = b"".join(got.buffers)
@@ -402,7 +370,8 @@ class ScheduleService:
                     # a link to the half message. A copy of such a message keeps this link. Any other copy is
                     # linked to the record of the delayed message.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
-                    self.redelivery.append(message, properties_of(data, begins), link=link)
+                    properties = properties_of(data, begins)
+                    redeliver(self.store, self.tables.topics, message, properties, link)
                     appended = True
                 except CommandError as error:
                     self._step_over(cursor, offset, message.physical_offset, error.remark)
@@ -424,22 +393,13 @@ class ScheduleService:
             return reached + 1, False, 0.0
 
     def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
-        """Log that a message is skipped, unless the log's rate limit suppresses the line."""
         if self._log_limit.allows():
             where = "" if position is None else f", log position {position}"
-            log.error(
-                "delay level %d: the message at offset %d%s is not delivered: %s",
-                cursor.level,
-                offset,
-                where,
-                why,
-            )
+            text = "delay level %d: the message at offset %d%s is not delivered: %s"
+            log.error(text, cursor.level, offset, where, why)
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
-        """Return the delay, in seconds, after the store has refused the next message of a delay level.
-
-        Log only the first refusal of a message.
-        """
+        """Return the delay, in seconds, after the store has refused a message. Log the first refusal."""
         if not cursor.refusals.failures:
             log.warning(
                 "delay level %d: could not deliver the message at offset %d, trying again: %s",

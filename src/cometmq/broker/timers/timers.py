@@ -30,7 +30,7 @@ from cometmq.broker.timers.following import (
     real_topic,
 )
 from cometmq.broker.timers.pending import Pending, Times
-from cometmq.broker.timers.redelivery import Redelivery, append_again, check_body
+from cometmq.broker.timers.redelivery import append_again, check_body, redeliver
 from cometmq.broker.timers.wheel import NEVER, Waiting
 from cometmq.errors import CommandError, MessageIllegal, RecordError, StoreError
 from cometmq.periodic import Backoff
@@ -45,20 +45,15 @@ log = logs.logger(__name__)
 # The limits of one event-loop iteration: the number of delivered messages, and their total bytes.
 BATCH, BATCH_BYTES = 32, 1 << 20
 # The delay, in seconds, after the store has refused messages. The delay doubles up to ERROR_S.
-RETRY_S = 0.1
-ERROR_S = 10.0
-# The number of unexpected errors after which a message is skipped.
-MAX_ERRORS = 3
+RETRY_S, ERROR_S = 0.1, 10.0
+MAX_ERRORS = 3  # number of unexpected errors after which a message is skipped
 # The maximum time, in ms, between two readings of the clocks. An event-loop timer may expire too late,
 # because the loop's clock stops while the machine is suspended, and ignores changes of the wall clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
 class Move(msgspec.Struct, eq=False):
-    """A request to move all messages before a log position.
-
-    The result of `done` is whether the messages were moved.
-    """
+    """A request to move all messages before a log position. `done` receives whether that succeeded."""
 
     before: int
     done: asyncio.Future[bool]
@@ -81,7 +76,6 @@ class TimerService:
     store: MessageStore
     tables: DurableTables
     timed: TimedSends
-    redelivery: Redelivery
     writer: Writer
 
     def __post_init__(self) -> None:
@@ -205,10 +199,9 @@ class TimerService:
             pass
 
     def times(self) -> Times:
-        """Return the wall-clock time and the monotonic time, read in this order.
+        """Return the wall-clock time and the monotonic time.
 
-        Because of this order, a pause between the two reads can only delay messages, never deliver them
-        early.
+        They are read in this order, so that a pause between the two reads can never deliver messages early.
         """
         now_ms = self.timed.wall.now_ms()
         return Times(now_ms, mono_ms(self.clock))
@@ -275,10 +268,7 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """Return the records at the given log positions: as many as fit into BATCH_BYTES, but at least one.
-
-        A record that cannot be read is None.
-        """
+        """Return the records at these log positions, None for an unreadable one: up to BATCH_BYTES."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
@@ -290,12 +280,9 @@ class TimerService:
         return found
 
     def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
-        """Store a due message in its destination.
+        """Store a due message in its destination. Return False if it must not or can never be stored.
 
-        Return False if it is not stored, for example if it was recalled.
-
-        Raises:
-            StoreError: The message cannot be stored at present.
+        Raises StoreError if the message cannot be stored at present.
         """
         if record is None:
             return False
@@ -306,7 +293,7 @@ class TimerService:
         message = decode_record(record, 0)
         try:
             stamped = self._stamped(message.store_timestamp_ms, properties)
-            self.redelivery.append(message, stamped, link=link_to(waiting.position))
+            redeliver(self.store, self.tables.topics, message, stamped, link_to(waiting.position))
         except CommandError as error:
             self._step_over(waiting.position, error.remark)
             return False
@@ -317,11 +304,7 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """Decrease the number of waiting messages of a topic, because one of its messages no longer waits.
-
-        Do nothing if the message's record is None, or if a recall of the message has already decreased the
-        number.
-        """
+        """Decrease the number of waiting messages of a topic, unless a recall has already decreased it."""
         if record is None:
             return
         properties = properties_of(record)
@@ -331,7 +314,6 @@ class TimerService:
             self.state.count(real_topic(properties), -1)
 
     def _step_over(self, position: int, why: object) -> None:
-        """Log that a message is skipped, unless the log's rate limit suppresses the line."""
         if self._log_limit.allows():
             log.error("the timer message at log position %d is not delivered: %s", position, why)
 
@@ -350,10 +332,7 @@ class TimerService:
     # -- moving to the end of the log
 
     async def move_on(self, before: int) -> bool:
-        """Move all waiting messages before a log position to the end of the log.
-
-        Return whether that succeeded.
-        """
+        """Move all waiting messages before a log position to the log's end. Return whether it worked."""
         if self.follower.queue is None:
             return True
         if self._stopping.is_set() or self._move is not None:
@@ -374,29 +353,22 @@ class TimerService:
             self.state.changes += 1
             await self.tables.log_flushed()
         except Exception as error:
-            log.error(
-                "timer messages before log position %d could not be moved to the end of the log: %s",
-                move.before,
-                error,
-            )
+            text = "timer messages before log position %d could not be moved to the end of the log: %s"
+            log.error(text, move.before, error)
             worked = False
         self._move = None
         move.answer(worked)
         return True
 
     async def _move_batch(self, before: int) -> bool:
-        """Move a batch of messages from before a log position to the end of the log.
-
-        Return False if no message is left to move. Raises StoreError, Refused or OSError.
-        """
+        """Move a batch of messages from before a log position to the end. Return False if none is left."""
         batch = self.pending.before(before, BATCH)
         if not batch:
             return False
         records = await self._records([position for position, _ in batch])
         self._began = self.store.log.end
         copies: dict[int, int | None] = {}
-        done = 0
-        problem: StoreError | None = None
+        done, problem = 0, None
         for (position, due_ms), record in zip(batch, records, strict=False):
             try:
                 if record is not None:
@@ -435,10 +407,7 @@ class TimerService:
             place = Place(TIMER_TOPIC, 0, properties)
             code = timer_tags_code(properties)
             copy = append_again(self.store, message, place, link_to(position), code, makes_room=True)
-        except CommandError as error:
-            self._step_over(position, error.remark)
-            return None
-        except (RecordError, MessageIllegal) as error:
-            self._step_over(position, error)
+        except (CommandError, RecordError, MessageIllegal) as error:
+            self._step_over(position, error.remark if isinstance(error, CommandError) else error)
             return None
         return copy.physical_offset

@@ -41,15 +41,8 @@ class Bucket:
     """The waiting messages of one period. They are added, and kept, in the order of their log positions."""
 
     __slots__ = (
-        "_dues",
-        "_head",
-        "_outs",
-        "_positions",
-        "first_due",
-        "first_out",
-        "first_position",
-        "last_due",
-    )
+        "_dues", "_head", "_outs", "_positions", "first_due", "first_out", "first_position", "last_due",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
@@ -73,10 +66,7 @@ class Bucket:
         self.first_out = min(self.first_out, out_ms)
 
     def _views(self) -> list[Ints]:
-        """Return array views: the remaining messages' delivery times, log positions and TIMER_OUT_MS.
-
-        No message can be added while a view exists.
-        """
+        """Return the three columns of `columns` as views. No message can be added while a view exists."""
         columns = (self._dues, self._positions, self._outs)
         return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
@@ -92,11 +82,8 @@ class Bucket:
             store.frombytes(column.tobytes())
         dues, positions, outs = columns
         bucket.first_position = int(positions[0])
-        bucket.last_due, bucket.first_due, bucket.first_out = (
-            int(dues.max()),
-            int(dues.min()),
-            int(outs.min()),
-        )
+        bucket.last_due, bucket.first_due = int(dues.max()), int(dues.min())
+        bucket.first_out = int(outs.min())
         return bucket
 
     def first(self, most: int, before: int = NEVER) -> list[Waiting]:
@@ -232,10 +219,7 @@ class Wheel:
         return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
-        """Add a message.
-
-        If its five-minute bucket now has many messages, divide it into one-second buckets.
-        """
+        """Add a message. If its five-minute bucket now has many, divide it into one-second buckets."""
         if due_ms // _STRETCH in self._divided:
             self._seconds.add(due_ms, due_ms, position, out_ms)
         elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
