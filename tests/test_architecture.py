@@ -117,7 +117,6 @@ SANS_IO_MODULES = (
     "namesrv/tables.py",
     "broker/lite/subscriptions.py",
     "broker/pop/leases.py",
-    "broker/replication/ha_frames.py",
     "broker/replication/ha_master.py",
     "broker/replication/ha_slave.py",
     "broker/send/stored_form.py",

@@ -28,7 +28,6 @@ broker/test_consumers.py: broker/admin/clients
 broker/test_decision.py: broker/access/rights
 broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/transactions/records
-broker/test_ha_master.py: broker/replication/ha_frames
 broker/test_lite_failover.py: broker/lite/copying
 broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/requests broker/lite/service
     broker/lite/subscriptions
@@ -43,8 +42,8 @@ broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
-broker/test_replication.py: broker/replication/commit_waits
-    broker/replication/ha_client broker/replication/ha_server broker/replication/raft_wire
+broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server
+    broker/replication/raft_wire
 broker/test_revive.py: broker/pop/lease_table broker/pop/order_info
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
@@ -118,7 +117,7 @@ protocol/test_headers.py: protocol/codes protocol/ext protocol/headers/admin pro
 protocol/test_one.py: protocol/checksum protocol/record/layout
 protocol/test_sql.py: protocol/sql/grammar protocol/sql/java_values
 protocol/test_values.py: protocol/properties/key_hashes
-raft/test_node.py: raft/following raft/leading raft/members raft/outbox
+raft/test_node.py: raft/leading raft/members
 remoting/test_bounds.py: remoting/limits
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
 remoting/test_tls.py: remoting/opening

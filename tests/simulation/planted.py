@@ -29,9 +29,9 @@ from cometmq.broker.pop.leases import Leases
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pop.revive import ReviveLog
 from cometmq.broker.replication import raft_state
-from cometmq.broker.replication.commit_waits import SUCCESS, CommitWaits
 from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.replication.raft_tables import RaftTables
+from cometmq.broker.replication.waits import SUCCESS, CommitWaits
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.client.cluster.routes import RouteTable
 from cometmq.client.consumer.handoff import Handoff

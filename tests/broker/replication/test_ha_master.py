@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.broker.replication.ha_frames import Pieces, Reports, beat, cut
 from cometmq.broker.replication.ha_master import (
+    HEADER,
     NOWHERE,
     SEND_BYTES,
     Beat,
@@ -15,9 +15,11 @@ from cometmq.broker.replication.ha_master import (
     HaMaster,
     HaRules,
     LogState,
-    ReplicaWaits,
+    Reports,
     Send,
+    cut,
 )
+from cometmq.broker.replication.ha_slave import Pieces
 from cometmq.errors import ProtocolError
 
 SEGMENT = 1000
@@ -198,39 +200,6 @@ def test_events_of_connections_that_are_gone_are_ignored():
     assert ha.turn(0.0, LOG) == []
 
 
-# -- Who waits for slaves, and until when
-
-
-def waits(*rows):
-    made = ReplicaWaits()
-    for slaves, position, deadline in rows:
-        made.add(slaves, position, deadline, position)
-    return made
-
-
-def test_waits_end_in_order_with_the_copies():
-    made = waits((1, 100, 3.0), (1, 200, 3.0), (1, 300, 3.0))
-    assert made.reached(lambda position: int(position <= 200)) == [100, 200]
-    assert made.reached(lambda position: int(position <= 200)) == []
-    assert len(made) == 1
-
-
-def test_waits_for_more_slaves_hold_up_nobody():
-    made = waits((2, 100, 3.0), (1, 200, 3.0))
-    assert made.reached(lambda _position: 1) == [200]
-    assert made.reached(lambda _position: 2) == [100]
-
-
-def test_waits_end_with_their_time():
-    made = waits((1, 100, 3.0), (2, 150, 3.5), (1, 200, 4.0))
-    assert made.next_deadline() == 3.0
-    assert made.expired(2.9) == []
-    assert made.expired(3.5) == [100, 150]
-    assert (made.next_deadline(), len(made)) == (4.0, 1)
-    assert made.expired(4.0) == [200]
-    assert made.next_deadline() is None
-
-
 # -- The bytes of the HA port (docs/reference/storage.md, HA port)
 
 
@@ -238,12 +207,12 @@ def test_frames_are_position_size_and_bytes():
     assert b"".join(cut(5, memoryview(b"abcde"), 3)).hex() == (
         "000000000000000500000003616263" + "0000000000000008000000026465"
     )
-    assert beat(7).hex() == "000000000000000700000000"
+    assert HEADER.pack(7, 0).hex() == "000000000000000700000000"
 
 
 @given(st.binary(max_size=60), st.integers(1, 20), st.lists(st.integers(1, 9), min_size=1))
 def test_pieces_come_back_however_they_are_cut(data, most, sizes):
-    sent = b"".join([*cut(100, memoryview(data), most), beat(100 + len(data))])
+    sent = b"".join([*cut(100, memoryview(data), most), HEADER.pack(100 + len(data), 0)])
     pieces, found, at = Pieces(), [], 0
     for turn in range(len(sent) + 1):
         size = sizes[turn % len(sizes)]

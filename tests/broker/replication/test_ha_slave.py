@@ -96,12 +96,9 @@ def test_a_contradiction_stops_it_until_one_of_the_logs_has_changed():
     slave.turn(6.0, 500, 500)
     slave.compared(6.0, "they differ")
     assert (slave.phase, slave.problem) == (Phase.STOPPED, "they differ")
-    assert slave.diverged
     assert slave.turn(6.0 + COMPARE_INTERVAL_S - 0.1, 500, 500) == []
     assert slave.turn(6.0 + COMPARE_INTERVAL_S, 500, 500) == [Compare("m:1")]
-    assert slave.diverged
     slave.compared(36.0, "")
-    assert not slave.diverged
     assert slave.turn(36.0, 500, 500) == [Connect("m:2")]
 
 
@@ -109,7 +106,7 @@ def test_a_master_with_another_log_is_left_while_it_is_followed():
     slave = following()
     slave.report_divergence(10, "the slave's log ends at 500, ahead of the master's, which ends at 0")
     assert [type(effect) for effect in slave.turn(10, 500, 500)] == [Disconnect]
-    assert (slave.phase, slave.diverged) == (Phase.STOPPED, True)
+    assert slave.phase is Phase.STOPPED
     assert "500" in slave.problem
     assert slave.turn(10 + COMPARE_INTERVAL_S, 500, 500) == [Compare("m:1")]
     slave.report_divergence(41, "another look")  # a check is already running

@@ -12,7 +12,7 @@ import pytest
 from tests.broker.replication.raft_group import RaftGroup
 
 from cometmq.broker.replication import raft_wire
-from cometmq.broker.replication.ha_master import ReplicaWaits
+from cometmq.broker.replication.waits import Waits
 
 BURST = 400
 FEW = BURST // 20
@@ -56,13 +56,13 @@ async def test_a_master_waits_for_slaves_with_one_entry_a_tick_and_no_task(group
     await group.known()
     await burst(group.peers["master"])
     added: list[int] = []
-    add = ReplicaWaits.add
+    add = Waits.add
 
-    def count(self: Any, slaves: int, position: int, deadline: float, token: object) -> None:
+    def count(self: Any, slaves: int, position: int, timeout_s: float, waiter: Any) -> None:
         added.append(position)
-        add(self, slaves, position, deadline, token)
+        add(self, slaves, position, timeout_s, waiter)
 
-    monkeypatch.setattr(ReplicaWaits, "add", count)
+    monkeypatch.setattr(Waits, "add", count)
     with brokers_tasks() as begun:
         await burst(group.peers["master"])
     assert 0 < len(added) <= FEW

@@ -18,7 +18,7 @@ from typing import Any, cast
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.stats import Rate
-from cometmq.broker.replication.ha_frames import REPORT, Pieces
+from cometmq.broker.replication.ha_master import REPORT
 from cometmq.broker.replication.ha_slave import (
     Compare,
     Connect,
@@ -27,6 +27,7 @@ from cometmq.broker.replication.ha_slave import (
     MasterAddress,
     MasterLog,
     Phase,
+    Pieces,
     Report,
     Tail,
     find_divergence,
@@ -204,11 +205,8 @@ class HaClient:
         elif core.phase is Phase.PAUSING:
             log.warning("replication from the master failed, trying again: %s", state)
         elif core.master is not None:
-            log.info(
-                "replicating from master %s, from log position %d",
-                core.master.ha_addr,
-                self._store.replica.end,
-            )
+            text, end = "replicating from master %s, from log position %d", self._store.replica.end
+            log.info(text, core.master.ha_addr, end)
 
     # -- asking and connecting
 
@@ -230,11 +228,8 @@ class HaClient:
     async def confirm(self, addr: str) -> None:
         """Check that the log of the master at `addr` can continue the slave's log.
 
-        If the logs differ and `addr` is the slave's current master, stop the replication.
-
-        Raises:
-            LogsDiverged: The master's log cannot continue the slave's log, or the logs cannot be compared.
-            CometError: The master did not answer.
+        If the logs differ and `addr` is the slave's current master, stop the replication. Raises LogsDiverged
+        then, or if the logs cannot be compared, and CometError if the master did not answer.
         """
         try:
             divergence = await self._find_divergence(addr)

@@ -12,13 +12,17 @@ Differences from Apache's master:
 - A slave with an empty log receives the whole log, not only the last segment.
 - With SYNC_FLUSH, only bytes that are on the disk are sent. So a slave is never ahead of the master after a
   power failure of the master.
+
+The protocol of the HA port (docs/reference/storage.md, HA port): a slave sends only its position, as 8-byte
+integers. The master sends frames: a position (8 bytes), a size (4 bytes), and that many bytes of its log. A
+frame of size 0 is a heartbeat, with the position of the next log byte that the slave will receive.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,14 +32,14 @@ SEND_BYTES = 1 << 20
 """The maximum number of log bytes that one `Send` effect sends to a slave."""
 NOWHERE = 1 << 62
 """Stands for a missing log position. It is greater than every real position."""
+REPORT = struct.Struct(">q")
+HEADER = struct.Struct(">qi")
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
     """The broker settings on which the decisions of HaMaster depend.
 
-    Attributes:
-        beat_s: The setting `haSendHeartbeatInterval`, in seconds.
-        silence_s: The setting `haHousekeepingInterval`, in seconds.
+    `beat_s` is `haSendHeartbeatInterval`, and `silence_s` is `haHousekeepingInterval`.
     """
 
     sync_master: bool = False
@@ -57,10 +61,7 @@ class LogState(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send `size` bytes of the log, all in one segment, to a slave.
-
-    The caller then calls `HaMaster.taken`.
-    """
+    """Send `size` bytes of the log, all in one segment, to a slave. Then call `HaMaster.taken`."""
 
     slave: int
     position: int
@@ -113,11 +114,9 @@ class HaMaster:
     # -- events
 
     def opened(self, now: float, slave: int, host: str) -> None:
-        """Add a new connection, which comes from the address `host`."""
         self.slaves[slave] = Slave(host, now, now)
 
     def closed(self, slave: int) -> None:
-        """Remove the state of a closed connection."""
         self.slaves.pop(slave, None)
 
     def reported(self, now: float, slave: int, position: int) -> None:
@@ -183,11 +182,6 @@ class HaMaster:
         return len(got) + len(had.difference(got))
 
     @property
-    def acked(self) -> int:
-        """The highest position that a slave has reported, or -1 if there are no slaves."""
-        return max((slave.acked for slave in self.slaves.values()), default=-1)
-
-    @property
     def first_needed_position(self) -> int:
         """The lowest log position that a slave still needs, or `NOWHERE` if there are no slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
@@ -238,54 +232,23 @@ class HaMaster:
         return None
 
 
-Token = TypeVar("Token")
+def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryview]:
+    """Divide log bytes into frames of at most `most` bytes. Yield the header and the bytes of each."""
+    for start in range(0, len(data), most):
+        piece = data[start : start + most]
+        yield HEADER.pack(position + start, len(piece))
+        yield piece
 
 
-class Wait(NamedTuple, Generic[Token]):
-    """A write that waits, until `deadline`, for slaves to have the log up to `position`."""
-
-    position: int
-    deadline: float
-    token: Token
-
-
-class ReplicaWaits(Generic[Token]):
-    """The writes of a master that wait for slaves, in one list per number of slaves that a write waits for.
-
-    One entry of a list represents all writes of one event-loop tick. Its position is the end of the log after
-    that tick, and each list is in the order of these positions. While the timeout setting does not change, it
-    is also in the order of the entries' deadlines.
-    """
+class Reports:
+    """Decodes the positions that a slave sends."""
 
     def __init__(self) -> None:
-        self._by_slaves: dict[int, deque[Wait[Token]]] = {}
+        self._rest = b""
 
-    def __len__(self) -> int:
-        return sum(map(len, self._by_slaves.values()))
-
-    def add(self, slaves: int, position: int, deadline: float, token: Token) -> None:
-        """Add a write, identified by `token`, that waits until `slaves` slaves have reached `position`."""
-        self._by_slaves.setdefault(slaves, deque()).append(Wait(position, deadline, token))
-
-    def reached(self, copies: Callable[[int], int]) -> list[Token]:
-        """Remove the writes that enough slaves have stored, and return the tokens that identify them.
-
-        `copies` returns the number of slaves that have the log up to a position.
-        """
-        done = []
-        for slaves, waits in self._by_slaves.items():
-            while waits and copies(waits[0].position) >= slaves:
-                done.append(waits.popleft().token)
-        return done
-
-    def expired(self, now: float) -> list[Token]:
-        """Remove the writes whose deadline has passed, and return the tokens that identify them."""
-        late = []
-        for waits in self._by_slaves.values():
-            while waits and waits[0].deadline <= now:
-                late.append(waits.popleft().token)
-        return late
-
-    def next_deadline(self) -> float | None:
-        """Return the earliest deadline, or None if no write is waiting."""
-        return min((waits[0].deadline for waits in self._by_slaves.values() if waits), default=None)
+    def feed(self, data: bytes) -> int | None:
+        """Decode received bytes. Return the last complete position in the bytes, or None if there is none."""
+        data = self._rest + data
+        whole = len(data) - len(data) % REPORT.size
+        self._rest = data[whole:]
+        return REPORT.unpack_from(data, whole - REPORT.size)[0] if whole else None

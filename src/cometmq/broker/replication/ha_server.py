@@ -20,8 +20,8 @@ from typing import cast
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.stats import Rate
-from cometmq.broker.replication.ha_frames import Reports, beat, cut
 from cometmq.broker.replication.ha_master import (
+    HEADER,
     SEND_BYTES,
     TURN_INTERVAL_S,
     Beat,
@@ -29,21 +29,20 @@ from cometmq.broker.replication.ha_master import (
     HaMaster,
     HaRules,
     LogState,
-    ReplicaWaits,
+    Reports,
     Send,
+    cut,
 )
+from cometmq.broker.replication.waits import Waiter, Waits
 from cometmq.periodic import Periodic, Tasks
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Tick, network_of, stop_accepting
-from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotInMemory
+from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
 MAX_SLAVES = 32
 _REPORT_BYTES = 4096
-
-Waiter = Callable[[int], None]
-"""A callback that is called once, with SUCCESS, SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT."""
 
 
 def rules_of(config: BrokerConfig) -> HaRules:
@@ -99,10 +98,7 @@ class SlaveLink(asyncio.BufferedProtocol):
 
 
 class HaServer:
-    """Sends the log to slaves, and completes the writes that wait for slaves.
-
-    All methods must be called in the event loop's thread.
-    """
+    """Sends the log to slaves, and completes the writes that wait for them. Not thread-safe."""
 
     decide = False
 
@@ -114,13 +110,12 @@ class HaServer:
         self._loop = asyncio.get_running_loop()
         self.core = HaMaster(rules_of(config))
         self.links: dict[int, SlaveLink] = {}
-        self._waits: ReplicaWaits[Waiter] = ReplicaWaits()
+        self._waits = Waits(clock, int(ResponseCode.FLUSH_SLAVE_TIMEOUT))
         self._reading = Tasks()
         self._made = 0
         self._stopped = False
         self._refusals = logs.LogLimiter(20, 60.0, log)
         self._stop_listening: Callable[[], None] | None = None
-        self._deadline: asyncio.TimerHandle | None = None
         self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="check of the slaves")
 
     # -- start and stop
@@ -145,14 +140,11 @@ class HaServer:
         if self._stop_listening is not None:
             self._stop_listening()
         self._turns.cancel()
-        if self._deadline is not None:
-            self._deadline.cancel()
         for task in self._reading:
             task.cancel()
         for link in list(self.links.values()):
             self._close(link)
-        for waiter in self._waits.expired(float("inf")):
-            waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
+        self._waits.end_all(int(ResponseCode.SLAVE_NOT_AVAILABLE))
 
     def configure(self) -> None:
         """Apply changed settings, except `brokerRole`, which changes only at a start."""
@@ -196,7 +188,6 @@ class HaServer:
         return True
 
     def reported(self, link: SlaveLink, position: int) -> None:
-        """Record a slave's report that it has stored the log up to `position`."""
         self.core.reported(self._clock.monotonic(), link.number, position)
         self._tick.schedule()
 
@@ -206,7 +197,6 @@ class HaServer:
         self._tick.schedule()
 
     def closed(self, link: SlaveLink) -> None:
-        """Remove the closed connection of a slave."""
         self.core.closed(link.number)
         if self.links.pop(link.number, None) is not None:
             log.info("slave %s disconnected", link.peer)
@@ -214,9 +204,9 @@ class HaServer:
     # -- writes that wait
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Call `waiter` once enough slaves have the log up to `position`.
+        """Call `waiter` with SUCCESS once enough slaves have the log up to `position`.
 
-        Also call it, with an error code, if too few slaves can reach `position`, or after a timeout.
+        The code is SLAVE_NOT_AVAILABLE if too few slaves keep up, and FLUSH_SLAVE_TIMEOUT after a timeout.
         """
         needed = self.core.needed(position)
         if needed is None:
@@ -224,19 +214,7 @@ class HaServer:
         elif not needed:
             waiter(int(ResponseCode.SUCCESS))
         else:
-            timeout_s = self._config.slave_timeout / 1000
-            self._waits.add(needed, position, self._clock.monotonic() + timeout_s, waiter)
-            if self._deadline is None:
-                self._deadline = self._loop.call_later(timeout_s, self._expire)
-
-    def _expire(self) -> None:
-        self._deadline = None
-        now = self._clock.monotonic()
-        for waiter in self._waits.expired(now):
-            waiter(int(ResponseCode.FLUSH_SLAVE_TIMEOUT))
-        first = self._waits.next_deadline()
-        if first is not None:
-            self._deadline = self._loop.call_later(max(0.001, first - now), self._expire)
+            self._waits.add(needed, position, self._config.slave_timeout / 1000, waiter)
 
     # -- the end of a tick
 
@@ -256,33 +234,27 @@ class HaServer:
             if isinstance(effect, Send):
                 self._send(link, effect)
             elif isinstance(effect, Beat):
-                self._write(link, beat(effect.position))
+                self._write(link, HEADER.pack(effect.position, 0))
             else:
                 self._refuse(link, effect)
-        if len(self._waits):
-            for waiter in self._waits.reached(self.core.copies):
-                waiter(int(ResponseCode.SUCCESS))
+        self._waits.reached(self.core.copies)
 
     def _send(self, link: SlaveLink, send: Send) -> None:
         question = partial(self._store.log.read, send.position, send.size)
         try:
-            data = question(CACHED)
+            self._send_data(link, send, question(CACHED))
         except NotInMemory as miss:
-            self._reading.start(self._send_cold(link, send, miss))
+            self._reading.start(self._send_cold(link, send, question, miss))
         except OSError as error:
             self._unreadable(link, send, error)
-        else:
-            self._send_data(link, send, data)
 
-    async def _send_cold(self, link: SlaveLink, send: Send, miss: NotInMemory) -> None:
-        """Send log bytes that are not in memory, after a thread has read them from the disk."""
-        question = partial(self._store.log.read, send.position, send.size)
+    async def _send_cold(
+        self, link: SlaveLink, send: Send, question: Callable[[Reads], Buffer | None], miss: NotInMemory
+    ) -> None:
         try:
-            data = await self._store.executor.query(question, miss)
+            self._send_data(link, send, await self._store.executor.query(question, miss))
         except OSError as error:
             self._unreadable(link, send, error)
-        else:
-            self._send_data(link, send, data)
 
     def _send_data(self, link: SlaveLink, send: Send, data: Buffer | None) -> None:
         if link.number not in self.links:

@@ -13,8 +13,12 @@ COMPARE_INTERVAL_S.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
+
+from cometmq.broker.replication.ha_master import HEADER
+from cometmq.errors import ProtocolError
 
 RETRY_INTERVAL_S = 1.0
 """The time, in seconds, from a lost connection or a failed attempt to the next attempt.
@@ -52,13 +56,7 @@ class Tail(NamedTuple):
 
 
 class MasterLog(NamedTuple):
-    """Data of a master's log that a slave compares with its own log.
-
-    Attributes:
-        first: The position at which the log begins.
-        end: The position at which the log ends.
-        record: The log's record at the position of the slave's last record.
-    """
+    """The begin and end of a master's log, and its record at the position of the slave's last record."""
 
     first: int
     end: int
@@ -66,10 +64,7 @@ class MasterLog(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Request a `MasterLog` from the master, and compare the slave's log with it.
-
-    Then call `HaSlave.compared` or, if the request failed, `HaSlave.lost`.
-    """
+    """Compare the log with the master's. Then call `HaSlave.compared` or, after a failure, `HaSlave.lost`."""
 
     addr: str
 
@@ -96,13 +91,7 @@ Effect = Compare | Connect | Report | Disconnect
 
 
 def find_divergence(own: Tail | None, master: MasterLog) -> str:
-    """Return why the master's log cannot continue the slave's log, or "" if it can.
-
-    Args:
-        own: The end of the slave's log, or None if that log is empty.
-        master: The begin and the end of the master's log, and its record at the position of the slave's last
-            record.
-    """
+    """Return why the master's log cannot continue the slave's log, or "". An empty log has no `own` tail."""
     if own is None:
         return ""
     if own.end > master.end:
@@ -133,9 +122,7 @@ class HaSlave:
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
         """Create the state of a slave that does not know its master yet.
 
-        Args:
-            beat_s: The setting `haSendHeartbeatInterval`, in seconds.
-            silence_s: The setting `haHousekeepingInterval`, in seconds.
+        `beat_s` is the setting `haSendHeartbeatInterval`, and `silence_s` is `haHousekeepingInterval`.
         """
         self.beat_s = beat_s
         self.silence_s = silence_s
@@ -143,8 +130,6 @@ class HaSlave:
         self.phase = Phase.NO_MASTER
         self.problem = ""
         """Why the last connection or attempt ended, or why the slave has stopped; "" while connected."""
-        self.diverged = False
-        """Whether the last comparison found that the logs of master and slave diverge."""
         self.master_end = -1
         """The end of the master's log as far as it is known, or -1 before the master has sent anything."""
         self._next_at = 0.0
@@ -169,7 +154,6 @@ class HaSlave:
         """Handle the result of a comparison. `divergence` is what `find_divergence` returned."""
         if self.phase is not Phase.COMPARING:
             return
-        self.diverged = bool(divergence)
         if divergence:
             self._stop(now, divergence)
         elif self.master is not None:
@@ -181,7 +165,6 @@ class HaSlave:
         if self.phase in (Phase.CONNECTING, Phase.FOLLOWING):
             self._effects.append(Disconnect(why))
         if self.phase in (Phase.PAUSING, Phase.CONNECTING, Phase.FOLLOWING):
-            self.diverged = True
             self._stop(now, why)
 
     def _stop(self, now: float, why: str) -> None:
@@ -215,10 +198,8 @@ class HaSlave:
     def turn(self, now: float, end: int, safe: int) -> list[Effect]:
         """Return the effects, which the caller must carry out now.
 
-        Args:
-            end: The end of the slave's log.
-            safe: The position that the slave may report. With SYNC_FLUSH, the log is on the disk up to this
-                position.
+        `end` is the end of the slave's log, and `safe` the position that the slave may report. With
+        SYNC_FLUSH, the log is on the disk up to there.
         """
         if self.phase in (Phase.PAUSING, Phase.STOPPED) and now >= self._next_at and self.master is not None:
             self.phase = Phase.COMPARING
@@ -245,3 +226,44 @@ class HaSlave:
             self._reported = safe
             self._reported_at = now
             self._effects.append(Report(safe))
+
+
+class Pieces:
+    """Decodes the frames that a master sends.
+
+    Log bytes are passed on as they arrive, without waiting for complete frames. So the decoder stores at most
+    a part of a header.
+    """
+
+    def __init__(self) -> None:
+        self._header = b""
+        self._position = 0
+        self._left = 0
+
+    def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Yield log positions, each with the log bytes (a part of `data`) that begin there.
+
+        For a heartbeat, the log bytes are empty. Raises ProtocolError for a negative size or position.
+        """
+        at = 0
+        while at < len(data):
+            if not self._left:
+                more = HEADER.size - len(self._header)
+                self._header += data[at : at + more]
+                at += more
+                if len(self._header) < HEADER.size:
+                    return
+                self._position, self._left = HEADER.unpack(self._header)
+                self._header = b""
+                if self._position < 0 or self._left < 0:
+                    raise ProtocolError(
+                        f"the master's frame has an invalid position or size: {self._position}, {self._left}"
+                    )
+                if not self._left:
+                    yield self._position, data[:0]
+                continue
+            piece = data[at : at + self._left]
+            yield self._position, piece
+            at += len(piece)
+            self._position += len(piece)
+            self._left -= len(piece)

@@ -93,8 +93,7 @@ class MasterOffsets(NamedTuple):
 
     Attributes:
         log_end: The end of the master's log after the master sent the offsets.
-        asked: The end of the slave's log just before the slave requested the offsets. At that time, the
-            master's log did not end before this position.
+        asked: The end of the slave's log just before the request. The master's log did not end before it.
     """
 
     offsets: ConsumerOffsetTable
@@ -103,29 +102,18 @@ class MasterOffsets(NamedTuple):
     asked: int
 
 
-class Merged(NamedTuple):
-    """The merged offsets of a slave, and the offsets that the slave must send to its master.
-
-    Attributes:
-        offsets: The key "topic@group" maps to the offsets by queue id.
-        returned: The offsets to be sent, each as the key "topic@group", the queue id and the offset.
-    """
-
-    offsets: dict[str, dict[int, int]]
-    returned: list[tuple[str, int, int]]
+Returned = list[tuple[str, int, int]]
+"""Offsets that a slave sends to its master, each as the key "topic@group", queue id and offset."""
 
 
-def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
-    """Merge the offsets of a slave with those of its master.
+def merged(
+    own: Offsets, before: Offsets | None, master: Offsets
+) -> tuple[dict[str, dict[int, int]], Returned]:
+    """Return the slave's `own` offsets merged with the master's, and those to be sent to the master.
 
-    If a slave's offset differs from the one that the master sent the last time, a consumer has stored it at
-    the slave. Such an offset wins if it is larger than the one that the master has sent now.
-
-    Args:
-        own: The slave's offsets.
-        before: The offsets that the master sent the last time. If it has not sent any (None), the result has
-            only the master's offsets.
-        master: The offsets that the master has sent now.
+    If a slave's offset differs from the one that the master sent the last time (`before`, None if it has not
+    sent any), a consumer has stored it at the slave. Such an offset wins if it is larger than the one that
+    the master has sent now.
     """
     result = {key: dict(queues) for key, queues in master.items()}
     returned = []
@@ -135,7 +123,7 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
             if offset != known.get(queue_id) and offset > now.get(queue_id, -1):
                 result.setdefault(key, {})[queue_id] = offset
                 returned.append((key, queue_id, offset))
-    return Merged(result, returned)
+    return result, returned
 
 
 async def _trust(_master_addr: str) -> None:
@@ -184,15 +172,10 @@ class MetadataSync:
         """The begin and end of the master's (or leader's) log when its offsets were last requested."""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
-        self._timer = Periodic(
+        timer = Periodic(
             asyncio.get_running_loop(), lambda: next(waits), self.sync, name="copy of the master's tables"
         )
-
-    def start(self) -> None:
-        self._timer.start()
-
-    def stop(self) -> None:
-        self._timer.cancel()
+        self.start, self.stop = timer.start, timer.cancel
 
     def follow(self, master_addr: str) -> None:
         """Copy the tables of the master at `master_addr` from now on."""
@@ -236,9 +219,12 @@ class MetadataSync:
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code, header), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
-        if asked != self.master_addr:  # In a raft group, the leader may have changed during the request
-            raise NotTheMaster(f"{asked} is no longer the master")
+        self._require_master(asked)
         return table
+
+    def _require_master(self, asked: str) -> None:
+        if asked != self.master_addr:  # In a raft group, the leader may have changed during a request
+            raise NotTheMaster(f"{asked} is no longer the master")
 
     async def _topics(self) -> None:
         table = await self._request_table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
@@ -267,8 +253,7 @@ class MetadataSync:
         """Check that the master's log matches this broker's log. Raises CometError if the logs differ."""
         asked = self.master_addr
         await self._confirm(asked)
-        if asked != self.master_addr:
-            raise NotTheMaster(f"{asked} is no longer the master")
+        self._require_master(asked)
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
         """Return the topic deletions, with log positions, that `table` contains but this broker lacks."""
@@ -280,9 +265,9 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """Delete the topics here that another member's table records as deleted.
+        """Delete the topics that another member's table records as deleted.
 
-        Call this method only when this broker's log contains all entries of the group.
+        This broker's log must contain all entries of the group.
         """
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
@@ -290,10 +275,7 @@ class MetadataSync:
 
     @property
     def deletions_wait(self) -> bool:
-        """Whether this broker still has to carry out deletions of the master.
-
-        A deletion waits until this broker's log has reached the log position of the deletion.
-        """
+        """Whether deletions of the master wait until this broker's log has reached their log positions."""
         return bool(self._deleted)
 
     @property
@@ -321,12 +303,15 @@ class MetadataSync:
         reached = store.visible_end
         due = {topic: end for topic, end in self._deleted.items() if end <= reached}
         self._deleted = {topic: end for topic, end in self._deleted.items() if end > reached}
-        for topic in [topic for topic, end in due.items() if self._goes_on(topic, end)]:
-            if self._refuted.get(topic) != due[topic]:
-                self._refuted[topic] = due[topic]
-                text = "topic %s reported as deleted up to %d, but has later messages: its queues are kept"
-                log.warning(text, topic, due[topic])
-            del due[topic]
+        for topic, end in list(due.items()):
+            if self._goes_on(topic, end):
+                if self._refuted.get(topic) != end:
+                    self._refuted[topic] = end
+                    text = (
+                        "topic %s reported as deleted up to %d, but has later messages: its queues are kept"
+                    )
+                    log.warning(text, topic, end)
+                del due[topic]
         there = due.keys() & store.queues.topics()
         for topic in there:
             store.deletion.delete_before(topic, due[topic], done)
@@ -343,9 +328,8 @@ class MetadataSync:
         return any(queue.first_position() < end < queue.max_physical for queue in queues)
 
     async def _groups(self) -> None:
-        table = await self._request_table(
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
-        )
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        table = await self._request_table(code, SubscriptionGroupTable)
         groups = self._tables.groups
         wanted = self._is_wanted(table.data_version, groups.version)
         if wanted or not self._newer_only:  # The modes of a RocketMQ master have no version
@@ -358,9 +342,8 @@ class MetadataSync:
     async def _modes(self) -> MessageRequestModeTable:
         """Return the master's consume modes, or none if it is a broker of RocketMQ 4."""
         try:
-            return await self._request_table(
-                RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, MessageRequestModeTable
-            )
+            code = RequestCode.GET_ALL_MESSAGE_REQUEST_MODE
+            return await self._request_table(code, MessageRequestModeTable)
         except BrokerError as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
@@ -408,44 +391,41 @@ class MetadataSync:
             return
         gone = {topic for topic, end in self._store.deleted.ends.items() if end >= master.asked}
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
-        outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
+        returned = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
         # If a topic was deleted and recreated after the master sent the minimum offsets, its minimum offset
         # is that of the deleted topic. In that case, the next copy of the offsets corrects it.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
-        await self._return_offsets(outcome)
+        await self._return_offsets(returned)
 
     async def _purge(self, floors: Offsets) -> None:
         """Hide the messages that the master hides because of a purge or of a topic's own retention."""
         store = self._store
         for topic, queues in floors.items():
             known = store.min_offsets.by_topic.get(topic, {})
-            higher = {
-                queue_id: min(floor, store.max_offset(topic, queue_id))
-                for queue_id, floor in queues.items()
-                if known.get(queue_id, 0) < floor
-            }
-            higher = {queue_id: floor for queue_id, floor in higher.items() if floor > known.get(queue_id, 0)}
+            floors_here = (
+                (each, min(floor, store.max_offset(topic, each))) for each, floor in queues.items()
+            )
+            higher = {queue_id: floor for queue_id, floor in floors_here if floor > known.get(queue_id, 0)}
             if higher:
                 try:
                     await store.purge.raise_min_offsets(topic, higher)
                 except OSError as failure:
-                    log.error(
-                        "topic %s was purged at the master, but could not be purged here: %s", topic, failure
-                    )
+                    text = "topic %s was purged at the master, but could not be purged here: %s"
+                    log.error(text, topic, failure)
 
-    def merge(self, given: ConsumerOffsetTable) -> Merged:
+    def merge(self, given: ConsumerOffsetTable) -> Returned:
         """Merge the master's consumer offsets with offsets that consumers have stored at this slave."""
         offsets = self._tables.offsets
-        outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
+        table, returned = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
         self._before = given.offset_table
-        offsets.replace(outcome.offsets, given.data_version)
-        return outcome
+        offsets.replace(table, given.data_version)
+        return returned
 
-    async def _return_offsets(self, outcome: Merged) -> None:
+    async def _return_offsets(self, returned: Returned) -> None:
         taken = 0
-        for key, queue_id, offset in outcome.returned[:MAX_RETURNED_OFFSETS]:
+        for key, queue_id, offset in returned[:MAX_RETURNED_OFFSETS]:
             topic, group = split_key(key)
             header = UpdateConsumerOffsetRequestHeader(
                 consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
@@ -454,6 +434,6 @@ class MetadataSync:
             answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
             # A RocketMQ 5 master refuses offsets of groups that it does not have.
             taken += answer.code == ResponseCode.SUCCESS
-        if outcome.returned:
+        if returned:
             text = "of %d offsets that were stored here %s has taken %d"
-            log.info(text, len(outcome.returned), self.master_addr, taken)
+            log.info(text, len(returned), self.master_addr, taken)

@@ -23,9 +23,9 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication import raft_state
-from cometmq.broker.replication.commit_waits import CommitWaits
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.broker.replication.raft_state import NodeLog, behind, body_of, with_entries
+from cometmq.broker.replication.waits import CommitWaits
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
 from cometmq.periodic import Backoff, Tasks
 from cometmq.raft import (
@@ -52,25 +52,15 @@ log = logs.logger(__name__)
 HANDOFF_TIMEOUT_S = 1.0
 """The maximum time, in seconds, that a stopping leader waits for another member to become the leader."""
 COPY_TIMEOUT_S = 0.5
-"""Maximum time, in seconds, that a stopping leader waits until a majority has its tables.
-
-This wait comes before the wait for another leader (HANDOFF_TIMEOUT_S).
-"""
+"""Maximum time, in seconds, that a stopping leader first waits until a majority has its tables."""
 TRANSFER_COPY_TIMEOUT_S = 1.5
-"""Maximum time, in seconds, that a leader which is not stopping waits until a majority has its tables.
-
-It is below 2 s, because sends are held during a transfer, and relay.py holds them for at most 2 s.
-"""
+"""The same for a leader that is not stopping. relay.py holds sends during a transfer, for at most 2 s."""
 DISK_TEST_INTERVAL_S = 5.0
 """The interval, in seconds, between two tests of a disk that has failed."""
 PREFER_INTERVAL_S = 10.0
 """Interval, in seconds, at which a leader that is not preferred, or whose disk is full, seeks a successor."""
 MAX_PREFER_INTERVAL_S = 640.0
-"""Maximum interval, in seconds, between two attempts to transfer the leadership automatically.
-
-The interval begins with PREFER_INTERVAL_S. Each refused attempt doubles it, because sends are held during an
-attempt.
-"""
+"""Maximum of that interval. Each refused attempt doubles it, because sends are held during an attempt."""
 
 
 class LeaderRole(Protocol):
@@ -97,10 +87,7 @@ class LeaderRole(Protocol):
 
 @dataclass(slots=True)
 class Received:
-    """What a follower has received from the leader, for status output.
-
-    `last` is the index of the leader's last entry. Times are in ms.
-    """
+    """What a follower has received from the leader; `last` is the index of the leader's last entry."""
 
     rate: Rate = field(default_factory=Rate)
     last: int = -1
@@ -124,10 +111,8 @@ class RaftMember:
     ) -> None:
         """Create the member. Raises StoreError or OSError if its state cannot be read.
 
-        Args:
-            tick: Schedules the end of an event-loop tick. The caller must ensure that `RaftMember.end_tick`
-                is called at the end of each tick.
-            end_tick: Commits what the broker has appended in the current tick.
+        The caller calls `RaftMember.end_tick` at the end of each event-loop tick. `end_tick` commits what the
+        broker has appended in the current tick.
         """
         assert store.raft_log is not None
         settings = config.store
@@ -180,10 +165,7 @@ class RaftMember:
 
     @property
     def suspect(self) -> bool:
-        """Whether the log was lost or damaged and is still incomplete.
-
-        Until the log is complete, this member has no vote.
-        """
+        """Whether the log was lost or damaged and is still incomplete. Until then, it has no vote."""
         return self._state.suspect
 
     async def start(self, host: str, broker_addr: str) -> None:
@@ -203,8 +185,7 @@ class RaftMember:
     async def retire(self) -> None:
         """Prepare for the broker's stop: transfer the leadership, and do not become the leader again.
 
-        Return once a new leader is known, or after a timeout. Until then, this member can still vote, which
-        the new leader may need, and this broker relays sends to the new leader.
+        Wait for the new leader, which may need this member's vote, and to which this broker relays sends.
         """
         self.node.may_stand = False
         if self.leading:
@@ -226,11 +207,7 @@ class RaftMember:
         self.waits.give_up("the broker stops")
 
     async def _hand_over(self) -> None:
-        """Begin to transfer the leadership to the most suitable voter.
-
-        First wait until a majority has copied the tables. If that fails or takes too long, begin the transfer
-        anyway.
-        """
+        """Begin to transfer the leadership to the best voter, even if a copy of the tables fails."""
         peers = self.node.status().peers
 
         def fitness(member: str) -> tuple[bool, bool, int, int]:
@@ -268,7 +245,6 @@ class RaftMember:
                 self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
-        """Report to the node that the log is on the disk up to the entry with this index."""
         if self._store.config.sync_flush:
             self.node.persisted(index, self._raft_log.term_of(index))
             self._schedule()
@@ -279,7 +255,6 @@ class RaftMember:
             self._tick.schedule()
 
     def end_tick(self) -> None:
-        """Run `turn` if other members or the store have reported an event in this event-loop tick."""
         if self._due:
             self._due = False
             self.turn()
@@ -305,18 +280,15 @@ class RaftMember:
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
-        """Carry out the effects of the node. Return whether all effects are done.
-
-        If not, a task carries the remaining effects out and then calls `turn`.
-        """
+        """Carry out the node's effects. Return False if a task carries them out and then calls `turn`."""
         self._commit_tick()
         self._watch_disk()
         self.node.tick(int(self._clock.boottime() * 1000))
-        while not self.stopped and _is_something(effects := self.node.effects()):
+        while not self.stopped and (effects := self.node.effects()) != Effects():
             if effects.role is not None:
                 # A change of role comes first: a former leader must not append while its log is truncated.
                 self._before_log(effects.role)
-            if effects.state is not None or any(map(_cuts, effects.log)):
+            if effects.state is not None or _cuts(effects):
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
                 return False
             self._carry_out(effects)
@@ -330,13 +302,13 @@ class RaftMember:
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
         """Carry out effects, such as a truncation, that must be on the disk before the node can continue."""
-        cuts, state = any(map(_cuts, effects.log)), effects.state
+        cuts, state = _cuts(effects), effects.state
         try:
             if state is not None:
                 truncates = any(isinstance(change, Truncate) for change in effects.log)
                 await self._save(raft_state.before_cut(state, self._state) if truncates else state)
                 self.node.state_saved(state)
-            while any(map(_cuts, effects.log)):
+            while _cuts(effects):
                 change = effects.log.pop(0)
                 if isinstance(change, Truncate):
                     await self._raft_log.truncate(change.first)
@@ -386,11 +358,7 @@ class RaftMember:
             self._use_members()
 
     def _write(self, changes: list[LogChange]) -> None:
-        """Write new entries to the log.
-
-        Raises:
-            CometError, OSError: An entry could not be written. The entries before it have been written.
-        """
+        """Write new entries to the log. After a CometError or OSError, the entries before it are written."""
         if not changes:
             return
         self._commit_tick()  # Before changing the log, commit what the broker has appended in this tick
@@ -418,7 +386,6 @@ class RaftMember:
             raise problem
 
     def _may_lead(self) -> bool:
-        """Return whether this leader can begin to accept messages: its whole log is committed."""
         raft_log = self._raft_log
         return self.node.ready and not self.leading and raft_log.committed == raft_log.last
 
@@ -452,17 +419,11 @@ class RaftMember:
         self._leader_role.follow()
 
     def _before_log(self, role: RoleChange) -> None:
-        reason = role.reason or f"{role.leader or 'nobody'} leads"
-        self._stop_leading(reason)
+        self._stop_leading(role.reason or f"{role.leader or 'nobody'} leads")
         if role.leader not in ("", self.me):
             self._succeeded.set()
-        log.info(
-            "raft: %s is now %s in term %d; leader: %s",
-            self.me,
-            role.role.value,
-            role.term,
-            role.leader or "-",
-        )
+        text = "raft: %s is now %s in term %d; leader: %s"
+        log.info(text, self.me, role.role.value, role.term, role.leader or "-")
         if role.leader != self.me:
             self._leader_role.follow()
 
@@ -483,7 +444,7 @@ class RaftMember:
         self._failure = None
         left = self.node.effects()
         try:
-            if any(map(_cuts, left.log)):
+            if _cuts(left):
                 raise StoreError("the log is about to be truncated") from error
             self.node.disk_failed(self._raft_log.last, str(error))
         except CometError as error:
@@ -522,9 +483,7 @@ class RaftMember:
         """Transfer the leadership to another member, once a majority has this leader's tables.
 
         Meanwhile, sends are held, because they could create topics that the next leader would not have.
-
-        Raises:
-            RaftRefused: The transfer is not possible.
+        Raises RaftRefused.
         """
         async with self._handoff:
             if self.leading:
@@ -555,11 +514,8 @@ class RaftMember:
         full, peers = self.node.full, self.node.status().peers
         if self.me in self._preferred and not full:
             return
-        able = [
-            each
-            for each in sorted(self.node.members.voters & peers.keys())
-            if self.keeps_up(each) and not peers[each].full
-        ]
+        others = sorted(self.node.members.voters & peers.keys())
+        able = [each for each in others if self.keeps_up(each) and not peers[each].full]
         wanted = [each for each in able if each in self._preferred]
         if not (wanted or (full and able)):
             return
@@ -615,25 +571,19 @@ class RaftMember:
         self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the sorted members of the raft group that this member may create.
-
-        The result is empty if this member may not create a group, because it already has a term or log
-        entries.
-        """
+        """Return the sorted members of the group that this member may create: none if it has a state."""
         blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
     def settled(self, term: int) -> None:
-        """Report to the node that this member has the topics and groups of the leader of `term` on disk."""
         if self._slow is None and not self.stopped:
             self.node.tables_copied(term)
             self._schedule()
 
     def _use_members(self) -> None:
         """Connect to all members of the group and all in `dLegerPeers`, as the group may not exist yet."""
-        everybody = self.node.members.all_ids | set(self._addresses)
-        known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
-        self.peers.use({member: addr for member, addr in known.items() if addr})
+        others = self.node.members.all_ids.union(self._addresses) - {self.me}
+        self.peers.use({member: addr for member in sorted(others) if (addr := self.address_of(member))})
 
     def address_of(self, member: str) -> str:
         """Return the address at which a member listens for other members, or "" if it is unknown."""
@@ -641,20 +591,12 @@ class RaftMember:
         return self._addresses.get(member) or (learned.addr if learned is not None else "")
 
     def end_of(self, index: int) -> int:
-        """Return the log position at which an entry ends. For a missing entry, return the begin of the log.
-
-        Raises:
-            OSError: The index file cannot be read.
-        """
+        """Return the log position at which an entry ends, or the begin of the log if the entry is missing."""
         there = self._raft_log.first <= index <= self._raft_log.last
         return self._raft_log.location_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
-        """Return a message with its log entries.
-
-        If the entries must be read from the disk, return None; a thread then reads them, and the message is
-        sent afterwards.
-        """
+        """Return a message with its log entries, or None if a thread has to read them from the disk first."""
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1
@@ -666,7 +608,7 @@ class RaftMember:
             self._reading.start(self._send_cold(message, question, miss))
         except (CometError, OSError) as error:
             # Only this message is lost: the failure must not stop messages to other members.
-            log.error("raft: could not read the entries for member %s: %s", message.to, error)
+            self._log_unread(message, error)
         return None
 
     async def _send_cold(
@@ -675,23 +617,19 @@ class RaftMember:
         try:
             data = await self._store.executor.query(question, miss)
         except (CometError, OSError) as error:
-            log.error("raft: could not read the entries for member %s: %s", message.to, error)
+            self._log_unread(message, error)
             return
         self.peers.send([with_entries(message, data)])
 
+    def _log_unread(self, message: AppendRequest, error: Exception) -> None:
+        log.error("raft: could not read the entries for member %s: %s", message.to, error)
+
     def _forget_deleted(self) -> None:
-        """Report to the node that the oldest entries have been deleted."""
         first = self._raft_log.first
         if first > self._first and first <= self._raft_log.committed:
             self._first = first
             self.node.log_trimmed(first)
 
 
-def _cuts(change: LogChange) -> bool:
-    return isinstance(change, Truncate | Reset)
-
-
-def _is_something(effects: Effects) -> bool:
-    return bool(
-        effects.log or effects.state is not None or effects.committed is not None or effects.role is not None
-    )
+def _cuts(effects: Effects) -> bool:
+    return any(isinstance(change, Truncate | Reset) for change in effects.log)

@@ -25,30 +25,20 @@ log = logs.logger(__name__)
 
 RETRY_S = 0.3
 UNREACHABLE_WARNING_INTERVAL_S = 60.0
-"""The minimum interval, in seconds, between two "unreachable" warnings about a member.
-
-If a connection to the member lasted at least this long, the first warning after it is always logged.
-"""
+"""Minimum interval between two "unreachable" warnings. Reset once a connection has lasted this long."""
 CONNECT_S = 2.0
 MAX_UNSENT_BYTES = 32 << 20
 """The maximum number of bytes in the write buffer of a connection. Further messages are dropped."""
 MAX_INCOMPLETE_BYTES = 4 * raft_wire.MAX_FRAME_BYTES
-"""The maximum number of bytes of incomplete frames on all connections together.
-
-Four times the maximum length of a frame is enough, because only one leader sends entries at a time.
-"""
+"""The maximum for all connections together. It is enough, because only one leader sends entries at a time."""
 MAX_CONNECTIONS = 64
-"""The maximum number of connections from members.
-
-The limit is much larger than the number of members, because broken connections may remain open for a while.
-"""
+"""Much more than there are members, because broken connections may remain open for a while."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """The time, in seconds, within which a new connection must send its handshake."""
 USER_TIMEOUT_MS = 3_000
-"""TCP user timeout, in ms: a connection ends if sent data is not acknowledged for this time.
+"""A connection ends if sent data is not acknowledged for this time.
 
-Without it, after a repair of the network, a connection would wait for TCP's retransmissions, whose intervals
-grow.
+Without it, a connection would wait for TCP's retransmissions, whose intervals grow, after the network works.
 """
 
 _SHOWN = 200  # If an error text lists members, the maximum number of characters of the list
@@ -67,7 +57,6 @@ class _Incoming(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast is needed, because uvloop's transport does not derive from asyncio's.
         self.transport = transport = cast("asyncio.Transport", transport)
         if self._peers.stopped or not self._peers.has_room():
             transport.abort()
@@ -98,15 +87,13 @@ class _Incoming(asyncio.Protocol):
         if not self.sender and handshake is not None:
             self._peers.register(self, handshake)
             self.sender = handshake.sender
-            self._be_patient()
+            if self._patience is not None:
+                self._patience.cancel()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._be_patient()
-        self._peers.incoming.pop(self, None)
-
-    def _be_patient(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
+        self._peers.incoming.pop(self, None)
 
 
 @dataclass(eq=False)
@@ -180,10 +167,7 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
 
 
 class Peers:
-    """All connections of a raft member to the other members.
-
-    All methods must be called in the event loop's thread.
-    """
+    """All connections of a raft member to the other members. Must be used only in the event loop's thread."""
 
     def __init__(
         self,
@@ -220,8 +204,7 @@ class Peers:
         self._broker_addr = ""
         self._hello = lambda: raft_wire.handshake(group, me, addr, self._broker_addr, begins())
         self._begins = begins
-        # The name of a member whose `dLegerPeers` differ from this member's, and a description of the
-        # difference.
+        # A member whose `dLegerPeers` differ from this member's, and a description of the difference.
         self._differs: tuple[str, str] = ("", "")
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
@@ -244,9 +227,8 @@ class Peers:
     def register(self, connection: _Incoming, handshake: raft_wire.Handshake) -> None:
         """Register a connection from a member, and close an older connection from the same member.
 
-        Raises:
-            ProtocolError: Another member has the same name, or this member and the sender would both create
-                the group, but with different members.
+        Raises ProtocolError if another member has the same name, or if this member and the sender would both
+        create the group, but with different members.
         """
         sender = handshake.sender
         self._compare(handshake)
@@ -293,10 +275,9 @@ class Peers:
         return self._differs[1] if self._begins() else ""
 
     def has_room(self) -> bool:
-        """Return whether another connection may be accepted. At the limit, close an old one to make room.
+        """Return whether another connection may be accepted. At the limit, close one of an unknown sender.
 
-        The connection to be closed is the oldest one without a handshake or, if there is none, the oldest
-        connection of an unknown member. So connections of unknown senders cannot exclude members.
+        This is the oldest one without a handshake or, if there is none, the oldest one of an unknown member.
         """
         if len(self.incoming) < MAX_CONNECTIONS:
             return True
@@ -332,10 +313,7 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send messages to other members, in as few frames per member as possible.
-
-        Any message may be lost.
-        """
+        """Send messages to other members, in as few frames as possible. Any message may be lost."""
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)
@@ -350,7 +328,6 @@ class Peers:
         return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """Close all connections, and refuse those that are just being accepted."""
         self.stopped = True
         self.use({})
         if self._server is not None:

@@ -39,10 +39,7 @@ class _Kept(msgspec.Struct):
 
 
 def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
-    """Read the state of this member. Raises StoreError or OSError.
-
-    `voters` are the members with which a new group begins.
-    """
+    """Read the state of this member. A new group begins with `voters`. Raises StoreError or OSError."""
     kept = read_term(disk, raft_log.directory) or TermAndVote()
     path = os.path.join(raft_log.directory, _FILE)
     try:
@@ -70,11 +67,10 @@ def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
 
 
 def before_cut(state: HardState, before: HardState) -> HardState:
-    """Return the state to be saved before the log is truncated.
+    """Return the state to be saved before the log is truncated: it still has all changes of the members.
 
-    Besides the new state, it contains the changes of the group's members that the truncation will remove from
-    the log. If the broker crashes before the truncation is complete, the log still contains these changes,
-    and they are still valid.
+    If the broker crashes before the truncation is complete, the log still contains these changes, and they
+    are still valid.
     """
     if set(before.members) <= set(state.members):
         return state
@@ -83,10 +79,7 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
-    """Write the parts of `state` that differ from `before` to the disk. Must run in a thread.
-
-    Raises OSError.
-    """
+    """Write the parts of `state` that differ from `before` to the disk. Must run in a thread."""
     whole = before.suspect and not state.suspect
     if whole or state.members != before.members:
         replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))
@@ -116,10 +109,6 @@ class NodeLog:
         return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the index after the last entry that one message can contain.
-
-        The message begins with the entry `first`. The result is at most `stop`.
-        """
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
         except (StoreError, OSError):  # The error is raised again when the entry is read for sending
@@ -127,7 +116,6 @@ class NodeLog:
 
 
 def with_entries(message: AppendRequest, data: Buffer) -> AppendRequest:
-    """Return a message with the encoded log entries `data`."""
     return msgspec.structs.replace(message, payload=bytes(data))
 
 

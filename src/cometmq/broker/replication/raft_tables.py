@@ -49,9 +49,7 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 3.0
-"""The timeout, in seconds, of a request to a member."""
 RETRY_INTERVAL_S = 0.1
-"""The interval, in seconds, at which a request to an unreachable member is tried again."""
 MAJORITY_TIMEOUT_S = 3.0
 """The time, in seconds, within which a majority must answer. Otherwise the change of a table fails."""
 
@@ -63,44 +61,34 @@ class GroupSync(MetadataSync):
         self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
-        self.copied: Callable[[], Awaitable[None]] | None = (
-            None  # Called after each cycle in which all tables were copied
-        )
+        # Called after each cycle in which all tables were copied.
+        self.copied: Callable[[], Awaitable[None]] | None = None
         self._one_copy = asyncio.Lock()  # Prevents an older response from being applied after a newer one
         self._wanted = 0  # Number of calls of `settings` so far
         self._copied = 0  # Number of calls of `settings` for which a copy has finished
 
     async def sync(self) -> None:
-        """Copy all tables once. A table whose copy fails is copied in the next cycle."""
         await super().sync()
         if self.master_addr and not self.failure and not self.offsets_wait and self.copied is not None:
             await self.copied()
 
     def lead(self) -> None:
-        """Stop copying, because this member has become the leader, and forget the last leader's offsets.
+        """Stop copying, because this member has become the leader.
 
-        The forgotten offsets must not be sent to the next leader, because offsets may have been reset
-        meanwhile.
+        Forget the last leader's offsets: offsets may be reset before they would be sent to the next leader.
         """
         self.follow("")
         self._before = None
 
     async def _is_gone(self, topic: str) -> bool:
-        """Return whether the leader has deleted a topic.
-
-        Raises:
-            NotTheMaster: The leader is new and may not have committed all messages of this member yet.
-        """
+        # A new leader may not have committed all messages of this member yet.
         table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         if table.get("brokerRole") != SYNC_MASTER:
             raise NotTheMaster(f"{self.master_addr} does not accept messages yet")
         return await super()._is_gone(topic)
 
     async def settings(self) -> None:
-        """Copy topics and groups. Raises CometError if that fails.
-
-        The calls made while a copy is in progress are all served by the next copy.
-        """
+        """Copy topics and groups. Calls made during a copy are all served by the next one."""
         self._wanted += 1
         mine = self._wanted
         async with self._one_copy:
@@ -121,10 +109,7 @@ class Copies(NamedTuple):
 
 
 class RaftTables:
-    """Keeps the tables of a raft group's members consistent.
-
-    All methods must be called in the event loop's thread.
-    """
+    """Keeps the tables of a raft group's members consistent. Used only in the event loop's thread."""
 
     def __init__(
         self, member: RaftMember, tables: DurableTables, client: RemotingClient, sync: MetadataSync
@@ -161,11 +146,7 @@ class RaftTables:
         self._tables.versions.counts = False
 
     async def has_settings_of(self, term: int) -> bool:
-        """Return whether this member has the topics and groups of the leader of `term` on its disk.
-
-        Raises:
-            OSError: The tables could not be written.
-        """
+        """Return whether this member has the topics and groups of the leader of `term` on its disk."""
         tables = self._tables
         if not tables.topics.version.state_version == tables.groups.version.state_version == term:
             return False
@@ -196,7 +177,7 @@ class RaftTables:
     async def _copy_to_majority(self, since: int) -> str:
         """Make a majority copy this leader's tables. Return why that failed, or "".
 
-        The calls made while a copy is in progress are all served by the next copy.
+        Calls made during a copy are all served by the next one.
         """
         self._asked += 1
         mine = self._asked
@@ -216,8 +197,7 @@ class RaftTables:
     async def adopt_newest(self) -> None:
         """Read the tables of a majority, and adopt the newest of each, before this leader accepts messages.
 
-        Raises:
-            RaftRefused: No majority answers, or this member is no longer the leader.
+        Raises RaftRefused if no majority answers, or if this member is no longer the leader.
         """
         node = self._member.node
         term = node.term
@@ -231,10 +211,7 @@ class RaftTables:
         """Call `ask` for the other voters until, with this member, a majority has answered.
 
         Return the results of `ask`. A voter is asked only after it has answered this leader's messages in the
-        current term. The wait ends after MAJORITY_TIMEOUT_S.
-
-        Raises:
-            RaftRefused: Too few members have answered in time.
+        current term. Raises RaftRefused if too few have answered after MAJORITY_TIMEOUT_S.
         """
         voters = self._member.node.members.voters
         others = sorted(voters - {self.member})
@@ -258,14 +235,11 @@ class RaftTables:
             async with asyncio.timeout(MAJORITY_TIMEOUT_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    # Iterate over `asked` instead of the set `done`, so that the order of the results is
-                    # deterministic.
+                    # The order of the results must be deterministic, so iterate over `asked`, not `done`.
                     found += [task.result() for task in asked if task in done]
         except TimeoutError:
-            raise RaftRefused(
-                f"{len(found)} of {len(others)} other members have answered: "
-                f"{'; '.join(problems.values()) or 'the others are unreachable'}"
-            ) from None
+            why = "; ".join(problems.values()) or "the others are unreachable"
+            raise RaftRefused(f"{len(found)} of {len(others)} other members have answered: {why}") from None
         finally:
             for task in asked:
                 task.cancel()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -21,10 +21,7 @@ from cometmq.raft import AnyMessage, AppendRequest
 MAGIC = "CometMQ raft"
 VERSION = 1
 MAX_FRAME_BYTES = 64 << 20
-"""The maximum length of a frame, in bytes.
-
-The limit is larger than a message with a single record, which may have 32 MiB.
-"""
+"""More than a message with a single record, which may have 32 MiB."""
 MAX_MESSAGES_PER_FRAME = 1024
 """The maximum number of messages in a frame. An event-loop tick has only a few for each member."""
 
@@ -51,7 +48,7 @@ class Handshake(msgspec.Struct, frozen=True, array_like=True):
     begins: tuple[str, ...] = ()
 
 
-_encode = msgspec.msgpack.encode
+T = TypeVar("T")
 _handshake = msgspec.msgpack.Decoder(Handshake)
 _messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
     Annotated[list[AnyMessage], msgspec.Meta(max_length=MAX_MESSAGES_PER_FRAME)]
@@ -60,8 +57,7 @@ _messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
 
 def handshake(group: str, sender: str, addr: str, broker_addr: str, begins: tuple[str, ...] = ()) -> bytes:
     """Return the encoded handshake, with which each connection begins."""
-    data = _encode(Handshake(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
-    return _LENGTH.pack(len(data)) + data
+    return _packed(Handshake(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
 
 
 def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
@@ -80,20 +76,21 @@ def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
 
 def frame(messages: Sequence[AnyMessage]) -> bytes:
     """Return one frame that contains all `messages`."""
-    data = _encode(messages)
+    return _packed(messages)
+
+
+def _packed(content: object) -> bytes:
+    data = msgspec.msgpack.encode(content)
     return _LENGTH.pack(len(data)) + data
 
 
 class Frames:
-    """Decodes the frames that arrive on one connection."""
+    """Decodes the frames that arrive on one connection.
+
+    The sender must belong to `group` and have another name than this member, `me`.
+    """
 
     def __init__(self, group: str, me: str) -> None:
-        """Create a decoder.
-
-        Args:
-            group: The group that senders must belong to.
-            me: The name of this member, which no sender may have.
-        """
         self.handshake: Handshake | None = None
         """The sender's handshake, or None before it has arrived."""
         self._group = group
@@ -108,8 +105,7 @@ class Frames:
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
         """Decode received bytes. Yield the messages that are now complete.
 
-        Raises:
-            ProtocolError: No correct member of the group would send this data.
+        Raises ProtocolError if no correct member of the group would send this data.
         """
         rest = self._rest
         rest += data
@@ -125,17 +121,18 @@ class Frames:
                 body = bytes(rest[at + _LENGTH.size : end])
                 at = end
                 if self.handshake is None:
-                    self._check_handshake(body)
-                else:
-                    yield from self._decoded(body, self.handshake.sender)
+                    self._check_handshake(_decoded(_handshake, body, "handshake of"))
+                    continue
+                messages = _decoded(_messages, body, "messages from")
+                for message in messages:
+                    if message.sender != (sender := self.handshake.sender):
+                        other = message.sender
+                        raise ProtocolError(f"member {sender!r} sent a message in the name of {other!r}")
+                yield from messages
         finally:
             del rest[:at]
 
-    def _check_handshake(self, body: bytes) -> None:
-        try:
-            found = _handshake.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"invalid handshake of a raft member: {error}") from None
+    def _check_handshake(self, found: Handshake) -> None:
         if (found.magic, found.version) != (MAGIC, VERSION):
             raise ProtocolError(
                 f"unsupported version {found.version} of {found.magic!r}: {VERSION} is supported"
@@ -154,12 +151,9 @@ class Frames:
                 raise ProtocolError(f"member {found.sender!r} cannot be reached at {addr[:40]!r}")
         self.handshake = found
 
-    def _decoded(self, body: bytes, sender: str) -> list[AnyMessage]:
-        try:
-            messages = _messages.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"invalid messages from a raft member: {error}") from None
-        for message in messages:
-            if message.sender != sender:
-                raise ProtocolError(f"member {sender!r} sent a message in the name of {message.sender!r}")
-        return messages
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes, what: str) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"invalid {what} a raft member: {error}") from None
