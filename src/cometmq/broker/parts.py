@@ -148,7 +148,7 @@ class BrokerParts:
             Periodic(self._loop, TOPIC_COUNTS_S, self._count_topics, name="counting of topics' messages"),
             Periodic(self._loop, CHECK_S, self.slow_readers.check, name="check for slow readers"),
         ]
-        for part in (self.writer, self.replication, self.pulls, self.pops.pops):
+        for part in (self.writer, self.replication, self.pulls, self.pops.pops, self.lite.pops):
             tick.at_end(part.end_tick)
 
     def _replication_context(self) -> ReplicationContext:
@@ -194,7 +194,7 @@ class BrokerParts:
         self.pulls = PullProcessor(config, store, tick, tables, stats, checks, moved, self.slow_readers)
         arrivals = self.pulls.long_poll
         self.pops = PopService(config, clock, store, tables, stats, tick, writer, filters, arrivals)
-        self.lite = LiteService(config, clock, store, tables, stats, self.pops.retries, arrivals)
+        self.lite = LiteService(config, clock, store, tables, stats, tick, self.pops.retries, arrivals)
         writer.on_refused = self.lite.refused
         self.modes = ConsumeModes(config, tables, self.consumers, self.registrar.route)
         self.timed = TimedSends(config, clock, store, tables)

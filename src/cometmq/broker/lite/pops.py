@@ -12,24 +12,20 @@ searches. A lite topic is added to it when a message arrives, and when the last 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cometmq import logs
-from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.lite.lite_queues import LiteQueues
 from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
-from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
-from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
-from cometmq.broker.pop.pops import FOUND, POLLING_FULL, POLLING_TIMEOUT, WOKEN_PER_TICK, CheckedPop
+from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
+from cometmq.broker.pop.polls import FOUND, POLLING_TIMEOUT, CheckedPop, PollKey, PopServer
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
-from cometmq.periodic import Tasks
 from cometmq.protocol.lite import all_with
-from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads
+from cometmq.store import CACHED, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
@@ -58,41 +54,28 @@ class LitePop(CheckedPop):
 
     Attributes:
         per_topic: The maximum number of messages from one lite topic.
-        answer: Is called once, with the request and a response code.
         found: The messages found so far, in the order of the response.
     """
 
     client_id: str
     parent: str
     per_topic: int
-    answer: Callable[[LitePop, int], None]
     found: list[PoppedMessage] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False, kw_only=True)
-class LitePops:
-    """Serves the pops from lite topics. `on_leased` is called after messages have been leased."""
+class LitePops(PopServer[LitePop]):
+    """Serves the pops from lite topics."""
 
-    clock: Clock
-    store: MessageStore
-    stats: Stats
     groups: SubscriptionGroups
     queues: LiteQueues
     subscriptions: LiteSubscriptions
-    leases: Leases
     retries: Retries
-    on_leased: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.polls = Polls(lambda _topic, _of_pop: None)
-        self._woken: deque[ParkedPop] = deque()
+        super().__post_init__()
         self._searching: set[Subscriber] = set()
-        self._tasks = Tasks()
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopping = False
-        self._log_limit = logs.LogLimiter()
 
     # -- serving
 
@@ -109,7 +92,7 @@ class LitePops:
             self._prepare(request, subscriber)
             self._go_on(request, subscriber)
         elif not request.owner.closed:
-            self._park(request)
+            self._wait(request)
 
     def _prepare(self, request: LitePop, subscriber: Subscriber) -> None:
         """Add to `ready` what a restored subscriber lacks, and the queues of a pop that is repeated."""
@@ -297,14 +280,10 @@ class LitePops:
     def _finish(self, request: LitePop, subscriber: Subscriber) -> None:
         count = len(request.found)
         if not count:
-            self._park(request)
+            self._wait(request)
             return
-        self.stats.found += count
-        self.stats.transferred += count
-        key = (request.group, request.parent)
-        self.stats.group_get[key] = self.stats.group_get.get(key, 0) + count
         subscriber.attempt = (request.attempt_id, request.queues)
-        self.on_leased()
+        self._count_leased(request.group, request.parent, count)
         request.answer(request, FOUND)
         if subscriber.ready:
             self._wake(subscriber)
@@ -345,62 +324,10 @@ class LitePops:
                 woken.add(subscriber.group)
 
     def _wake(self, subscriber: Subscriber) -> bool:
-        """Serve a parked pop of a client in the next event-loop iteration. Return False if there is none."""
+        """Wake a parked pop of a client. Return False if there is none."""
         woken = self.polls.wake_group(subscriber.group, subscriber.client_id, -1)
-        self._serve_soon(woken)
+        self.wake(woken)
         return bool(woken)
 
-    def _serve_soon(self, woken: Sequence[ParkedPop]) -> None:
-        if woken and not self._woken:
-            self._loop.call_soon(self._serve_woken)
-        self._woken.extend(woken)
-
-    def _serve_woken(self) -> None:
-        woken = self._woken
-        for _ in range(min(len(woken), WOKEN_PER_TICK)):
-            self.serve(woken.popleft().request)
-        if woken:
-            self._loop.call_soon(self._serve_woken)
-
-    def _park(self, request: LitePop) -> None:
-        now_ms = int(self._loop.time() * 1000)
-        hold_ms = request.left_ms(now_ms)
-        key = PollKey(request.group, request.client_id, -1)
-        if hold_ms <= 0 or self._stopping:
-            request.answer(request, POLLING_TIMEOUT)
-        elif not self.polls.has_room(key):
-            request.answer(request, POLLING_FULL)
-        else:
-            parked = ParkedPop(request.owner, request.opaque, key, (request.client_id,), None, request)
-            self.polls.park(parked, now_ms, hold_ms)
-            self._arm(now_ms)
-
-    def _arm(self, now_ms: int) -> None:
-        at_ms = self.polls.next_deadline()
-        if at_ms is not None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(max(at_ms - now_ms, 0) / 1000, self._expire_polls)
-
-    def _expire_polls(self) -> None:
-        now_ms = int(self._loop.time() * 1000)
-        self._serve_soon(self.polls.expire(now_ms))
-        self._arm(now_ms)
-
-    def withdraw(self, owner: object, opaque: int) -> None:
-        """Answer a parked pop, because its client waits no longer."""
-        for parked in self.polls.withdraw(owner, opaque):
-            parked.request.answer(parked.request, POLLING_TIMEOUT)
-
-    def restart(self) -> None:
-        """Accept pops again after `stop`."""
-        self._stopping = False
-
-    async def stop(self) -> None:
-        """Answer all waiting pops, because the broker is stopping or is no longer the master."""
-        self._stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._woken.extend(self.polls.wake_all())
-        self._serve_woken()
-        await self._tasks.finish()
+    def _wait(self, request: LitePop) -> None:
+        self._park(request, PollKey(request.group, request.client_id, -1), (request.client_id,))

@@ -13,7 +13,7 @@ from cometmq.broker.lite.pops import LitePop
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
 from cometmq.broker.pop.leases import QueueKey
-from cometmq.broker.pop.pops import FOUND
+from cometmq.broker.pop.polls import FOUND
 from cometmq.broker.pop.requests import LEASE_ENDED, RESPONSE_TAIL, PopProcessor
 from cometmq.errors import BodyError, CommandError
 from cometmq.protocol import lite

@@ -34,7 +34,7 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import NotifyUnsubscribeLiteRequestHeader
 from cometmq.protocol.properties.values import put, value_of
-from cometmq.remoting import Connection
+from cometmq.remoting import Connection, Tick
 from cometmq.store import Arrivals, Clock, MessageStore, TickMessage
 from cometmq.text import printable
 
@@ -62,6 +62,7 @@ class LiteService:
     store: MessageStore
     tables: DurableTables
     stats: Stats
+    tick: Tick
     retries: Retries
     arrivals: LongPoll
 
@@ -86,7 +87,7 @@ class LiteService:
             clock=self.clock, leases=self.leases, retries=self.retries, freed=self._freed
         )
         self.pops = LitePops(
-            clock=self.clock, store=self.store, stats=self.stats, groups=self.tables.groups,
+            clock=self.clock, store=self.store, stats=self.stats, tick=self.tick, groups=self.tables.groups,
             queues=self.queues, subscriptions=self.subscriptions, leases=self.leases,
             retries=self.retries, on_leased=self.expiry.arm,
         )  # fmt: skip

@@ -1,29 +1,41 @@
-"""The table of parked pops, which wait for messages. This module uses no sockets and no clock.
+"""Pops that wait for messages: their table, and the server that parks and wakes them.
 
 A pop that found nothing is parked under its group, topic and queue id (-1 for all queues). A new message in
 the topic, or in the group's retry topic, wakes the pop of each group that has waited longest. After a pop has
-been served, and if there is more to read, its caller wakes the next one. So no more pops wake than needed.
+been served, and if there is more to read, its server wakes the next one. So no more pops wake than needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from cometmq import logs
+from cometmq.broker.base.deadlines import DeadlineTimer
+from cometmq.broker.base.stats import Stats
+from cometmq.broker.pop.leases import Leases
 from cometmq.broker.pull.checks import Wanted
-from cometmq.store import Arrivals, tag_matches
+from cometmq.broker.pull.long_poll import ParkedTable, remove
+from cometmq.periodic import Tasks
+from cometmq.protocol.codes import ResponseCode
+from cometmq.remoting import Connection, Tick
+from cometmq.store import Arrivals, Clock, MessageStore, tag_matches
 
+FOUND = int(ResponseCode.SUCCESS)
+POLLING_FULL = int(ResponseCode.POLLING_FULL)
+POLLING_TIMEOUT = int(ResponseCode.POLLING_TIMEOUT)
+WOKEN_PER_TICK = 64
 MAX_PER_KEY = 1_024
 """The maximum number of pops that are parked under one group, topic and queue id."""
 MAX_PARKED = 100_000
 """The maximum number of parked pops of a broker."""
-DEADLINE_GRAIN_MS = 50
-"""Deadlines are rounded up to a multiple of this time, so a response may be late by it."""
 MAX_HOLD_MS = 60_000
 """The maximum time, in ms, for which a pop is parked."""
 TAGS_PER_POP = 16
 """A pop counts as one more pop towards MAX_PARKED for each TAGS_PER_POP tags of its filter."""
-K = TypeVar("K")
 _MAX_FILTERS_TRIED = 4  # Number of parked pops of one group whose filters are compared with a new message
 
 
@@ -35,35 +47,50 @@ class PollKey(NamedTuple):
     queue_id: int
 
 
-class ParkedPop:
-    """One parked pop. `request` is what the pop processor needs to serve it."""
+_NOTHING = PollKey("", "", -1)
 
-    __slots__ = ("bucket", "key", "opaque", "owner", "request", "topics", "wanted", "weight")
 
-    def __init__(
-        self,
-        owner: object,
-        opaque: int,
-        key: PollKey,
-        topics: tuple[str, ...],
-        wanted: Wanted,
-        request: Any,
-    ) -> None:
-        self.owner = owner
-        self.opaque = opaque
-        """The number of the request, by which the owner can withdraw the pop."""
-        self.key = key
-        self.topics = topics
-        """The topics whose messages wake the pop: the topic itself and the group's retry topics."""
-        self.wanted = wanted
-        self.request = request
-        self.bucket = 0
-        self.weight = 1 + (len(wanted) // TAGS_PER_POP if isinstance(wanted, frozenset) else 0)
+@dataclass(slots=True, eq=False, kw_only=True)
+class CheckedPop:
+    """The part of a checked pop that all kinds of pops have.
+
+    Attributes:
+        owner: The connection.
+        opaque: The number of the request on its connection, by which the owner can withdraw the pop.
+        answer: Is called once, with the request and a response code.
+        wanted: The filter. It is set before the request is served.
+        key: What the pop waits for while it is parked.
+        topics: The topics whose messages wake the pop.
+        until_ms: The deadline of the wait, by the clock of the event loop; -1 before the pop is parked.
+        pop_ms: The wall-clock time at which the pop was served last.
+    """
+
+    owner: Connection
+    opaque: int
+    group: str
+    answer: Callable[[Any, int], None]
+    count: int = 1
+    invisible_ms: int = 0
+    poll_ms: int = 0
+    attempt_id: str = ""
+    wanted: Wanted = None
+    key: PollKey = _NOTHING
+    topics: tuple[str, ...] = ()
+    bucket: int = 0
+    until_ms: int = -1
+    pop_ms: int = 0
+
+    @property
+    def weight(self) -> int:
         """The number of pops as which this one counts towards MAX_PARKED."""
+        return 1 + (len(self.wanted) // TAGS_PER_POP if isinstance(self.wanted, frozenset) else 0)
 
 
-class Polls:
-    """All parked pops of a broker."""
+P = TypeVar("P", bound=CheckedPop)
+
+
+class Polls(ParkedTable[P]):
+    """All parked pops of a broker, or all of those from lite topics."""
 
     def __init__(self, watch: Callable[[str, str], None]) -> None:
         """Create an empty table.
@@ -71,16 +98,12 @@ class Polls:
         `watch` is called with each topic whose messages must be reported, and with the topic of the pop. The
         two differ if the first one is a retry topic.
         """
+        super().__init__(MAX_HOLD_MS)
         self._watch = watch
-        self._keys: dict[PollKey, dict[ParkedPop, None]] = {}
+        self._keys: dict[PollKey, dict[P, None]] = {}
         self._by_topic: dict[str, dict[PollKey, None]] = {}
-        self._buckets: dict[int, dict[ParkedPop, None]] = {}
-        self._owners: dict[object, dict[ParkedPop, None]] = {}
-        self._numbered: dict[tuple[object, int], ParkedPop] = {}  # By owner and number of the request
-        self._count = self._weight = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self._numbered: dict[tuple[object, int], P] = {}  # By owner and number of the request
+        self._weight = 0
 
     def count(self, key: PollKey) -> int:
         """Return the number of pops that are parked under a key."""
@@ -94,24 +117,19 @@ class Polls:
         """Return whether one more pop can be parked under a key."""
         return self._weight < MAX_PARKED and self.count(key) < MAX_PER_KEY
 
-    def park(self, pop: ParkedPop, now_ms: int, hold_ms: int) -> int:
+    def park(self, pop: P, now_ms: int, hold_ms: int) -> int:
         """Park a pop for `hold_ms`. Return the time in ms at which `expire` must be called for it."""
-        bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
-        pop.bucket = bucket
         for topic in pop.topics:
             self._by_topic.setdefault(topic, {})[pop.key] = None
             self._watch(topic, pop.key.topic)
         self._keys.setdefault(pop.key, {})[pop] = None
-        self._buckets.setdefault(bucket, {})[pop] = None
-        self._owners.setdefault(pop.owner, {})[pop] = None
         self._numbered[pop.owner, pop.opaque] = pop
-        self._count += 1
         self._weight += pop.weight
-        return bucket * DEADLINE_GRAIN_MS
+        return self._enter(pop, now_ms, hold_ms)
 
-    def arrived(self, arrivals: Arrivals) -> list[ParkedPop]:
+    def arrived(self, arrivals: Arrivals) -> list[P]:
         """Remove and return the pops that new messages wake: at most one of each key."""
-        woken: dict[PollKey, ParkedPop] = {}
+        woken: dict[PollKey, P] = {}
         for topic, queue_id, _, tags_code, _ in arrivals:
             for key in self._by_topic.get(topic, ()):
                 if key in woken or (key.queue_id not in (-1, queue_id) and topic == key.topic):
@@ -123,9 +141,9 @@ class Polls:
                         break
                     if tried == _MAX_FILTERS_TRIED:
                         break
-        return self._unpark(woken.values())
+        return self._unpark(list(woken.values()))
 
-    def wake_group(self, group: str, topic: str, queue_id: int) -> list[ParkedPop]:
+    def wake_group(self, group: str, topic: str, queue_id: int) -> list[P]:
         """Remove and return one pop of each key of a group that waits for a queue or, with -1, for any."""
         found = []
         for each in dict.fromkeys((-1, queue_id)):
@@ -134,57 +152,114 @@ class Polls:
                 found.append(next(iter(parked)))
         return self._unpark(found)
 
-    def wake_topic(self, topic: str) -> list[ParkedPop]:
+    def wake_topic(self, topic: str) -> list[P]:
         """Remove and return all pops that wait for a topic, for instance a deleted one."""
         return self._unpark([pop for key in self._by_topic.get(topic, ()) for pop in self._keys[key]])
 
-    def expire(self, now_ms: int) -> list[ParkedPop]:
-        """Remove and return the pops whose deadline has passed."""
-        grain = now_ms // DEADLINE_GRAIN_MS
-        return self._unpark(
-            [pop for bucket in sorted(self._buckets) if bucket <= grain for pop in self._buckets[bucket]]
-        )
-
-    def next_deadline(self) -> int | None:
-        """Return the time in ms at which `expire` must be called next, or None if no pop is parked."""
-        return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
-
-    def drop(self, owner: object) -> None:
-        """Remove the pops of a closed connection (`owner`)."""
-        self._unpark(list(self._owners.get(owner, ())))
-
-    def withdraw(self, owner: object, opaque: int) -> list[ParkedPop]:
+    def withdraw(self, owner: object, opaque: int) -> list[P]:
         """Remove and return the pop with this owner and request number, if there is one."""
         pop = self._numbered.get((owner, opaque))
         return self._unpark([] if pop is None else [pop])
 
-    def wake_all(self) -> list[ParkedPop]:
-        """Remove and return all parked pops, because the broker is stopping."""
-        return self._unpark([pop for parked in self._keys.values() for pop in parked])
-
-    def _unpark(self, pops: Iterable[ParkedPop]) -> list[ParkedPop]:
-        """Remove the given pops from the tables, and return them."""
-        found = list(pops)
+    def _unpark(self, found: list[P]) -> list[P]:
         for pop in found:
-            self._count -= 1
             self._weight -= pop.weight
-            key = pop.key
-            _remove(self._buckets, pop.bucket, pop)
-            _remove(self._owners, pop.owner, pop)
-            _remove(self._keys, key, pop)
+            remove(self._keys, pop.key, pop)
             if self._numbered.get((pop.owner, pop.opaque)) is pop:
                 del self._numbered[pop.owner, pop.opaque]
-            if key in self._keys:
-                continue
-            for topic in pop.topics:
-                keys = self._by_topic[topic]
-                del keys[key]
-                if not keys:
-                    del self._by_topic[topic]
-        return found
+            if pop.key not in self._keys:
+                for topic in pop.topics:
+                    remove(self._by_topic, topic, pop.key)
+        return super()._unpark(found)
 
 
-def _remove(table: dict[K, dict[ParkedPop, None]], name: K, pop: ParkedPop) -> None:
-    del table[name][pop]
-    if not table[name]:
-        del table[name]
+@dataclass(eq=False, kw_only=True)
+class PopServer(Generic[P]):
+    """Parks pops that find nothing and serves them again: the common part of all kinds of pops.
+
+    Its `end_tick` must run after that of the pulls.
+    """
+
+    clock: Clock
+    store: MessageStore
+    tick: Tick
+    stats: Stats
+    leases: Leases
+    on_leased: Callable[[], None]
+    """Called after messages have been leased."""
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.polls = Polls[P](self._watch)
+        self._ready: deque[P] = deque()
+        self._tasks = Tasks()
+        self._timer = DeadlineTimer(self._loop, self._expire_polls)
+        self._stopping = False
+        self._log_limit = logs.LogLimiter()
+
+    def serve(self, request: P) -> None:
+        """Read messages for a pop, and answer or park it."""
+        raise NotImplementedError
+
+    def _watch(self, topic: str, origin: str) -> None:
+        """Let the arrivals in a topic be reported (see `Polls`)."""
+
+    def _count_leased(self, group: str, topic: str, count: int) -> None:
+        self.stats.found += count
+        self.stats.transferred += count
+        self.stats.group_get[group, topic] = self.stats.group_get.get((group, topic), 0) + count
+        self.on_leased()
+
+    def _park(self, request: P, key: PollKey, topics: tuple[str, ...]) -> None:
+        now_ms = self._timer.now_ms()
+        if request.until_ms < 0:
+            request.until_ms = now_ms + request.poll_ms
+        if request.until_ms <= now_ms or self._stopping:
+            request.answer(request, POLLING_TIMEOUT)
+        elif not self.polls.has_room(key):
+            request.answer(request, POLLING_FULL)
+        else:
+            request.key, request.topics = key, topics
+            self._timer.arm(self.polls.park(request, now_ms, request.until_ms - now_ms))
+
+    def _expire_polls(self, now_ms: int) -> int | None:
+        self.wake(self.polls.expire(now_ms))
+        return self.polls.next_deadline()
+
+    def wake(self, pops: Sequence[P]) -> None:
+        """Serve parked pops at the end of this event-loop tick, or of later ones."""
+        if pops:
+            self._ready.extend(pops)
+            self.tick.schedule()
+
+    def withdraw(self, owner: Connection, opaque: int) -> None:
+        """Answer a parked pop, because its client does not wait for it any more.
+
+        Args:
+            owner: The connection of the pop.
+            opaque: The number of the pop's request.
+        """
+        for pop in self.polls.withdraw(owner, opaque):
+            pop.answer(pop, POLLING_TIMEOUT)
+
+    def restart(self) -> None:
+        """Accept pops again after `stop`."""
+        self._stopping = False
+
+    async def stop(self) -> None:
+        """Answer all waiting pops, because the broker is stopping or is no longer the master."""
+        self._stopping = True
+        self._timer.cancel()
+        self.wake(self.polls.wake_all())
+        while self._ready:
+            self.serve(self._ready.popleft())
+        await self._tasks.finish()
+
+    def end_tick(self) -> None:
+        """Serve woken pops, up to a limit per event-loop tick."""
+        ready = self._ready
+        for _ in range(min(len(ready), WOKEN_PER_TICK)):
+            self.serve(ready.popleft())
+        if ready:
+            # Schedule the next tick via the event loop, because a running tick cannot schedule itself.
+            self._loop.call_soon(self.tick.schedule)

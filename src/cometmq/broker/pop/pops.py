@@ -11,42 +11,41 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cometmq import logs
 from cometmq.broker.base.attributes import has_priorities
-from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.retry_records import is_retry_of
-from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.filters.sql_filters import FilterScan
 from cometmq.broker.groups.offset_requests import is_on_disk
-from cometmq.broker.pop.leases import LeasedQueue, Leases, Pop, QueueKey
+from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
 from cometmq.broker.pop.plan import Place, plan
-from cometmq.broker.pop.polls import ParkedPop, PollKey, Polls
+from cometmq.broker.pop.polls import (
+    FOUND,
+    POLLING_FULL,
+    POLLING_TIMEOUT,
+    CheckedPop,
+    PollKey,
+    PopServer,
+)
 from cometmq.broker.pop.records import offsets_of, split
 from cometmq.broker.pull.backlog import Backlog
-from cometmq.broker.pull.checks import Wanted
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
-from cometmq.periodic import Tasks
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.pop import TopicKind
 from cometmq.protocol.sql import SqlFilter
-from cometmq.remoting import Tick
 from cometmq.store import (
     CACHED,
     Arrivals,
     Buffer,
-    Clock,
     GetStatus,
-    MessageStore,
     NotInMemory,
     ReadResult,
     Reads,
@@ -54,27 +53,11 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-FOUND = int(ResponseCode.SUCCESS)
-POLLING_FULL = int(ResponseCode.POLLING_FULL)
-POLLING_TIMEOUT = int(ResponseCode.POLLING_TIMEOUT)
 SCAN_S = 0.001
 """The maximum duration of the filter scan of one pop, in seconds, as it blocks the event loop."""
 SCAN_SHARE = 0.5
 MAX_SCANS_PER_TICK = 4
-WOKEN_PER_TICK = 64
 _MAX_READS = 4  # Number of reads from one queue in a turn: more follow if filters or acks leave nothing
-
-
-class Owner(Protocol):
-    """The connection of a pop."""
-
-    closed: bool
-
-    def hold(self) -> None:
-        """Read no further request of this connection until `release`."""
-
-    def release(self) -> None:
-        """End the effect of one `hold`."""
 
 
 class PoppedQueue(NamedTuple):
@@ -98,52 +81,20 @@ class PoppedQueue(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class CheckedPop:
-    """The part of a checked pop that all kinds of pops have.
-
-    Attributes:
-        owner: The connection.
-        opaque: The number of the request on its connection.
-        until_ms: The deadline of the wait, by the clock of the event loop; -1 before the pop is parked.
-        pop_ms: The wall-clock time at which the pop was served last.
-    """
-
-    owner: Owner
-    opaque: int
-    group: str
-    count: int = 1
-    invisible_ms: int = 0
-    poll_ms: int = 0
-    attempt_id: str = ""
-    until_ms: int = -1
-    pop_ms: int = 0
-
-    def left_ms(self, now_ms: int) -> int:
-        """Return how long the pop may still wait. The wait begins with the first call."""
-        if self.until_ms < 0:
-            self.until_ms = now_ms + self.poll_ms
-        return self.until_ms - now_ms
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
 class PopRequest(CheckedPop):
     """A checked pop, with everything that is needed to serve it now or later.
 
     Attributes:
         queue_id: The queue, or -1 for all queues of the topic.
         from_end: Whether a new group starts at the end of the queues.
-        answer: Is called once, with the request, a response code and the messages.
         leases: Whether the messages are leased. If they are not, the group's next pop receives them, too.
-        wanted: The filter. It is set before the request is served.
     """
 
     topic: str
     queue_id: int
-    answer: Callable[[PopRequest, int], None]
     ordered: bool = False
     from_end: bool = True
     leases: bool = True
-    wanted: Wanted = None
     # What has been read so far:
     rest: int = 0
     taken: int = 0
@@ -154,24 +105,15 @@ class PopRequest(CheckedPop):
 
 
 @dataclass(eq=False, kw_only=True)
-class Pops:
-    """Serves the pops of a broker. Its `end_tick` must run after that of the pulls."""
+class Pops(PopServer[PopRequest]):
+    """Serves the pops of a broker, except those from lite topics."""
 
-    clock: Clock
-    store: MessageStore
-    tick: Tick
     tables: DurableTables
-    stats: Stats
-    leases: Leases
     arrivals: LongPoll
-    on_leased: Callable[[], None]
-    """Called after messages have been leased."""
 
     def __post_init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.polls = Polls(self._watch)
+        super().__post_init__()
         self._watched: dict[str, int] = {}  # The number of queues of each topic whose arrivals are reported
-        self._ready: deque[PopRequest] = deque()
         self._scans = Backlog[PopRequest](
             self.serve,
             lambda: self.store.log.end,
@@ -180,10 +122,6 @@ class Pops:
             at_once=MAX_SCANS_PER_TICK,
         )
         self._scans_due = False
-        self._tasks = Tasks()
-        self._timer = DeadlineTimer(self._loop, self._expire_polls)
-        self._stopping = False
-        self._log_limit = logs.LogLimiter()
 
     # -- serving
 
@@ -390,46 +328,25 @@ class Pops:
         request.answer(request, FOUND if request.found else int(ResponseCode.SYSTEM_ERROR))
 
     def _finish(self, request: PopRequest) -> None:
-        stats = self.stats
         if request.taken:
             if request.leases:
-                stats.found += request.taken
-                stats.transferred += request.taken
-                key = (request.group, request.topic)
-                stats.group_get[key] = stats.group_get.get(key, 0) + request.taken
-                self.on_leased()
+                self._count_leased(request.group, request.topic, request.taken)
             request.answer(request, FOUND)
             if request.rest or request.unfinished or not request.leases:
                 self._wake_next(request)
         elif request.unfinished and not self._stopping and self._scans.wait(request):
             self._schedule_scans()
         else:
-            self._park(request)
+            key = PollKey(request.group, request.topic, request.queue_id)
+            retries = () if request.ordered else (TopicKind.RETRY_V1, TopicKind.RETRY_V2)
+            topics = (request.topic, *(kind.topic(request.topic, request.group) for kind in retries))
+            self._park(request, key, topics)
 
     def _wake_next(self, request: PopRequest) -> None:
         """Wake another pop of the group, for the messages that a pop has not taken."""
         self.wake(self.polls.wake_group(request.group, request.topic, request.queue_id))
 
     # -- waiting
-
-    def _park(self, request: PopRequest) -> None:
-        now_ms = self._timer.now_ms()
-        left_ms = request.left_ms(now_ms)
-        if left_ms <= 0 or self._stopping:
-            request.answer(request, POLLING_TIMEOUT)
-            return
-        key = PollKey(request.group, request.topic, request.queue_id)
-        if not self.polls.has_room(key):
-            request.answer(request, POLLING_FULL)
-            return
-        topics: tuple[str, ...] = (request.topic,)
-        if not request.ordered:
-            topics += (
-                TopicKind.RETRY_V1.topic(request.topic, request.group),
-                TopicKind.RETRY_V2.topic(request.topic, request.group),
-            )
-        parked = ParkedPop(request.owner, request.opaque, key, topics, request.wanted, request)
-        self._timer.arm(self.polls.park(parked, now_ms, left_ms))
 
     def _watch(self, topic: str, origin: str) -> None:
         """Let the arrivals in all queues of a topic be reported.
@@ -451,10 +368,6 @@ class Pops:
             for queue_id in range(self._watched.pop(topic)):
                 self.arrivals.unwatch(topic, queue_id)
 
-    def _expire_polls(self, now_ms: int) -> int | None:
-        self.wake(self.polls.expire(now_ms))
-        return self.polls.next_deadline()
-
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pops that wait for messages that have become visible."""
         if len(self.polls):
@@ -464,46 +377,9 @@ class Pops:
         """Wake a pop that waits for a queue that was blocked by leases of an ordered pop."""
         self.wake(self.polls.wake_group(*key))
 
-    def wake(self, pops: Sequence[ParkedPop]) -> None:
-        """Serve parked pops at the end of this event-loop tick, or of later ones."""
-        if pops:
-            self._ready.extend(pop.request for pop in pops)
-            self.tick.schedule()
-
-    def withdraw(self, owner: Owner, opaque: int) -> None:
-        """Answer a parked pop, because its client does not wait for it any more.
-
-        Args:
-            owner: The connection of the pop.
-            opaque: The number of the pop's request.
-        """
-        for pop in self.polls.withdraw(owner, opaque):
-            pop.request.answer(pop.request, POLLING_TIMEOUT)
-
-    def restart(self) -> None:
-        """Accept pops again after `stop`."""
-        self._stopping = False
-
     async def stop(self) -> None:
-        """Answer all waiting pops, because the broker is stopping."""
-        self._stopping = True
-        self._timer.cancel()
-        self.wake(self.polls.wake_all())
-        while self._ready:
-            self.serve(self._ready.popleft())
+        await super().stop()
         self._scans.serve_all()
-        await self._tasks.finish()
-
-    def end_tick(self) -> None:
-        """Serve woken pops, up to a limit per event-loop tick."""
-        ready = self._ready
-        if not ready:
-            return
-        for _ in range(min(len(ready), WOKEN_PER_TICK)):
-            self.serve(ready.popleft())
-        if ready:
-            # Schedule the next tick via the event loop, because a running tick cannot schedule itself.
-            self._loop.call_soon(self.tick.schedule)
 
     def _schedule_scans(self) -> None:
         if not self._scans_due:

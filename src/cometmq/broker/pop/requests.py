@@ -11,8 +11,8 @@ from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.replies import frame_of
 from cometmq.broker.filters.sql_filters import NotCompiled
 from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
-from cometmq.broker.pop.polls import PollKey
-from cometmq.broker.pop.pops import FOUND, POLLING_FULL, PoppedQueue, PopRequest
+from cometmq.broker.pop.polls import FOUND, POLLING_FULL, PollKey
+from cometmq.broker.pop.pops import PoppedQueue, PopRequest
 from cometmq.broker.pop.records import renamed, split
 from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService

@@ -13,8 +13,8 @@ a limit can be put aside: then only its deadline wakes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from cometmq.store import tag_matches
 
@@ -32,6 +32,73 @@ MAX_FILTERS = 256
 Key = tuple[str, int]  # Topic and queue id of the queue on which a pull is parked
 Codes = frozenset[int] | None
 K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Parked(Protocol):
+    """A parked request of a connection (`owner`). `bucket` is the table's entry for its deadline."""
+
+    @property
+    def owner(self) -> object: ...
+
+    bucket: int
+
+
+P = TypeVar("P", bound=Parked)
+
+
+class ParkedTable(Generic[P]):
+    """Parked requests, by deadline and by connection."""
+
+    def __init__(self, max_hold_ms: int) -> None:
+        """Create an empty table. No request is parked for more than `max_hold_ms`."""
+        self._max_hold_ms = max_hold_ms
+        self._buckets: dict[int, dict[P, None]] = {}
+        self._owners: dict[object, dict[P, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _enter(self, parked: P, now_ms: int, hold_ms: int) -> int:
+        """Add a request. Return the time in ms at which `expire` must be called for it."""
+        bucket = (now_ms + min(max(hold_ms, 0), self._max_hold_ms)) // DEADLINE_GRAIN_MS + 1
+        parked.bucket = bucket
+        self._buckets.setdefault(bucket, {})[parked] = None
+        self._owners.setdefault(parked.owner, {})[parked] = None
+        self._count += 1
+        return bucket * DEADLINE_GRAIN_MS
+
+    def _unpark(self, found: list[P]) -> list[P]:
+        """Remove the given requests from the tables, and return them."""
+        self._count -= len(found)
+        buckets, owners = self._buckets, self._owners
+        for parked in found:
+            due, of_owner = buckets[parked.bucket], owners[parked.owner]
+            del due[parked], of_owner[parked]
+            if not due:
+                del buckets[parked.bucket]
+            if not of_owner:
+                del owners[parked.owner]
+        return found
+
+    def expire(self, now_ms: int) -> list[P]:
+        """Remove and return the requests whose deadline has passed."""
+        grain = now_ms // DEADLINE_GRAIN_MS
+        over = sorted(bucket for bucket in self._buckets if bucket <= grain)
+        return self._unpark([parked for bucket in over for parked in self._buckets[bucket]])
+
+    def next_deadline(self) -> int | None:
+        """Return the time in ms at which `expire` must be called next, or None if nothing is parked."""
+        return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
+
+    def drop(self, owner: object) -> None:
+        """Remove the requests of a closed connection (`owner`)."""
+        self._unpark(list(self._owners.get(owner, ())))
+
+    def wake_all(self) -> list[P]:
+        """Remove and return all parked requests, because the broker is stopping."""
+        return self._unpark([parked for bucket in self._buckets.values() for parked in bucket])
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +118,6 @@ class ParkedPull:
     bucket: int = 0
     key: Key = ("", 0)
     on_queue: OnQueue | None = None
-    of_owner: OfOwner = field(init=False)
 
 
 class OnQueue:
@@ -64,30 +130,16 @@ class OnQueue:
         self.count = 0
 
 
-class OfOwner:
-    """The parked pulls of one connection, and the sum of their weights, which has a limit."""
-
-    __slots__ = ("pulls", "weight")
-
-    def __init__(self) -> None:
-        self.pulls: dict[ParkedPull, None] = {}
-        self.weight = 0
-
-
-class LongPoll:
+class LongPoll(ParkedTable[ParkedPull]):
     """All parked pulls of a broker."""
 
     def __init__(self) -> None:
+        super().__init__(MAX_HOLD_MS)
         # The store reports new messages only of these queues: those with parked pulls, and those passed to
         # `watch`. Other modules must not change this table.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
-        self._buckets: dict[int, dict[ParkedPull, None]] = {}
-        self._owners: dict[object, OfOwner] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self._weights: dict[object, int] = {}  # The total weight of the parked pulls of each connection
 
     def watch(self, topic: str, queue_id: int) -> None:
         """Keep a queue in `queues` even if no pull is parked on it, so that its new messages are reported."""
@@ -104,8 +156,7 @@ class LongPoll:
 
     def has_room(self, topic: str, queue_id: int, pull: ParkedPull, max_of_owner: int, max_here: int) -> bool:
         """Return whether `pull` can be parked on a queue without exceeding a limit."""
-        owner = self._owners.get(pull.owner)
-        if pull.weight + (0 if owner is None else owner.weight) > max_of_owner:
+        if pull.weight + self._weights.get(pull.owner, 0) > max_of_owner:
             return False
         here = self.queues.get((topic, queue_id))
         if here is None:
@@ -120,22 +171,13 @@ class LongPoll:
             here = self.queues[key] = OnQueue()
         pull.on_queue = here
         here.count += 1
-        add(here.filters, pull.codes, pull)
+        here.filters.setdefault(pull.codes, {})[pull] = None
         return self.put_aside(pull, now_ms, hold_ms)
 
     def put_aside(self, pull: ParkedPull, now_ms: int, hold_ms: int) -> int:
         """Park `pull` so that only its deadline wakes it. Return the time in ms at which to call `expire`."""
-        bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
-        pull.bucket = bucket
-        add(self._buckets, bucket, pull)
-        owner = self._owners.get(pull.owner)
-        if owner is None:
-            owner = self._owners[pull.owner] = OfOwner()
-        pull.of_owner = owner
-        owner.pulls[pull] = None
-        owner.weight += pull.weight
-        self._count += 1
-        return bucket * DEADLINE_GRAIN_MS
+        self._weights[pull.owner] = self._weights.get(pull.owner, 0) + pull.weight
+        return self._enter(pull, now_ms, hold_ms)
 
     def arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int) -> list[ParkedPull]:
         """Remove and return the pulls that a new message with this tag hash wakes."""
@@ -158,67 +200,29 @@ class LongPoll:
                 woken += [pull for pull in pulls if newest > pull.pull_from]
         return self._unpark(woken)
 
-    def expire(self, now_ms: int) -> list[ParkedPull]:
-        """Remove and return the pulls whose deadline has passed."""
-        grain = now_ms // DEADLINE_GRAIN_MS
-        over = [
-            pull
-            for bucket in sorted(b for b in self._buckets if b <= grain)
-            for pull in self._buckets[bucket]
-        ]
-        return self._unpark(over)
-
-    def next_deadline(self) -> int | None:
-        """Return the time in ms at which `expire` must be called next, or None if no pull is parked."""
-        return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
-
-    def drop(self, owner: object) -> None:
-        """Remove the pulls of a closed connection (`owner`)."""
-        known = self._owners.get(owner)
-        if known is not None:
-            self._unpark(list(known.pulls))
-
     def wake_topic(self, topic: str) -> list[ParkedPull]:
         """Remove and return all pulls that are parked on a topic's queues, for instance a deleted topic's."""
         here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
         return self._unpark([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
-    def wake_all(self) -> list[ParkedPull]:
-        """Remove and return all parked pulls, because the broker is stopping."""
-        return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
-
-    def _unpark(self, pulls: list[ParkedPull]) -> list[ParkedPull]:
-        """Remove the given pulls from the tables, and return them."""
-        for pull in pulls:
-            self._count -= 1
-            here, owner = pull.on_queue, pull.of_owner
+    def _unpark(self, found: list[ParkedPull]) -> list[ParkedPull]:
+        weights = self._weights
+        for pull in found:
+            here, owner = pull.on_queue, pull.owner
             if here is not None:
                 remove(here.filters, pull.codes, pull)
                 here.count -= 1
                 if not here.count and pull.key not in self._watched:
                     del self.queues[pull.key]
-            remove(self._buckets, pull.bucket, pull)
-            owner.weight -= pull.weight
-            del owner.pulls[pull]
-            if not owner.pulls:
-                del self._owners[pull.owner]
-        return pulls
+            left = weights[owner] = weights[owner] - pull.weight
+            if not left:
+                del weights[owner]
+        return super()._unpark(found)
 
 
-def add(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
-    pulls = table.get(key)
-    if pulls is None:
-        table[key] = {pull: None}
-    else:
-        pulls[pull] = None
-
-
-def remove(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
-    """Remove a pull from the set that `table` has under `key`.
-
-    Remove the key, too, if the set becomes empty.
-    """
-    pulls = table[key]
-    del pulls[pull]
-    if not pulls:
+def remove(table: dict[K, dict[V, None]], key: K, value: V) -> None:
+    """Remove a value from the set that `table` has under `key`, and the key if the set becomes empty."""
+    values = table[key]
+    del values[value]
+    if not values:
         del table[key]
