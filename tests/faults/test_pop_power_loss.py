@@ -111,7 +111,7 @@ class World:
     async def turn(self, seconds: float = 0.0) -> None:
         """Advance the time and run the work that is due."""
         self.clock.advance(seconds)
-        self.pops.expiry._expire(0)  # noqa: SLF001 - its timer counts real time
+        self.pops.pops.expiry._expire(0)  # noqa: SLF001 - its timer counts real time
         self.pops.revive._check()  # noqa: SLF001
         for _ in range(3):
             await asyncio.sleep(0.001)
@@ -125,7 +125,7 @@ class World:
         for file in (self.tables.topics_file, self.tables.groups_file, self.tables.offsets_file):
             await file.saved()  # threads must not write after the kill
         await self.pops.lease_file.saved()
-        self.pops.expiry.stop()
+        self.pops.pops.expiry.stop()
         self.pops._saves.cancel()  # noqa: SLF001
         self.pops._sweeps.cancel()  # noqa: SLF001
         await self.pops.revive.stop(write=False)

@@ -104,8 +104,8 @@ class World:
                 message.deadline_ms = self.now_ms + invisible_ms
 
     def expire(self) -> None:
-        expired = self.leases.expired(self.now_ms, 1_000)
-        for lease in expired.leases:
+        expired, _ = self.leases.expired(self.now_ms, 1_000)
+        for lease in expired:
             message = self.messages[lease.offset]
             assert not message.done
             assert message.deadline_ms <= self.now_ms
@@ -225,7 +225,7 @@ def test_a_renewed_lease_keeps_its_handle(leases):
 def test_a_lease_can_be_shortened(leases):
     pop(leases, [0, 1])
     assert leases.renew(KEY, 1, BORN_MS, 0, 10)
-    assert [lease.offset for lease in leases.expired(10, 10).leases] == [1]
+    assert [lease.offset for lease in leases.expired(10, 10)[0]] == [1]
 
 
 def test_a_change_of_the_stored_offset_drops_the_leases(leases, offsets):
@@ -247,7 +247,7 @@ def test_a_read_in_progress_leases_nothing_after_a_change_of_the_offset(leases, 
 
 def test_a_message_that_is_being_copied_can_neither_be_acked_nor_renewed(leases, offsets):
     pop(leases, [0])
-    (lease,) = leases.expired(1_000, 10).leases
+    (lease,) = leases.expired(1_000, 10)[0]
     assert not leases.ack(KEY, 0, BORN_MS)
     assert not leases.renew(KEY, 0, BORN_MS, 1_000, 1_000)
     leases.postpone(lease, 2_000)
@@ -290,7 +290,7 @@ def test_many_groups_do_not_take_the_leases_of_another(leases, offsets, monkeypa
 
 def test_expired_leases_come_in_limited_numbers(leases):
     pop(leases, list(range(10)))
-    assert [len(leases.expired(1_000, 4).leases) for _ in range(4)] == [4, 4, 2, 0]
+    assert [len(leases.expired(1_000, 4)[0]) for _ in range(4)] == [4, 4, 2, 0]
 
 
 class TestOrdered:
@@ -368,7 +368,7 @@ class TestAnEarlierRun:
 
     def test_its_leases_are_restored(self, leases, offsets):
         offsets.commit(*KEY, 4)
-        pops = [(4, Pop(5, 4, 1_000, True), 700), (6, Pop(5, 4, 1_000, True), 900)]
+        pops = [(4, Pop(5, 4, 1_000, True), 700, True), (6, Pop(5, 4, 1_000, True), 900, True)]
         leases.restore(KEY, 7, pops, {5}, {4: 2, 6: 1})
         queue = leases.enter(KEY, 4)
         assert (queue.head, leases.may_pop(queue, True)) == (7, False)

@@ -10,6 +10,7 @@ from tests.kit.brokers import create, records, refused, running, take
 from tests.kit.waiting import until
 
 from cometmq.broker.pop import leases, polls
+from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull import pull
 from cometmq.protocol.bodies import BatchAckMessageRequestBody, pack_acks
@@ -357,6 +358,25 @@ class TestLeases:
         await until(lambda: offset_in(cluster) == 1)
         assert "is damaged" in caplog.text
         assert cluster.broker.parts.store.max_offset(RETRY_TOPIC, 0) == 0
+
+    async def test_leases_expire_although_their_pop_has_failed_in_another_queue(
+        self, cluster, peer, consumer, monkeypatch, caplog
+    ):
+        await create(peer, read=2, write=2)
+        for queue_id in range(2):
+            await peer.send(body=b"1", queue_id=queue_id)
+        read = Pops._read  # noqa: SLF001 - one queue cannot be read
+
+        def fail_once(pops, request, *given):
+            if request.found:
+                monkeypatch.setattr(Pops, "_read", read)
+                raise OSError("unreadable")
+            return read(pops, request, *given)
+
+        monkeypatch.setattr(Pops, "_read", fail_once)
+        assert (await consumer.pop(invisible_ms=1)).bodies == ["1"]
+        assert "unreadable" in caplog.text
+        await until(lambda: cluster.broker.parts.store.max_offset(RETRY_TOPIC, 0) == 1)
 
     async def test_a_batch_of_acks(self, cluster, peer, consumer):
         await peer.send_numbers(6)

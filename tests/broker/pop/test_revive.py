@@ -259,7 +259,7 @@ class TestAKill:
             key = "G", "Orders", queue_id
             offsets.commit(*key, 0)
             popped = [(offset, Pop(1, 0, 0), 100, True) for offset in (*range(9), 11)]
-            leases.restore_pops(key, 12, popped)
+            leases.restore(key, 12, popped)
         building = asyncio.create_task(lease_table.to_table(leases, 0, 50))
         turns = 0
         while not building.done():

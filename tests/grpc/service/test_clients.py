@@ -150,10 +150,10 @@ class TestEnds:
             else:
                 connection.abort()
 
-        pops.on_leased = lambda: asyncio.get_running_loop().call_soon(end_before_the_response_arrives)
+        pops.expiry.arm = lambda: asyncio.get_running_loop().call_soon(end_before_the_response_arrives)
         await orders.peer().send()
         await until(lambda: client.ended)
-        pops.on_leased = orders.broker.parts.pops.expiry.arm
+        del pops.expiry.arm
         (got,) = await (await connect(orders, "client-2")).receive(poll_s=20)
         assert got.system_properties.delivery_attempt == 1
         await until(lambda: not orders.broker.parts.consumers.groups)

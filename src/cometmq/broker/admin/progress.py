@@ -265,7 +265,8 @@ class ProgressAdmin(msgspec.Struct, eq=False):
                 )
                 if popped is not None or (online is not None and online.pops):
                     row.leased = 0 if popped is None else len(popped.leases)
-                    row.oldest_pop_time = (popped and popped.oldest_pop_ms) or None
+                    first = popped and popped.first_pop
+                    row.oldest_pop_time = first.pop_ms if first else None
             rated.add(topic)
         now_ms = mono_ms(self.clock)
         stats.consume_tps = float(sum(self.stats.group_rate(group, topic, now_ms) for topic in rated))

@@ -22,7 +22,6 @@ from cometmq.broker.lite.lite_queues import LiteQueues
 from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
 from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
 from cometmq.broker.pop.polls import FOUND, POLLING_TIMEOUT, CheckedPop, PollKey, PopServer
-from cometmq.broker.pop.retries import Retries
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.protocol.lite import all_with
 from cometmq.store import CACHED, NotInMemory, Reads
@@ -71,7 +70,6 @@ class LitePops(PopServer[LitePop]):
     groups: SubscriptionGroups
     queues: LiteQueues
     subscriptions: LiteSubscriptions
-    retries: Retries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,7 +249,7 @@ class LitePops(PopServer[LitePop]):
             request.found += taken
             request.queues.append(lmq)
         elif dead:
-            self.on_leased()
+            self.expiry.arm()
             self._bury(queue.key, dead[0], request.pop_ms)
         else:
             self.freed(queue.key)  # Nothing was readable, but later messages may be
@@ -274,7 +272,7 @@ class LitePops(PopServer[LitePop]):
         if self._log_limit.allows():
             where = request.parent, request.group
             log.error("pop from lite topics of %s for group %s failed", *where, exc_info=error)
-        self.on_leased()
+        self.expiry.arm()
         request.answer(request, FOUND if request.found else POLLING_TIMEOUT)
 
     def _finish(self, request: LitePop, subscriber: Subscriber) -> None:
@@ -287,15 +285,6 @@ class LitePops(PopServer[LitePop]):
         request.answer(request, FOUND)
         if subscriber.ready:
             self._wake(subscriber)
-
-    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
-        """Mark a message as consumed. Return False if it is not leased under this handle."""
-        done = self.leases.ack(key, offset, pop_ms)
-        if done:
-            queue = self.leases.find(key)
-            if queue is None or not queue.leases:
-                self.freed(key)
-        return done
 
     # -- waking
 

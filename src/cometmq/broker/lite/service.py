@@ -21,7 +21,6 @@ from cometmq.broker.lite.following import ParentQueues
 from cometmq.broker.lite.lite_queues import LiteQueues
 from cometmq.broker.lite.pops import LitePops
 from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
-from cometmq.broker.pop.expiry import LeaseExpiry
 from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull.long_poll import LongPoll
@@ -83,13 +82,10 @@ class LiteService:
         self.queues = LiteQueues(os.path.join(root, "config", DATABASE), self._changed)
         self.subscriptions = LiteSubscriptions()
         self.leases = Leases(self.queues, self.clock.time_ms())
-        self.expiry = LeaseExpiry(
-            clock=self.clock, leases=self.leases, retries=self.retries, freed=self._freed
-        )
         self.pops = LitePops(
             clock=self.clock, store=self.store, stats=self.stats, tick=self.tick, groups=self.tables.groups,
             queues=self.queues, subscriptions=self.subscriptions, leases=self.leases,
-            retries=self.retries, on_leased=self.expiry.arm,
+            retries=self.retries,
         )  # fmt: skip
         self._checks = Periodic(self._loop, CHECK_S, self.check, name="removal of expired lite topics")
 
@@ -108,7 +104,6 @@ class LiteService:
 
     async def follow(self) -> None:
         """Answer waiting pops, and handle no further leases, because another broker has become the leader."""
-        self.expiry.stop()
         await self.pops.stop()
         self._forget_subscribers()
 
@@ -149,8 +144,6 @@ class LiteService:
     def _serve(self) -> None:
         """Forget leases and subscriptions of an earlier term as the leader, and restore the stored ones."""
         self.queues.forget_reservations()
-        self.leases.clear()
-        self.leases.born_ms = self.clock.time_ms()
         self.pops.restart()
         self._forget_subscribers()
         now_ms = mono_ms(self.clock)
@@ -158,7 +151,7 @@ class LiteService:
             subscriber = self.subscriptions.enter(client_id, group, parent, now_ms)
             self.subscriptions.add(subscriber, [lmq])
             subscriber.checked = False
-        self.expiry.start()
+        self.pops.expiry.start()
 
     def _changed(self) -> None:
         if self._flush_timer is None:
@@ -187,7 +180,6 @@ class LiteService:
             return
         self.is_open = False
         self._checks.cancel()
-        self.expiry.stop()
         await self.pops.stop()
         await self.parent_queues.stop()
         if self._flush_timer is not None:
@@ -212,9 +204,6 @@ class LiteService:
         for subscriber in [each for each, channel in self._channels.items() if channel is connection]:
             del self._channels[subscriber]
 
-    def _freed(self, key: QueueKey) -> None:
-        self.pops.freed(key)
-
     def renew(
         self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
     ) -> bool:
@@ -222,12 +211,7 @@ class LiteService:
 
         With `counts=False`, the delivery does not count as one of the group's retries.
         """
-        if not self.is_open:
-            return False
-        renewed = self.leases.renew(key, offset, pop_ms, mono_ms(self.clock), invisible_ms, counts)
-        if renewed:
-            self.expiry.arm()
-        return renewed
+        return self.is_open and self.pops.renew(key, offset, pop_ms, invisible_ms, counts)
 
     def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
         """Mark a message as consumed. Return False if it is not leased under this handle."""

@@ -68,13 +68,13 @@ class LeaseExpiry:
         until_s = self.clock.monotonic() + MAX_TURN_S
         left = REFUSED_PER_TURN if self._refused else MAX_COPIES
         while (count := min(left, PER_STEP, MAX_COPIES - self._copies)) > 0:
-            expired = self.leases.expired(mono_ms(self.clock), count)
-            for key in expired.freed:
+            expired, freed = self.leases.expired(mono_ms(self.clock), count)
+            for key in freed:
                 self.freed(key)
-            for lease in expired.leases:
+            for lease in expired:
                 self._handle(lease)
             left -= count
-            if len(expired.freed) + len(expired.leases) < count or self.clock.monotonic() >= until_s:
+            if len(freed) + len(expired) < count or self.clock.monotonic() >= until_s:
                 break
         self.arm()
 

@@ -95,7 +95,7 @@ def restore(
                 stored, end = offsets.query(*key), end_of(topic, key[2])
                 pops = _restored(entry["pops"], stored, end, wall_ms - now_ms)
                 if pops and pops[0][0] == stored:
-                    leases.restore_pops(key, min(int(entry["head"]), end), pops)
+                    leases.restore(key, min(int(entry["head"]), end), pops)
             except (KeyError, TypeError, ValueError) as error:
                 log.warning("the entry of %s in popLeases.json is ignored: %r", name, error)
 

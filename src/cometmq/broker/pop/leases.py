@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -166,31 +167,19 @@ class LeasedQueue:
             self.head += 1
 
     @property
-    def oldest_pop_ms(self) -> int:
-        """The wall-clock time of the first pop that has leases; 0 without leases."""
-        return next(iter(self.leases.values())).pop.pop_ms if self.leases else 0
+    def first_pop(self) -> Pop | None:
+        """The pop of the first lease, or None without leases. An ordered pop has all leases of its queue."""
+        return next(iter(self.leases.values())).pop if self.leases else None
 
     @property
     def ordered(self) -> bool:
         """Whether the present leases are those of an ordered pop."""
-        return bool(self.leases) and next(iter(self.leases.values())).pop.ordered
+        return self.first_pop is not None and self.first_pop.ordered
 
     @property
     def idle(self) -> bool:
         """Whether the queue has no state beside the stored offset, so that it can be forgotten."""
         return not (self.leases or self.acked or self.busy or self.deliveries)
-
-
-class Expired(NamedTuple):
-    """The leases that have expired.
-
-    Attributes:
-        leases: The messages to be copied to the retry topic. `Leases.end` or `Leases.postpone` must follow.
-        freed: The queues of ordered pops whose messages have become visible.
-    """
-
-    leases: list[Lease]
-    freed: list[QueueKey]
 
 
 class Leases:
@@ -260,20 +249,15 @@ class Leases:
             return False
         if len(self._queues) > MAX_QUEUES and queue.idle:
             return False
-        if not queue.leases:
+        pop = queue.first_pop
+        if pop is None or (not ordered and not pop.ordered):
             return True
-        if not ordered and not queue.ordered:
-            return True
-        if ordered and queue.ordered and attempt_id and attempt_id == self._attempt_of(queue):
+        if ordered and pop.ordered and attempt_id and attempt_id == pop.attempt_id:
             for lease in queue.leases.values():
                 lease.counts = False
             self._rewind(queue)
             return True
         return False
-
-    @staticmethod
-    def _attempt_of(queue: LeasedQueue) -> str:
-        return next(iter(queue.leases.values())).pop.attempt_id
 
     def lease(
         self, queue: LeasedQueue, offsets: Iterable[int], following: int, pop: Pop, now_ms: int
@@ -299,7 +283,6 @@ class Leases:
         for offset in offsets:
             self._add(Lease(queue, offset, pop, deadline_ms), queue)
             if pop.ordered:
-                queue.open += 1
                 queue.deliveries[offset] = queue.deliveries.get(offset, 0) + 1
         queue.head = following
         queue.rewound = max(queue.rewound, following)
@@ -313,41 +296,24 @@ class Leases:
         self,
         key: QueueKey,
         head: int,
-        pops: Iterable[tuple[int, Pop, int]],
-        acked: Iterable[int],
-        deliveries: Mapping[int, int],
+        pops: Iterable[tuple[int, Pop, int, bool]],
+        acked: Iterable[int] = (),
+        deliveries: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """Create the state of a queue with ordered leases that an earlier run of the broker has saved.
-
-        Args:
-            key: The queue. Its stored offset is the first leased one.
-            head: The offset at which pops continue once all leases have ended.
-            pops: The leases in ascending order of their offsets: offset, pop, deadline.
-            acked: The messages between the first lease and the head that are acked.
-            deliveries: How often each leased message was delivered.
-        """
-        queue = LeasedQueue(key, self._offsets.query(*key))
-        queue.head = queue.rewound = head
-        queue.acked = {offset for offset in acked if offset > queue.floor}
-        queue.deliveries.update(deliveries)
-        self._queues[key] = queue
-        for offset, pop, deadline_ms in pops:
-            self._add(Lease(queue, offset, pop, deadline_ms), queue)
-            queue.pop_ms = pop.pop_ms
-            queue.open += 1
-
-    def restore_pops(self, key: QueueKey, head: int, pops: Iterable[tuple[int, Pop, int, bool]]) -> None:
-        """Create the state of a queue with leases of ordinary pops that a killed run has saved.
+        """Create the state of a queue that an earlier run of the broker has saved.
 
         Args:
             key: The queue.
             head: The offset at which pops continue, unless the stored offset is greater.
             pops: The leases in ascending order of their offsets, none before the stored offset: offset, pop,
                 deadline, and whether the delivery counts towards the maximum number of retries.
+            acked: With ordered leases, the messages between the first lease and the head that are acked.
+            deliveries: With ordered leases, how often each leased message was delivered.
         """
-        queue = LeasedQueue(key, self._offsets.query(*key))
+        queue = self._queues[key] = LeasedQueue(key, self._offsets.query(*key))
         queue.head = queue.rewound = max(head, queue.floor)
-        self._queues[key] = queue
+        queue.acked = {offset for offset in acked if offset > queue.floor}
+        queue.deliveries.update(deliveries)
         for offset, pop, deadline_ms, counts in pops:
             if offset < queue.head:
                 self._add(Lease(queue, offset, pop, deadline_ms, counts=counts), queue)
@@ -356,27 +322,21 @@ class Leases:
     # -- requests of consumers
 
     def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
-        """Mark a message as done.
+        """Mark a message as done. `pop_ms` is the pop time in the receipt handle.
 
-        Args:
-            key: The queue.
-            offset: The offset of the message.
-            pop_ms: The pop time in the receipt handle.
-
-        Returns:
-            False if the handle is not that of a present lease: the message was acked before, or its lease has
-            expired.
+        Return False if the handle is not that of a present lease: the message was acked before, or its lease
+        has expired.
         """
         queue = self.find(key)
         lease = None if queue is None else queue.leases.get(offset)
-        if queue is not None and lease is not None:
-            if lease.pop.pop_ms != pop_ms or lease.moving:
-                return False
-            if lease.pop.ordered and offset != queue.floor:
-                queue.acked.add(offset)  # If the queue is rewound, pops must skip this message
-            self.end(lease)
-            return True
-        return self._ack_ahead(key, queue, offset, pop_ms)
+        if queue is None or lease is None:
+            return self._ack_ahead(key, queue, offset, pop_ms)
+        if lease.pop.pop_ms != pop_ms or lease.moving:
+            return False
+        if lease.pop.ordered and offset != queue.floor:
+            queue.acked.add(offset)  # If the queue is rewound, pops must skip this message
+        self.end(lease)
+        return True
 
     def _ack_ahead(self, key: QueueKey, queue: LeasedQueue | None, offset: int, pop_ms: int) -> bool:
         """Mark a message at or after the head as done.
@@ -403,16 +363,8 @@ class Leases:
     ) -> bool:
         """Let a lease expire `invisible_ms` from now. Its handle stays the same.
 
-        Args:
-            key: The queue.
-            offset: The offset of the message.
-            pop_ms: The pop time in the receipt handle.
-            now_ms: The present time of the monotonic clock.
-            invisible_ms: The remaining duration of the lease.
-            counts: Whether the delivery counts as one of the group's retries.
-
-        Returns:
-            False if the handle is not that of a present lease.
+        With `counts=False`, the delivery does not count as one of the group's retries. Return False if the
+        handle is not that of a present lease.
         """
         queue = self.find(key)
         lease = None if queue is None else queue.leases.get(offset)
@@ -432,8 +384,12 @@ class Leases:
         """Return the time at which `expired` must be called next, or None without leases."""
         return self._heap[0][0] if self._heap else None
 
-    def expired(self, now_ms: int, at_most: int) -> Expired:
-        """Return leases whose deadline has passed, at most `at_most` of them."""
+    def expired(self, now_ms: int, at_most: int) -> tuple[list[Lease], list[QueueKey]]:
+        """Return up to `at_most` leases whose deadline has passed, and queues that have become visible.
+
+        The messages of the leases must be copied to the retry topic: `end` or `postpone` must follow. The
+        queues are those of ordered pops.
+        """
         found, freed, heap = list[Lease](), list[QueueKey](), self._heap
         while heap and heap[0][0] <= now_ms and len(found) + len(freed) < at_most:
             heap_ms, lease = heappop(heap)
@@ -453,7 +409,7 @@ class Leases:
                 if not queue.open:
                     self._rewind(queue)
                     freed.append(queue.key)
-        return Expired(found, freed)
+        return found, freed
 
     def end(self, lease: Lease) -> None:
         """End a lease: its message was acked, or a copy of it is stored. Does nothing if it has ended."""
@@ -520,6 +476,9 @@ class Leases:
     def _add(self, lease: Lease, queue: LeasedQueue) -> None:
         group = queue.key[0]
         queue.add(lease)
+        if lease.pop.ordered:
+            queue.open += 1
+            queue.pop_ms = lease.pop.pop_ms
         self._count += 1
         self._by_group[group] = self._by_group.get(group, 0) + 1
         self._schedule(lease)

@@ -36,7 +36,7 @@ def to_table(leases: Leases, now_ms: int, wall_ms: int) -> dict[str, Any]:
 
 def _entry(queue: LeasedQueue, now_ms: int, wall_ms: int) -> dict[str, Any]:
     offsets = sorted(queue.deliveries.keys() | queue.leases.keys() | queue.acked)[:MAX_OFFSETS]
-    pop = next(iter(queue.leases.values())).pop if queue.leases else Pop(queue.pop_ms, offsets[0], 1)
+    pop = queue.first_pop or Pop(queue.pop_ms, offsets[0], 1)
     acked = sum(1 << bit for bit, offset in enumerate(offsets) if offset in queue.acked)
     visible = {offset: wall_ms + lease.deadline_ms - now_ms for offset, lease in queue.leases.items()}
     counts = {offset: times - 1 for offset, times in queue.deliveries.items() if times > 1}
@@ -98,7 +98,7 @@ def _restore_one(
     leases.restore(
         key,
         listed[-1] + 1,
-        [(each, pop, now_ms + visible.get(each, pop_ms + invisible_ms) - wall_ms) for each in waiting],
+        [(each, pop, now_ms + visible.get(each, pop_ms + invisible_ms) - wall_ms, True) for each in waiting],
         acked=set(listed) - set(waiting),
         deliveries={offset: counts.get(offset, 0) + 1 for offset in waiting},
     )

@@ -16,7 +16,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from cometmq import logs
 from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.stats import Stats
-from cometmq.broker.pop.leases import Leases
+from cometmq.broker.base.times import mono_ms
+from cometmq.broker.pop.expiry import LeaseExpiry
+from cometmq.broker.pop.leases import Leases, QueueKey
+from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull.checks import Wanted
 from cometmq.broker.pull.long_poll import ParkedTable, remove
 from cometmq.periodic import Tasks
@@ -185,8 +188,7 @@ class PopServer(Generic[P]):
     tick: Tick
     stats: Stats
     leases: Leases
-    on_leased: Callable[[], None]
-    """Called after messages have been leased."""
+    retries: Retries
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -196,6 +198,9 @@ class PopServer(Generic[P]):
         self._timer = DeadlineTimer(self._loop, self._expire_polls)
         self._stopping = False
         self._log_limit = logs.LogLimiter()
+        self.expiry = LeaseExpiry(
+            clock=self.clock, leases=self.leases, retries=self.retries, freed=self.freed
+        )
 
     def serve(self, request: P) -> None:
         """Read messages for a pop, and answer or park it."""
@@ -208,7 +213,7 @@ class PopServer(Generic[P]):
         self.stats.found += count
         self.stats.transferred += count
         self.stats.group_get[group, topic] = self.stats.group_get.get((group, topic), 0) + count
-        self.on_leased()
+        self.expiry.arm()
 
     def _park(self, request: P, key: PollKey, topics: tuple[str, ...]) -> None:
         now_ms = self._timer.now_ms()
@@ -242,13 +247,40 @@ class PopServer(Generic[P]):
         for pop in self.polls.withdraw(owner, opaque):
             pop.answer(pop, POLLING_TIMEOUT)
 
+    # -- leases
+
+    def freed(self, key: QueueKey) -> None:
+        """Wake a pop that waits for a queue that was blocked by leases of an ordered pop."""
+        raise NotImplementedError
+
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        """Mark a message as consumed. Return False if it is not leased under this handle."""
+        queue = self.leases.find(key)
+        ordered = queue is not None and queue.ordered
+        done = self.leases.ack(key, offset, pop_ms)
+        if done and ordered and queue is not None and not queue.leases:
+            self.freed(key)
+        return done
+
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, counts: bool) -> bool:
+        """Let a lease expire `invisible_ms` from now (see `Leases.renew`)."""
+        renewed = self.leases.renew(key, offset, pop_ms, mono_ms(self.clock), invisible_ms, counts)
+        if renewed:
+            self.expiry.arm()
+        return renewed
+
+    # -- start and stop
+
     def restart(self) -> None:
-        """Accept pops again after `stop`."""
+        """Forget all leases and accept pops, because this broker becomes the leader: others moved offsets."""
+        self.leases.clear()
+        self.leases.born_ms = self.clock.time_ms()
         self._stopping = False
 
     async def stop(self) -> None:
-        """Answer all waiting pops, because the broker is stopping or is no longer the master."""
+        """Answer all waiting pops and handle no further leases, because the broker stops to be a master."""
         self._stopping = True
+        self.expiry.stop()
         self._timer.cancel()
         self.wake(self.polls.wake_all())
         while self._ready:

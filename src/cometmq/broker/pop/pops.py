@@ -325,6 +325,8 @@ class Pops(PopServer[PopRequest]):
         if not isinstance(error, CommandError) and self._log_limit.allows():
             where = request.topic, request.group
             log.error("pop from topic %s for group %s failed", *where, exc_info=error)
+        if request.leases and request.taken:
+            self._count_leased(request.group, request.topic, request.taken)
         request.answer(request, FOUND if request.found else int(ResponseCode.SYSTEM_ERROR))
 
     def _finish(self, request: PopRequest) -> None:
@@ -374,7 +376,6 @@ class Pops(PopServer[PopRequest]):
             self.wake(self.polls.arrived(arrivals))
 
     def freed(self, key: QueueKey) -> None:
-        """Wake a pop that waits for a queue that was blocked by leases of an ordered pop."""
         self.wake(self.polls.wake_group(*key))
 
     async def stop(self) -> None:

@@ -15,7 +15,6 @@ from cometmq.broker.base.writer import Writer
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.pop import lease_table, order_info
 from cometmq.broker.pop.checks import PopChecks
-from cometmq.broker.pop.expiry import LeaseExpiry
 from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
@@ -53,9 +52,6 @@ class PopService:
             config=self.config, store=self.store, tables=self.tables, filters=self.filters
         )
         self.retries = Retries(store=self.store, tables=self.tables, writer=self.writer)
-        self.expiry = LeaseExpiry(
-            clock=self.clock, leases=self.leases, retries=self.retries, freed=self._freed
-        )
         self.revive = ReviveLog(
             config=self.config, clock=self.clock, store=self.store, tables=self.tables, writer=self.writer,
             leases=self.leases, retries=self.retries,
@@ -70,7 +66,7 @@ class PopService:
         )
         self.pops = Pops(
             clock=self.clock, store=self.store, tick=self.tick, tables=self.tables, stats=self.stats,
-            leases=self.leases, arrivals=self.arrivals, on_leased=self.expiry.arm,
+            leases=self.leases, retries=self.retries, arrivals=self.arrivals,
         )  # fmt: skip
         # The offset of a queue that was set back must not be on the disk together with its former leases.
         self.tables.offsets_file.flush_first = self._before_offsets
@@ -112,9 +108,6 @@ class PopService:
         if self._lease_file_used:
             await self.lease_file.save_now()
 
-    def _freed(self, key: QueueKey) -> None:
-        self.pops.freed(key)
-
     def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
         """Mark a message as consumed.
 
@@ -126,12 +119,7 @@ class PopService:
         Returns:
             False if the message is not leased under this handle.
         """
-        queue = self.leases.find(key)
-        ordered = queue is not None and queue.ordered
-        done = self.leases.ack(key, offset, pop_ms)
-        if done and ordered and queue is not None and not queue.leases:
-            self.pops.freed(key)
-        return done or self.revive.ack(PopKey(*key, pop_ms), offset)
+        return self.pops.ack(key, offset, pop_ms) or self.revive.ack(PopKey(*key, pop_ms), offset)
 
     def renew(
         self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
@@ -140,11 +128,8 @@ class PopService:
 
         With `counts=False`, the delivery does not count as one of the group's retries.
         """
-        renewed = self.leases.renew(key, offset, pop_ms, mono_ms(self.clock), invisible_ms, counts)
-        if renewed:
-            self.expiry.arm()
-            return True
-        return self.revive.renew(PopKey(*key, pop_ms), offset, invisible_ms, counts)
+        renewed = self.pops.renew(key, offset, pop_ms, invisible_ms, counts)
+        return renewed or self.revive.renew(PopKey(*key, pop_ms), offset, invisible_ms, counts)
 
     def load(self) -> None:
         """Restore leases from their files. Must run in a thread, before requests are served."""
@@ -169,8 +154,6 @@ class PopService:
 
     def restart(self) -> None:
         """Forget all leases: this broker becomes the leader, and other leaders have moved the offsets."""
-        self.leases.clear()
-        self.leases.born_ms = self.clock.time_ms()
         self.pops.restart()
         self.revive.restart()
 
@@ -178,7 +161,7 @@ class PopService:
         """Begin to handle expired leases, and to read the revive log."""
         self._sweeps.start()
         self._saves.start()
-        self.expiry.start()
+        self.pops.expiry.start()
         self.revive.start()
 
     async def stop(self) -> None:
@@ -186,7 +169,6 @@ class PopService:
         self._sweeps.cancel()
         self._saves.cancel()
         await self.pops.stop()
-        self.expiry.stop()
         await self.retries.stop()
         await self.revive.stop(write=not self.store.slave)
 
