@@ -34,8 +34,8 @@ broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/r
 broker/test_modes.py: broker/tables/consume_modes
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
-broker/test_pops.py: broker/pop/checks broker/pop/plan broker/pop/polls broker/pop/records broker/pop/requests
-    broker/pop/retries broker/pop/service
+broker/test_pops.py: broker/pop/checks broker/pop/plan broker/pop/polls broker/pop/requests broker/pop/retries
+    broker/pop/service
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes

@@ -236,7 +236,7 @@ class BrokerParts:
             ),
             self.pulls,
             pop_requests,
-            LiteProcessor(config, self.lite, self.pops.checks, pop_requests),
+            LiteProcessor(self.lite, pop_requests),
             LiteAdmin(config, self.lite),
             self.modes,
             self.clients,

@@ -150,10 +150,14 @@ class TestEnds:
             else:
                 connection.abort()
 
-        pops.expiry.arm = lambda: asyncio.get_running_loop().call_soon(end_before_the_response_arrives)
+        def leased():
+            del pops.expiry.arm
+            pops.expiry.arm()
+            asyncio.get_running_loop().call_soon(end_before_the_response_arrives)
+
+        pops.expiry.arm = leased
         await orders.peer().send()
         await until(lambda: client.ended)
-        del pops.expiry.arm
         (got,) = await (await connect(orders, "client-2")).receive(poll_s=20)
         assert got.system_properties.delivery_attempt == 1
         await until(lambda: not orders.broker.parts.consumers.groups)

@@ -1,20 +1,18 @@
-"""The remoting requests about lite topics: subscriptions, pops, and acks of their messages."""
+"""The remoting requests about lite topics and their subscriptions, and about leases of all messages."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group, check_topic
-from cometmq.broker.base.replies import frame_of
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.lite.pops import LitePop
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
 from cometmq.broker.pop.leases import QueueKey
 from cometmq.broker.pop.polls import FOUND
-from cometmq.broker.pop.requests import LEASE_ENDED, RESPONSE_TAIL, PopProcessor
+from cometmq.broker.pop.requests import PopProcessor, response_buffers
+from cometmq.broker.pop.service import PopService
 from cometmq.errors import BodyError, CommandError
 from cometmq.protocol import lite
 from cometmq.protocol.bodies import LiteSubscription, LiteSubscriptionCtlRequestBody, SubscriptionGroupConfig
@@ -33,16 +31,18 @@ from cometmq.remoting import Connection
 MAX_ENTRIES = 64
 """The maximum number of entries in one request about subscriptions."""
 MAX_CLIENT_ID_LENGTH = 512
+LEASE_ENDED = "the message is not leased under this handle: it was acked before, or its lease has expired"
 
 
 @dataclass(eq=False)
 class LiteProcessor:
-    """Handles the requests about lite topics. `pops` handles acks of messages outside lite topics."""
+    """Handles the requests about lite topics, and those about leases of messages of all topics."""
 
-    config: BrokerConfig
     service: LiteService
-    checks: PopChecks
     pops: PopProcessor
+
+    def __post_init__(self) -> None:
+        self.checks: PopChecks = self.pops.checks
 
     # -- pops
 
@@ -52,10 +52,6 @@ class LiteProcessor:
         header = frame.header(PopLiteMessageRequestHeader)
         self.checks.check_numbers(header.max_msg_num, header.invisible_time)
         settings = self._check(header.consumer_group, header.topic)
-
-        def answer(request: LitePop, code: int) -> None:
-            for data in _response(request, code):
-                connection.write(data)
 
         self.service.pops.serve(
             LitePop(
@@ -69,7 +65,7 @@ class LiteProcessor:
                 invisible_ms=header.invisible_time,
                 poll_ms=header.poll_time,
                 attempt_id=checked_attempt_id(header.attempt_id),
-                answer=answer,
+                answer=_answer,
             )
         )
 
@@ -93,8 +89,9 @@ class LiteProcessor:
     @handles(RequestCode.WITHDRAW_POP)
     def withdraw_pop(self, connection: Connection, frame: Frame) -> Frame:
         """Answer a parked pop of the same connection, because its sender waits no longer."""
-        self.service.pops.withdraw(connection, frame.header(WithdrawPopRequestHeader).request)
-        return self.pops.withdraw_pop(connection, frame)
+        for service in (self.service, self.pops.service):
+            service.pops.withdraw(connection, frame.header(WithdrawPopRequestHeader).request)
+        return frame.response()
 
     # -- subscriptions
 
@@ -161,47 +158,52 @@ class LiteProcessor:
     def ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark a leased message as consumed."""
         header = frame.header(AckMessageRequestHeader)
-        if not header.lite_topic:
-            return self.pops.ack_message(frame, header)
-        key, handle = self._lease(header.consumer_group, header.topic, header.lite_topic, header.extra_info)
-        end = self.service.queues.end(key[1])
-        if not 0 <= header.offset < end:
-            raise CommandError(
-                ResponseCode.NO_MESSAGE, f"offset is illegal, commit:{header.offset}, store:0~{end}"
-            )
-        if not self.service.ack(key, header.offset, handle.pop_time_ms):
+        service, key, handle = self._lease(header)
+        if header.lite_topic:
+            end = self.service.queues.end(key[1])
+            if not 0 <= header.offset < end:
+                raise CommandError(
+                    ResponseCode.NO_MESSAGE, f"offset is illegal, commit:{header.offset}, store:0~{end}"
+                )
+        if not service.ack(key, header.offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         return frame.response()
 
     @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
-    def change_message_invisible_time(self, connection: Connection, frame: Frame) -> Frame:
-        """Change when a lease expires. The message's handle stays valid."""
-        if not (frame.ext or {}).get("liteTopic"):
-            return self.pops.change_message_invisible_time(connection, frame)
+    def change_message_invisible_time(self, _connection: Connection, frame: Frame) -> Frame:
+        """Change when a lease expires. The message's handle, and any older one, stays valid."""
         header = frame.header(ChangeInvisibleTimeRequestHeader)
         self.checks.check_numbers(1, header.invisible_time)
-        key, handle = self._lease(header.consumer_group, header.topic, header.lite_topic, header.extra_info)
+        service, key, handle = self._lease(header)
         pop_ms, invisible_ms = handle.pop_time_ms, header.invisible_time
-        if not self.service.renew(key, header.offset, pop_ms, invisible_ms, counts=not header.suspend):
+        if not service.renew(key, header.offset, pop_ms, invisible_ms, counts=not header.suspend):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
-        until_ms = self.service.clock.time_ms() + header.invisible_time
+        until_ms = self.service.clock.time_ms() + invisible_ms
         return frame.response(
             header=ChangeInvisibleTimeResponseHeader(
-                pop_time=pop_ms, invisible_time=max(until_ms - pop_ms, 0), revive_qid=ORDERED_REVIVE_QUEUE
+                pop_time=pop_ms,
+                invisible_time=max(until_ms - pop_ms, 0),
+                revive_qid=handle.revive_queue_id,
             )
         )
 
     def _lease(
-        self, group: str, topic: str, lite_topic: str | None, handle: str
-    ) -> tuple[QueueKey, ReceiptHandle]:
-        """Return the queue of a leased message, and its receipt handle. Raises CommandError."""
+        self, header: AckMessageRequestHeader
+    ) -> tuple[PopService | LiteService, QueueKey, ReceiptHandle]:
+        """Return the service of a leased message, its queue, and its receipt handle. Raises CommandError."""
+        group, topic = header.consumer_group, header.topic
+        if not header.lite_topic:
+            self.checks.check_message(topic, header.queue_id, header.offset)
+            key = group, topic, header.queue_id
+            return self.pops.service, key, self.pops.decoded_handle(header.extra_info)
         self.checks.check_master()
         config = self.service.tables.topics.existing(topic)
         if not lite.is_lite_parent(config.attributes):
             # 5.x clients repeat an ack until it succeeds or its lease has ended.
             raise CommandError(ResponseCode.NO_MESSAGE, f"topic[{topic}] has no lite topics")
         self.service.check_ready(topic)
-        return (group, lite.lmq_name(topic, lite_topic or ""), 0), self.pops.decoded_handle(handle)
+        key = group, lite.lmq_name(topic, header.lite_topic), 0
+        return self.service, key, self.pops.decoded_handle(header.extra_info)
 
 
 def _client_id(text: str) -> str:
@@ -213,16 +215,9 @@ def _client_id(text: str) -> str:
     return text
 
 
-def _response(request: LitePop, code: int) -> list[bytes]:
-    """Return the response to a pop: a frame up to its body, and the records."""
+def _answer(request: LitePop, code: int) -> None:
     found = request.found if code == FOUND else []
-    ext = {
-        "popTime": str(request.pop_ms),
-        "invisibleTime": str(request.invisible_ms),
-        "reviveQid": str(ORDERED_REVIVE_QUEUE),
-        "orderCountInfo": ";".join(str(each.deliveries) for each in found),
-    }
-    remark = b"FOUND" if found else b"NO_MESSAGE_IN_QUEUE"
-    header = b'{"code":%d,"extFields":%b' % (code, json.dumps(ext).encode()[:-1])
+    counts = {"orderCountInfo": ";".join(str(each.deliveries) for each in found)}
     records = [each.record for each in found]
-    return [frame_of(header + RESPONSE_TAIL % (request.opaque, remark), sum(map(len, records))), *records]
+    for data in response_buffers(request, code, ORDERED_REVIVE_QUEUE, counts, records):
+        request.owner.write(data)

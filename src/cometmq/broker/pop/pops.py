@@ -33,13 +33,13 @@ from cometmq.broker.pop.polls import (
     PollKey,
     PopServer,
 )
-from cometmq.broker.pop.records import offsets_of, split
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.pop import TopicKind
+from cometmq.protocol.record.one import queue_offset_of, record_starts
 from cometmq.protocol.sql import SqlFilter
 from cometmq.store import (
     CACHED,
@@ -263,10 +263,10 @@ class Pops(PopServer[PopRequest]):
             buffers = got.buffers
             offsets: Sequence[int] = range(start, following)
             if got.count != following - start or queue.acked or kind is not TopicKind.NORMAL:
-                records = [each for each in split(buffers) if offsets_of([each])[0] not in queue.acked]
+                records = [each for each in split(buffers) if queue_offset_of(each, 0) not in queue.acked]
                 if kind is not TopicKind.NORMAL:
                     records = [each for each in records if is_retry_of(each, request.group, request.topic)]
-                buffers, offsets = records, offsets_of(records)
+                buffers, offsets = records, [queue_offset_of(each, 0) for each in records]
             if offsets and not request.leases:
                 request.found.append(PoppedQueue(kind, queue_id, start, offsets, buffers, []))
                 request.taken += len(offsets)
@@ -391,3 +391,12 @@ class Pops(PopServer[PopRequest]):
         self._scans_due = False
         if self._scans.serve_some():
             self._schedule_scans()
+
+
+def split(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """Return each record by itself."""
+    found: list[Buffer] = []
+    for buffer in buffers:
+        starts, end = record_starts(buffer)
+        found += [buffer[begin:stop] for begin, stop in zip(starts, [*starts[1:], end], strict=True)]
+    return found

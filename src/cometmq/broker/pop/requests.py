@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq.broker.base.config import BrokerConfig
@@ -11,9 +11,9 @@ from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.replies import frame_of
 from cometmq.broker.filters.sql_filters import NotCompiled
 from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
-from cometmq.broker.pop.polls import FOUND, POLLING_FULL, PollKey
-from cometmq.broker.pop.pops import PoppedQueue, PopRequest
-from cometmq.broker.pop.records import renamed, split
+from cometmq.broker.pop.polls import FOUND, POLLING_FULL, CheckedPop, PollKey
+from cometmq.broker.pop.pops import PoppedQueue, PopRequest, split
+from cometmq.broker.pop.retries import POP_CK
 from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService
 from cometmq.errors import CommandError, RecordError
@@ -22,16 +22,12 @@ from cometmq.protocol.bodies.pop import MAX_ACKS_PER_REQUEST
 from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import (
-    AckMessageRequestHeader,
-    ChangeInvisibleTimeRequestHeader,
-    ChangeInvisibleTimeResponseHeader,
     GroupQueueRequestHeader,
     NotificationRequestHeader,
     NotificationResponseHeader,
     PeekMessageRequestHeader,
     PollingInfoResponseHeader,
     PopMessageRequestHeader,
-    WithdrawPopRequestHeader,
 )
 from cometmq.protocol.pop import (
     ORDERED_REVIVE_QUEUE,
@@ -43,10 +39,11 @@ from cometmq.protocol.pop import (
     encode_order_counts,
     encode_start_offsets,
 )
+from cometmq.protocol.properties.values import put
+from cometmq.protocol.record.layout import LENGTH, MAX_PROPERTIES, START
+from cometmq.protocol.record.one import record_parts, topic_part
 from cometmq.remoting import Connection
 from cometmq.store import Buffer
-
-LEASE_ENDED = "the message is not leased under this handle: it was acked before, or its lease has expired"
 
 
 @dataclass(eq=False)
@@ -57,7 +54,7 @@ class PopProcessor:
     service: PopService
 
     def __post_init__(self) -> None:
-        self._checks: PopChecks = self.service.checks
+        self.checks: PopChecks = self.service.checks
 
     # -- pops
 
@@ -65,38 +62,57 @@ class PopProcessor:
     def pop_message(self, connection: Connection, frame: Frame) -> object:
         """Lease messages to the sender, or hold the request until there are some."""
         header = frame.header(PopMessageRequestHeader)
-        self._checks.check_numbers(header.max_msg_nums, header.invisible_time)
-        self._checks.check(header.consumer_group, header.topic, header.queue_id)
-        broker_name = self.config.broker_name
-
-        def answer(request: PopRequest, code: int) -> None:
-            for data in pop_response(request, code, broker_name):
-                connection.write(data)
-
-        request = _request(connection, frame, header, answer)
+        self.checks.check_numbers(header.max_msg_nums, header.invisible_time)
+        request = self._request(connection, frame, header, self._answer)
         request.count = header.max_msg_nums
         request.invisible_ms = header.invisible_time
         request.from_end = header.init_mode != 0
         return self._serve_filtered(connection, header, request)
 
+    def _answer(self, request: PopRequest, code: int) -> None:
+        for data in pop_response(request, code, self.config.broker_name):
+            request.owner.write(data)
+
     @handles(RequestCode.NOTIFICATION)
     def notification(self, connection: Connection, frame: Frame) -> object:
         """Wait until the group can pop a message, without leasing it."""
         header = frame.header(NotificationRequestHeader)
-        self._checks.check(header.consumer_group, header.topic, header.queue_id)
 
         def answer(request: PopRequest, code: int) -> None:
             found = NotificationResponseHeader(has_msg=request.taken > 0, polling_full=code == POLLING_FULL)
             connection.write(encode_frame(Frame(code=0, opaque=request.opaque).response(header=found)))
 
-        request = _request(connection, frame, header, answer)
+        request = self._request(connection, frame, header, answer)
         request.leases = False
         return self._serve_filtered(connection, header, request)
+
+    def _request(
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: Waiting | PeekMessageRequestHeader,
+        answer: Callable[[PopRequest, int], None],
+    ) -> PopRequest:
+        """Check the fields that all kinds of pops share. Return a pop of one message, without a filter."""
+        self.checks.check(header.consumer_group, header.topic, header.queue_id)
+        request = PopRequest(
+            owner=connection,
+            opaque=frame.opaque,
+            group=header.consumer_group,
+            topic=header.topic,
+            queue_id=max(header.queue_id, -1),
+            answer=answer,
+        )
+        if not isinstance(header, PeekMessageRequestHeader):
+            request.poll_ms = header.poll_time or 0
+            request.ordered = bool(header.order)
+            request.attempt_id = checked_attempt_id(header.attempt_id)
+        return request
 
     def _serve_filtered(self, connection: Connection, header: Waiting, request: PopRequest) -> object:
         """Serve a pop or a notification, once its filter is compiled."""
         try:
-            request.wanted = self._checks.wanted(header.exp, header.exp_type)
+            request.wanted = self.checks.wanted(header.exp, header.exp_type)
         except NotCompiled as missing:
             return self._compile_first(connection, missing, header, request)
         self.service.pops.serve(request)
@@ -105,29 +121,20 @@ class PopProcessor:
     async def _compile_first(
         self, connection: Connection, missing: NotCompiled, header: Waiting, request: PopRequest
     ) -> None:
-        await self._checks.filters.compile(missing.key, connection)
-        request.wanted = self._checks.wanted(header.exp, header.exp_type)
+        await self.checks.filters.compile(missing.key, connection)
+        request.wanted = self.checks.wanted(header.exp, header.exp_type)
         self.service.pops.serve(request)
-
-    @handles(RequestCode.WITHDRAW_POP)
-    def withdraw_pop(self, connection: Connection, frame: Frame) -> Frame:
-        """Answer a parked pop of the same connection, because its sender waits no longer."""
-        self.service.pops.withdraw(connection, frame.header(WithdrawPopRequestHeader).request)
-        return frame.response()
 
     @handles(RequestCode.PEEK_MESSAGE)
     def peek_message(self, connection: Connection, frame: Frame) -> None:
         """Return the next messages of a group without leasing them."""
-        header, broker_name = frame.header(PeekMessageRequestHeader), self.config.broker_name
-        self._checks.check_numbers(header.max_msg_nums, 0)
-        self._checks.check(header.consumer_group, header.topic, header.queue_id)
+        header = frame.header(PeekMessageRequestHeader)
+        self.checks.check_numbers(header.max_msg_nums, 0)
 
         def answer(request: PopRequest, code: int) -> None:
-            code = FOUND if code == FOUND else int(ResponseCode.PULL_NOT_FOUND)
-            for data in pop_response(request, code, broker_name):
-                connection.write(data)
+            self._answer(request, FOUND if code == FOUND else int(ResponseCode.PULL_NOT_FOUND))
 
-        request = _request(connection, frame, header, answer)
+        request = self._request(connection, frame, header, answer)
         request.count = header.max_msg_nums
         request.leases = False
         self.service.pops.serve(request)
@@ -136,27 +143,18 @@ class PopProcessor:
     def polling_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return how many pops wait for a queue, or for all queues (-1), of a topic."""
         header = frame.header(GroupQueueRequestHeader)
-        self._checks.check(header.consumer_group, header.topic, header.queue_id)
+        self.checks.check(header.consumer_group, header.topic, header.queue_id)
         key = PollKey(header.consumer_group, header.topic, header.queue_id)
         number = self.service.pops.polls.count(key)
         return frame.response(header=PollingInfoResponseHeader(polling_num=number))
 
-    # -- acks and changes of leases
-
-    def ack_message(self, frame: Frame, header: AckMessageRequestHeader) -> Frame:
-        """Mark a leased message as consumed."""
-        self._checks.check_message(header.topic, header.queue_id, header.offset)
-        handle = self.decoded_handle(header.extra_info)
-        key = header.consumer_group, header.topic, header.queue_id
-        if not self.service.ack(key, header.offset, handle.pop_time_ms):
-            raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
-        return frame.response()
+    # -- acks
 
     @handles(RequestCode.BATCH_ACK_MESSAGE)
     def batch_ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark several messages as consumed. Messages that are no longer leased are ignored."""
         left = MAX_ACKS_PER_REQUEST
-        self._checks.check_master()
+        self.checks.check_master()
         body = BatchAckMessageRequestBody.decode(frame.body)
         if not body.acks:
             raise CommandError(ResponseCode.NO_MESSAGE, "the body has no acks")
@@ -182,31 +180,6 @@ class PopProcessor:
                     key = ack.consumer_group, topic, ack.queue_id
                     self.service.ack(key, offset, ack.pop_time)
         return frame.response()
-
-    @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
-    def change_message_invisible_time(self, _connection: Connection, frame: Frame) -> Frame:
-        """Change when a lease expires. The message's handle, and any older one, stays valid."""
-        header = frame.header(ChangeInvisibleTimeRequestHeader)
-        self._checks.check_numbers(1, header.invisible_time)
-        self._checks.check_message(header.topic, header.queue_id, header.offset)
-        handle = self.decoded_handle(header.extra_info)
-        key = header.consumer_group, header.topic, header.queue_id
-        if not self.service.renew(
-            key,
-            header.offset,
-            handle.pop_time_ms,
-            header.invisible_time,
-            counts=not header.suspend,
-        ):
-            raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
-        until_ms = self.service.clock.time_ms() + header.invisible_time
-        return frame.response(
-            header=ChangeInvisibleTimeResponseHeader(
-                pop_time=handle.pop_time_ms,
-                invisible_time=max(until_ms - handle.pop_time_ms, 0),
-                revive_qid=handle.revive_queue_id,
-            )
-        )
 
     def decoded_handle(self, text: str) -> ReceiptHandle:
         """Return a receipt handle of a request. Raises CommandError."""
@@ -238,33 +211,11 @@ Waiting = PopMessageRequestHeader | NotificationRequestHeader
 """The header of a request that can be parked."""
 
 
-def _request(
-    connection: Connection,
-    frame: Frame,
-    header: Waiting | PeekMessageRequestHeader,
-    answer: Callable[[PopRequest, int], None],
-) -> PopRequest:
-    """Return a pop with the fields that all kinds of pops share. It reads one message, without a filter."""
-    request = PopRequest(
-        owner=connection,
-        opaque=frame.opaque,
-        group=header.consumer_group,
-        topic=header.topic,
-        queue_id=max(header.queue_id, -1),
-        answer=answer,
-    )
-    if not isinstance(header, PeekMessageRequestHeader):
-        request.poll_ms = header.poll_time or 0
-        request.ordered = bool(header.order)
-        request.attempt_id = checked_attempt_id(header.attempt_id)
-    return request
-
-
 # -- the response to a pop
 
-RESPONSE_TAIL = (
-    b'},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b","serializeTypeCurrentRPC":"JSON",'
-    + (b'"version":%d}' % VERSION_4_9_7)
+
+_TAIL = b'},"flag":1,"language":"JAVA","opaque":%d,"remark":"%b","serializeTypeCurrentRPC":"JSON",' + (
+    b'"version":%d}' % VERSION_4_9_7
 )
 
 
@@ -273,9 +224,6 @@ def pop_response(request: PopRequest, code: int, broker_name: str) -> list[Buffe
     found = request.found if code == FOUND else []
     revive_queue = ORDERED_REVIVE_QUEUE if request.ordered else REVIVE_QUEUE
     ext = {
-        "popTime": str(request.pop_ms),
-        "invisibleTime": str(request.invisible_ms),
-        "reviveQid": str(revive_queue),
         "restNum": str(request.rest),
         "startOffsetInfo": encode_start_offsets({(each.kind, each.queue_id): each.start for each in found}),
         "msgOffsetInfo": encode_message_offsets({(each.kind, each.queue_id): each.offsets for each in found}),
@@ -287,14 +235,26 @@ def pop_response(request: PopRequest, code: int, broker_name: str) -> list[Buffe
         if each.kind is TopicKind.NORMAL:
             buffers += each.buffers
         else:
-            buffers += _renamed(request, each, revive_queue, broker_name)
-    size = sum(map(len, buffers))
-    remark = b"FOUND" if found else b"NO_MESSAGE_IN_QUEUE"
+            buffers += _renamed_records(request, each, revive_queue, broker_name)
+    return response_buffers(request, code, revive_queue, ext, buffers)
+
+
+def response_buffers(
+    request: CheckedPop, code: int, revive_queue: int, more: Mapping[str, str], records: Sequence[Buffer]
+) -> list[Buffer]:
+    """Return the response to a pop of any kind. `more` is added to the fields that all kinds have."""
+    ext = {
+        "popTime": str(request.pop_ms),
+        "invisibleTime": str(request.invisible_ms),
+        "reviveQid": str(revive_queue),
+        **more,
+    }
+    remark = b"FOUND" if records else b"NO_MESSAGE_IN_QUEUE"
     header = b'{"code":%d,"extFields":%b' % (code, json.dumps(ext).encode()[:-1])
-    return [frame_of(header + RESPONSE_TAIL % (request.opaque, remark), size), *buffers]
+    return [frame_of(header + _TAIL % (request.opaque, remark), sum(map(len, records))), *records]
 
 
-def _renamed(
+def _renamed_records(
     request: PopRequest, popped: PoppedQueue, revive_queue: int, broker_name: str
 ) -> Iterable[Buffer]:
     """Return the records of a retry topic under the name of the topic that the consumer has subscribed to."""
@@ -310,9 +270,27 @@ def _renamed(
             offset,
         )
         try:
-            yield renamed(record, request.topic, handle.encode().encode())
+            yield _renamed(record, request.topic, handle.encode().encode())
         except RecordError:
             yield record  # The client sees the damage
+
+
+def _renamed(record: Buffer, topic: str, handle: bytes) -> bytes:
+    """Return a record with another topic and, as Apache's broker, with its receipt handle as a property.
+
+    If its properties would become too long, the record is returned unchanged; the client then computes the
+    handle from the response and the name of the retry topic.
+
+    Raises:
+        RecordError: The record is damaged.
+    """
+    _, _, body_end, _, topic_end = record_parts(record, 0)
+    properties = put(bytes(record[topic_end + 2 :]), POP_CK, handle)
+    if len(properties) > MAX_PROPERTIES:
+        return bytes(record)
+    name, magic = topic_part(topic)
+    rest = b"".join((record[START.size : body_end], name, LENGTH.pack(len(properties)), properties))
+    return START.pack(START.size + len(rest), magic) + rest
 
 
 def _order_counts(found: Iterable[PoppedQueue]) -> Mapping[CountKey, int]:

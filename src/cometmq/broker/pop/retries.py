@@ -17,7 +17,6 @@ from cometmq import logs
 from cometmq.broker.base.attributes import has_priorities
 from cometmq.broker.base.retry_records import ORIGIN_GROUP
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.pop.records import POP_CK
 from cometmq.broker.send.retry import DLQ_QUEUES
 from cometmq.broker.send.send import Place, fitting, move
 from cometmq.broker.send.send_back import properties_of_retry
@@ -33,6 +32,9 @@ from cometmq.settings import INT_MAX
 from cometmq.store import CACHED, GetStatus, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
+
+POP_CK = b"POP_CK"
+"""The property with the receipt handle of a message that was popped from a retry topic."""
 
 MAX_COUNTERS = 100_000
 """The maximum number of entries in `Retries.copied`. Beyond this number, all of them restart at 0."""
