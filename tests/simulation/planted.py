@@ -18,6 +18,7 @@ from tests.simulation.run import Plan, Run
 from tests.simulation.scheduler import OWNER, Stuck
 
 import cometmq.broker.pop.expiry as expiry
+import cometmq.broker.pop.polls as polls
 import cometmq.broker.pop.pops as pops
 import cometmq.broker.pop.service as pop_service
 import cometmq.broker.send.send as send
@@ -213,7 +214,7 @@ def raft_breaks(seed: int) -> bool:
 @contextmanager
 def deadlines_by_the_wall_clock() -> Iterator[None]:
     with ExitStack() as stack:
-        for module in (expiry, pops, pop_service):
+        for module in (expiry, polls, pops, pop_service):
             stack.enter_context(mock.patch.object(module, "mono_ms", lambda clock: clock.time_ms()))
         yield
 
