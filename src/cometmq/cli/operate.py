@@ -14,11 +14,13 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
     changes,
     execute,
-    json_option,
     nonempty_name,
+    result_options,
     show,
     show_json,
     show_problem,
+    tell,
+    wants_json,
 )
 from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
@@ -252,15 +254,15 @@ def dlq() -> None:
 @namesrv_option
 @selecting_options
 @LIMIT
-@json_option
-def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bool, **wanted: Any) -> None:
+@result_options
+def list_letters(group: str | None, namesrv: str, limit: int | None, **wanted: Any) -> None:
     """List the dead letters of GROUP. Without GROUP, list each group's number of dead letters."""
     if group is None and any(value is not None for value in (limit, *wanted.values())):
         raise click.UsageError("These options select messages of a GROUP: specify one.")
 
     async def count(admin: Admin) -> None:
         found = await admin.dead_letter_counts()
-        show_json(found) if as_json else show(count_table(found))
+        tell(found, count_table(found))
 
     async def run(admin: Admin, group: str) -> None:
         await warn_of_retry_limits(admin, group)
@@ -268,7 +270,7 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
         async for message in admin.dead_letters(selection(group, **wanted)):
             letter = view(message)
             # A list may be long, so each message is printed when it arrives: one JSON object per line.
-            show_json(letter, indent=None) if as_json else show(letter_lines(letter, title=not shown))
+            tell(letter, letter_lines(letter, title=not shown), indent=None)
             shown += 1
             if shown == limit:
                 break
@@ -282,8 +284,8 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
 @click.argument("group", type=nonempty_name)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @namesrv_option
-@json_option
-def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) -> None:
+@result_options
+def show_letters(group: str, ids: tuple[str, ...], namesrv: str) -> None:
     """Show dead letters of GROUP in full.
 
     ID: an offset id or unique key, or the offset id of the original message.
@@ -294,7 +296,7 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
         async for message in admin.dead_letters(selection(group, ids)):
             found += 1
             letter = view(message)
-            if as_json:
+            if wants_json():
                 show_json(letter, indent=None)
                 continue
             try:
@@ -327,7 +329,7 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
 @click.option(
     "--rate", type=FiniteRange(min=0, min_open=True), metavar="N", help="At most N messages per second."
 )
-@json_option
+@result_options
 def resend(
     group: str,
     ids: tuple[str, ...],
@@ -338,7 +340,6 @@ def resend(
     again: bool,
     dry_run: bool,
     rate: float | None,
-    as_json: bool,
     **wanted: Any,
 ) -> None:
     """Resend dead letters of GROUP, each once.
@@ -357,7 +358,7 @@ def resend(
         try:
             async for result in admin.resend(selection(group, ids, **wanted), how):
                 states[result.state] += 1
-                show_json(result, indent=None) if as_json else show(result_lines(result))
+                tell(result, result_lines(result), indent=None)
         except ResendStopped as error:
             show_problem(f"{summary(states)}; run the command again to continue")
             raise click.ClickException(str(error)) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.admin.commands.body_files import write_body
+from cometmq.admin.commands.messages import write_body
 from cometmq.message import MessageExt
 
 UNIQUE_KEY = "7F0000010807865541F26FA19EC00000"

@@ -5,20 +5,7 @@ from __future__ import annotations
 import click
 
 from cometmq import __version__
-from cometmq.admin.commands import (
-    access,
-    brokers,
-    consumers,
-    export,
-    lite,
-    measuring,
-    messages,
-    namesrv,
-    offsets,
-    reading,
-    replication,
-    topics,
-)
+from cometmq.admin.commands import access, brokers, consumers, lite, measuring, messages, topics
 from cometmq.admin.commands.shell import SETTINGS, MqAdmin
 
 
@@ -51,10 +38,10 @@ def help_command(ctx: click.Context, command: str | None) -> None:
 
 SECTIONS = {
     "Topics": (topics,),
-    "Groups": (consumers, offsets),
+    "Groups": (consumers,),
     "Lite topics": (lite,),
-    "Messages": (messages, reading, measuring),
-    "Brokers and name servers": (brokers, namesrv, replication, export),
+    "Messages": (messages, measuring),
+    "Brokers and name servers": (brokers,),
     "Access": (access,),
 }
 for heading, modules in SECTIONS.items():

@@ -6,6 +6,7 @@ from cometmq.admin import operations
 from cometmq.admin.acl import AclVersion
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
+    Target,
     admin_command,
     changes,
     execute,
@@ -22,8 +23,9 @@ HIDDEN = "******"
 KEY = name_option("-a", "--accessKey", required=True, help="The account.")
 
 
-async def _targets(admin: Admin, broker_addr: str | None, cluster: str | None) -> list[str]:
-    return [broker_addr] if broker_addr else await admin.addrs_in(cluster or "")
+async def _addrs(admin: Admin, at: Target) -> list[str]:
+    """Return the address of the broker, or those of all brokers of the cluster, including slaves."""
+    return [at.broker_addr] if at.broker_addr else await admin.addrs_in(at.cluster or "")
 
 
 @admin_command("updateAclConfig")
@@ -59,8 +61,7 @@ async def _targets(admin: Admin, broker_addr: str | None, cluster: str | None) -
 @changes
 async def update_acl_config(
     admin: Admin,
-    broker_addr: str | None,
-    cluster: str | None,
+    at: Target,
     access_key: str,
     secret_key: str,
     white: str | None,
@@ -81,7 +82,7 @@ async def update_acl_config(
         topic_perms=topics,
         group_perms=groups,
     )
-    addrs = await _targets(admin, broker_addr, cluster)
+    addrs = await _addrs(admin, at)
     await execute(operations.put_account(admin, addrs, header))
     listed = ", ".join([] if topics is None else topics.split(","))
     tell(
@@ -99,11 +100,9 @@ async def update_acl_config(
 @target_options
 @KEY
 @changes
-async def delete_acl_config(
-    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str
-) -> None:
+async def delete_acl_config(admin: Admin, at: Target, access_key: str) -> None:
     """Delete an ACL account at brokers."""
-    key, addrs = access_key.strip(), await _targets(admin, broker_addr, cluster)
+    key, addrs = access_key.strip(), await _addrs(admin, at)
     await execute(operations.delete_account(admin, addrs, key))
     tell({"accessKey": key, "brokerAddrs": addrs}, [f"account's accesskey is:{key}"])
 
@@ -120,26 +119,23 @@ async def delete_acl_config(
 )
 @opt("-p", "--aclFileFullPath", "file", default="", metavar="FILE", help="Access file at the broker.")
 @changes
-async def update_global_white_addr(
-    admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str
-) -> None:
+async def update_global_white_addr(admin: Admin, at: Target, patterns: str, file: str) -> None:
     """Set the addresses that need no ACL account."""
-    addrs = await _targets(admin, broker_addr, cluster)
-    target = broker_addr or cluster or ""
+    addrs = await _addrs(admin, at)
+    target = at.broker_addr or at.cluster or ""
     await execute(operations.set_white_list(admin, target, addrs, [patterns.strip()], file))
     tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, [])
 
 
 @admin_command("clusterAclConfigVersion")
 @target_options
-async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
+async def cluster_acl_config_version(admin: Admin, at: Target) -> None:
     """List the brokers' ACL files with version and time of the last change."""
-    addrs = await admin.target_addrs(broker_addr, cluster)
+    addrs = await at.addrs(admin)
     found = [version for addr in addrs for version in await admin.acl_versions(addr)]
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
-    titles = [] if broker_addr else [_line(*columns, "#AclLastUpdateTime")]
-    target = "broker" if broker_addr else "cluster"
-    tell(found, [*titles, *map(_row, found), f"get {target}'s plain access config version success."])
+    titles = [] if at.broker_addr else [_line(*columns, "#AclLastUpdateTime")]
+    tell(found, [*titles, *map(_row, found), f"get {at.kind}'s plain access config version success."])
 
 
 def _row(version: AclVersion) -> str:

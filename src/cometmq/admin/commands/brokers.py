@@ -1,9 +1,11 @@
-"""`mqadmin` commands for brokers: list, settings, files and statistics."""
+"""`mqadmin` commands for brokers and name servers: settings, files, statistics, replication, exports."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from typing import Any
 
 import click
 import msgspec
@@ -14,7 +16,9 @@ from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
     BROKER,
     TOPIC,
+    Target,
     admin_command,
+    announce,
     changes,
     execute,
     flag,
@@ -31,7 +35,7 @@ from cometmq.admin.commands.shell import (
 )
 from cometmq.admin.errors import was_deleted
 from cometmq.admin.stats import counted_runtime
-from cometmq.admin.values import SettingsChange, TopicStats
+from cometmq.admin.values import PermChange, SettingsChange, TopicStats
 from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
@@ -64,13 +68,13 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
 
 @admin_command("brokerStatus")
 @target_options
-async def broker_status(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
+async def broker_status(admin: Admin, at: Target) -> None:
     """Show the runtime data of brokers."""
-    if broker_addr:
-        runtime = counted_runtime(await admin.runtime(broker_addr))
+    if at.broker_addr:
+        runtime = counted_runtime(await admin.runtime(at.broker_addr))
         tell(runtime, formats.broker_status(runtime))
         return
-    brokers = await admin.brokers(cluster)
+    brokers = await admin.brokers(at.cluster)
     if wants_json():
         show_json(
             [msgspec.to_builtins(each) | {"runtime": counted_runtime(each.runtime)} for each in brokers]
@@ -91,14 +95,14 @@ MAYBE_TARGET = (
 
 
 @admin_command("getBrokerConfig", target_options)
-async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
+async def get_broker_config(admin: Admin, at: Target) -> None:
     """Show the settings of brokers."""
-    if broker_addr:
-        settings = await admin.broker_config(broker_addr)
-        tell(settings, [*formats.settings(broker_addr, settings), ""])
+    if at.broker_addr:
+        settings = await admin.broker_config(at.broker_addr)
+        tell(settings, [*formats.settings(at.broker_addr, settings), ""])
         return
     found: dict[str, dict[str, str]] = {}
-    for master, slaves in (await admin.cluster_addrs(cluster, slaves=True)).items():
+    for master, slaves in (await admin.cluster_addrs(at.cluster, slaves=True)).items():
         titles = {master: f"Master: {master}"}
         titles |= {slave: f"My Master: {master}=====Slave: {slave}" for slave in slaves}
         for addr, title in titles.items():
@@ -117,17 +121,15 @@ async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str 
     opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
     changes,
 )
-async def update_broker_config(
-    admin: Admin, broker_addr: str | None, cluster: str | None, all_brokers: bool, key: str, value: str
-) -> None:
+async def update_broker_config(admin: Admin, at: Target, all_brokers: bool, key: str, value: str) -> None:
     """Update a setting of brokers.
 
     A running broker applies the setting immediately or at its next start, and writes it to its settings file.
     Without a settings file the change is lost at the next start. The output reports each of these cases.
     """
-    addrs = [broker_addr] if broker_addr else []
-    if cluster:
-        for master, slaves in (await admin.cluster_addrs(cluster, slaves=all_brokers)).items():
+    addrs = [at.broker_addr] if at.broker_addr else []
+    if at.cluster:
+        for master, slaves in (await admin.cluster_addrs(at.cluster, slaves=all_brokers)).items():
             addrs += [master, *slaves]
     done: list[SettingsChange] = await execute(operations.set_broker(admin, addrs, key, value), show_change)
     tell(done, [])
@@ -233,3 +235,229 @@ async def query_cq(
     """Show entries of a consume queue."""
     found = await admin.consume_queue(topic, queue_id, index, count, broker_addr=broker_addr, group=group)
     tell(found, formats.consume_queue(found, index))
+
+
+NAMESPACE = name_option("-s", "--namespace", required=True, help="Namespace.")
+KEY = opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Key.")
+VALUE = opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Value.")
+BROKER_NAME = name_option("-b", "--brokerName", required=True, help="Name of the broker.")
+
+
+@admin_command("updateKvConfig", NAMESPACE, KEY, VALUE, changes)
+async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> None:
+    """Create or update a KV config entry at all name servers."""
+    announce(f"set key {key} of namespace {namespace} to {value}")
+    await admin.put_kv_config(namespace, key, value)
+    set_to = {"namespace": namespace, "key": key, "value": value}
+    tell(set_to, ["create or update kv config to namespace success."])
+
+
+@admin_command("deleteKvConfig", NAMESPACE, KEY, changes)
+async def delete_kv_config(admin: Admin, namespace: str, key: str) -> None:
+    """Delete a KV config entry at all name servers."""
+    value = await admin.kv_config(namespace, key)
+    announce(f"delete key {key} of namespace {namespace}, whose value is {value}", danger=True)
+    await admin.delete_kv_config(namespace, key)
+    deleted = {"namespace": namespace, "key": key, "value": value}
+    tell(deleted, ["delete kv config from namespace success."])
+
+
+@admin_command("wipeWritePerm", BROKER_NAME, changes)
+async def wipe_write_perm(admin: Admin, broker_name: str) -> None:
+    """Remove the write permission of a broker's topics.
+
+    Producers leave the broker within 30 seconds, so that it can be stopped. addWritePerm reverts the change.
+    """
+    await change_write_perm(admin, broker_name, "wipe")
+
+
+@admin_command("addWritePerm", BROKER_NAME, changes)
+async def add_write_perm(admin: Admin, broker_name: str) -> None:
+    """Restore the write permission of a broker's topics."""
+    await change_write_perm(admin, broker_name, "add")
+
+
+async def change_write_perm(admin: Admin, broker_name: str, verb: str) -> None:
+    """Print a line for each name server. Exit with code 1 if one of them refused."""
+    operation = await operations.change_write_perm(admin, broker_name, allow=verb == "add")
+    done: list[PermChange] = await execute(operation)
+    tell(done, formats.perm_changes(verb, done))
+    problems = [each for each in done if each.problem]
+    for each in () if wants_json() else problems:
+        show_problem(f"{each.namesrv}: {each.problem}")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+@admin_command("getNamesrvConfig")
+async def get_namesrv_config(admin: Admin) -> None:
+    """Show the settings of name servers."""
+    found = await admin.namesrv_configs()
+    lines = (line for addr, settings in found.items() for line in formats.settings(addr, settings))
+    tell(found, lines)
+
+
+@admin_command("updateNamesrvConfig", KEY, VALUE, changes)
+async def update_namesrv_config(admin: Admin, key: str, value: str) -> None:
+    """Update a setting of name servers."""
+    announce(f"set {key} to {value} at {', '.join(admin.client.namesrv.addrs)}")
+    addrs = await admin.update_namesrv_config({key: value})
+    lines = [f"update name server config success![{', '.join(addrs)}]", f"{key} : {value}"]
+    tell({"namesrvs": addrs, "key": key, "value": value}, lines)
+
+
+container_option = opt(
+    "-c",
+    "--brokerContainerAddr",
+    "container",
+    required=True,
+    metavar="HOST:PORT",
+    help="Address of a broker container of RocketMQ 5.x.",
+)
+
+
+@admin_command("haStatus")
+@target_options
+@number("-i", "--interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds.")
+async def ha_status(admin: Admin, at: Target, interval: int | None) -> None:
+    """Show the replication status of brokers."""
+    while True:
+        found = {addr: await admin.ha_status(addr) for addr in await at.addrs(admin)}
+        tell(found, (line for addr, each in found.items() for line in formats.ha_status(addr, each)))
+        if interval is None:
+            return
+        await asyncio.sleep(interval)
+
+
+@admin_command("resetMasterFlushOffset")
+@opt("-b", "--brokerAddr", required=True, metavar="HOST:PORT", help="This slave.")
+@number("-o", "--offset", high=2**63 - 1, required=True, help="Flushed offset of the master's log, in bytes.")
+@changes
+async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
+    """Set the master's flush offset at a slave (5.x)."""
+    announce(f"set the master's flush offset to {offset} at {broker_addr}")
+    await admin.reset_master_flush_offset(broker_addr.strip(), offset)
+    facts = {"brokerAddr": broker_addr, "masterFlushOffset": offset}
+    tell(facts, [f"reset master flush offset to {offset} success"])
+
+
+@admin_command("addBroker")
+@container_option
+@opt(
+    "-b",
+    "--brokerConfigPath",
+    "path",
+    required=True,
+    metavar="FILE",
+    help="Settings file of the broker, on the container's machine.",
+)
+@changes
+async def add_broker(admin: Admin, container: str, path: str) -> None:
+    """Add a broker to a broker container of RocketMQ 5.x."""
+    announce(f"start the broker of {path} at {container}")
+    await admin.add_broker(container.strip(), path.strip())
+    tell({"container": container, "path": path}, [f"add broker to {container.strip()} success"])
+
+
+@admin_command("removeBroker")
+@container_option
+@opt(
+    "-b",
+    "--brokerIdentity",
+    "identity",
+    required=True,
+    metavar="CLUSTER:BROKER:ID",
+    help="The broker. For a DLedger member, ID is the number in the member's name.",
+)
+@changes
+async def remove_broker(admin: Admin, container: str, identity: str) -> None:
+    """Remove a broker from a broker container of RocketMQ 5.x."""
+    words = [word.strip() for word in identity.split(":")]
+    if len(words) != 3 or not all(words) or not (words[2].isascii() and words[2].isdigit()):
+        raise click.BadParameter(f"{identity!r} is not CLUSTER:BROKER:ID", param_hint="-b/--brokerIdentity")
+    announce(f"stop the broker {identity} at {container}")
+    await admin.remove_broker(container.strip(), words[0], words[1], int(words[2]))
+    tell({"container": container, "broker": identity}, [f"remove broker from {container.strip()} success"])
+
+
+DIRECTORY = opt(
+    "-f",
+    "--filePath",
+    "directory",
+    default="/tmp/rocketmq/export",
+    show_default=True,
+    metavar="DIR",
+    help="Directory for the file.",
+)
+EXPORTED = name_option("-c", "--clusterName", "cluster", required=True, help="This cluster.")
+
+
+def write(directory: str, name: str, value: Any) -> None:
+    """Write a value as JSON, replacing an existing file, and print the path. Raises OSError."""
+    path = os.path.join(directory, name)
+    os.makedirs(directory, exist_ok=True)
+    new = f"{path}.{os.getpid()}.tmp"
+    # Other users may write to /tmp. O_EXCL prevents this process from following a link that such a user has
+    # created.
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2) + b"\n")
+    os.replace(new, path)
+    tell({"path": path}, [f"export {path} success"])
+
+
+@admin_command(
+    "exportMetadata",
+    name_option(
+        "-c", "--clusterName", "cluster", help="Cluster to export; queue numbers are summed over its masters."
+    ),
+    BROKER,
+    DIRECTORY,
+    flag("-t", "--topic", "topics", help="Only topics."),
+    flag("-g", "--subscriptionGroup", "groups", help="Only groups."),
+    flag("-s", "--specialTopic", "special", help="Include retry and dead-letter topics."),
+)
+async def export_metadata(
+    admin: Admin,
+    cluster: str | None,
+    broker_addr: str | None,
+    directory: str,
+    topics: bool,
+    groups: bool,
+    special: bool,
+) -> None:
+    """Export topics and groups to a file."""
+    if broker_addr and cluster:
+        raise click.UsageError("Give -b/--brokerAddr or -c/--clusterName, not both.")
+    if broker_addr:
+        if topics == groups:
+            raise click.UsageError("With -b/--brokerAddr give -t/--topic or -g/--subscriptionGroup.")
+        if topics:
+            write(directory, "topic.json", await admin.topic_table(broker_addr, special=special))
+        else:
+            table = await admin.user_groups(broker_addr)
+            write(directory, "subscriptionGroup.json", {"subscriptionGroupTable": table})
+        return
+    if not cluster:
+        raise click.UsageError("Missing option: -b/--brokerAddr or -c/--clusterName.")
+    topic_table, group_table = await admin.cluster_metadata(cluster, special=special)
+    found: dict[str, Any] = {"exportTime": int(time.time() * 1000)}
+    if topics or not groups:
+        found["topicConfigTable"] = topic_table
+    if not topics:
+        found["subscriptionGroupTable"] = group_table
+    write(
+        directory, "topic.json" if topics else "subscriptionGroup.json" if groups else "metadata.json", found
+    )
+
+
+@admin_command("exportConfigs", EXPORTED, DIRECTORY)
+async def export_configs(admin: Admin, cluster: str, directory: str) -> None:
+    """Export the main settings of brokers to a file."""
+    write(directory, "configs.json", await admin.cluster_configs(cluster))
+
+
+@admin_command("exportMetrics", EXPORTED, DIRECTORY)
+async def export_metrics(admin: Admin, cluster: str, directory: str) -> None:
+    """Export message rates, disk usage, topic and group counts, and client versions to a file."""
+    write(directory, "metrics.json", await admin.cluster_metrics(cluster))

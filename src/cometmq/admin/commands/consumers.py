@@ -1,9 +1,10 @@
-"""`mqadmin` commands for consumer groups: settings, members and offsets."""
+"""`mqadmin` commands for consumer groups: settings, members, and offsets, which some of them set."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from cometmq.admin.commands.shell import (
     CLUSTER,
     FILE,
     TOPIC,
+    Target,
     admin_command,
     announce,
     changes,
@@ -29,17 +31,21 @@ from cometmq.admin.commands.shell import (
     number,
     opt,
     raise_if_incomplete,
+    set_list,
     show,
     show_error,
-    show_if_text,
     show_json,
     show_problem,
     switch,
     target_options,
     tell,
+    tell_known,
+    time_ms,
     wants_json,
 )
 from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.offsets import END, Reset
+from cometmq.admin.values import OffsetWay, QueueReset
 from cometmq.errors import CometError
 from cometmq.number_range import FiniteRange
 from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
@@ -64,14 +70,12 @@ async def consumer_progress(
     admin: Admin, group: str | None, show_client_ip: bool, topic: str | None, cluster: str | None
 ) -> None:
     """Show a group's consumer offset, broker offset, lag and rate."""
-    missing: dict[str, CometError] = {}
     if group is None:
         if topic is not None or cluster is not None:
             raise click.UsageError("-t/--topicName and -c/--cluster require -g/--groupName.")
-        groups = await admin.groups(missing=missing)
-        tell(groups, formats.group_summaries(groups))
-        raise_if_incomplete(missing)
+        await tell_known(lambda missing: admin.groups(missing=missing), formats.group_summaries)
         return
+    missing: dict[str, CometError] = {}
     found = await admin.progress(group, with_client_ip=show_client_ip, missing=missing)
     in_place = await in_cluster(admin, cluster, found.queues)
     rows = [row for row in in_place if topic in (None, row.topic)]
@@ -181,13 +185,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
     changes,
 )
 async def update_sub_group(
-    admin: Admin,
-    broker_addr: str | None,
-    cluster: str | None,
-    group: str,
-    notify: bool,
-    attributes: str | None,
-    **more: Any,
+    admin: Admin, at: Target, group: str, notify: bool, attributes: str | None, **more: Any
 ) -> None:
     """Create or update a subscription group.
 
@@ -197,25 +195,18 @@ async def update_sub_group(
     config = SubscriptionGroupConfig(
         group_name=group, notify_consumer_ids_changed_enable=notify, attributes=given or None, **more
     )
-    addrs = await admin.target_addrs(broker_addr, cluster)
+    addrs = await at.addrs(admin)
     await execute(operations.update_group(admin, group, dict.fromkeys(addrs, config)))
     tell({"brokerAddrs": addrs, "config": config}, [formats.group_config_line(config)])
 
 
 @admin_command("updateSubGroupList", target_options, FILE, changes)
-async def update_sub_group_list(
-    admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
-) -> None:
+async def update_sub_group_list(admin: Admin, at: Target, filename: str) -> None:
     """Create or update subscription groups from a file (5.x)."""
     configs = list_of(filename, SubscriptionGroupConfig)
     names = [each.group_name for each in configs]
-    addrs = await admin.target_addrs(broker_addr, cluster)
-    announce(f"create or change groups {', '.join(names)} at {', '.join(addrs)}")
-    async for addr in admin.update_groups(configs, broker_addr=broker_addr, cluster=cluster):
-        show_if_text(
-            f"submit batch of subscription group config to {addr} success, please check the result later."
-        )
-    tell({"groups": names, "brokerAddrs": addrs}, [])
+    sends = admin.update_groups(configs, broker_addr=at.broker_addr, cluster=at.cluster)
+    await set_list(at, admin, "groups", names, sends, "subscription group")
 
 
 @admin_command(
@@ -225,14 +216,12 @@ async def update_sub_group_list(
     switch("-r", "--removeOffset", help="Delete the group's offsets, too."),
     changes,
 )
-async def delete_sub_group(
-    admin: Admin, broker_addr: str | None, cluster: str | None, group: str, remove_offset: bool
-) -> None:
+async def delete_sub_group(admin: Admin, at: Target, group: str, remove_offset: bool) -> None:
     """Delete a subscription group at brokers.
 
     With a cluster, the group's retry and dead-letter topics are deleted, too.
     """
-    addrs = await admin.target_addrs(broker_addr, cluster)
+    addrs, cluster = await at.addrs(admin), at.cluster
     topics = await operations.group_topics(admin, group, cluster) if cluster else {}
     missing: dict[str, CometError] = {}
     names = await admin.group_names(missing=missing)
@@ -270,16 +259,10 @@ async def delete_sub_group(
     changes,
 )
 async def set_consume_mode(
-    admin: Admin,
-    broker_addr: str | None,
-    cluster: str | None,
-    topic: str,
-    group: str,
-    mode: str,
-    pop_share_queue_num: int,
+    admin: Admin, at: Target, topic: str, group: str, mode: str, pop_share_queue_num: int
 ) -> None:
     """Set how push consumers of a group consume a topic (5.x, with clientRebalance=false)."""
-    addrs = await admin.target_addrs(broker_addr, cluster)
+    addrs = await at.addrs(admin)
     body = SetMessageRequestModeRequestBody(topic, group, mode.upper(), pop_share_queue_num)
     await execute(operations.set_consume_mode(admin, body, addrs))
     tell(
@@ -357,3 +340,152 @@ async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) 
         if error := incomplete(missing):
             show_error(error)
         await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
+
+
+OFFSET_GROUP = name_option("-g", "--group", required=True, help="Consumer group.")
+FORCE = opt(
+    "-f",
+    "--force",
+    type=bool,
+    is_flag=False,
+    flag_value=True,
+    metavar="[BOOL]",
+    help="false: move offsets only backwards. true: also create the offsets of an unknown group.",
+)
+
+
+@admin_command(
+    "resetOffsetByTime",
+    OFFSET_GROUP,
+    TOPIC,
+    opt(
+        "-s",
+        "--timestamp",
+        "moment",
+        required=True,
+        type=str.strip,
+        metavar="TIME",
+        help="Time to reset to: now or -1 (the end), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+    ),
+    FORCE,
+    flag(
+        "-c",
+        "--cplus",
+        "in_cpp_form",
+        help="Notify clients in the C++ format. Only Apache's brokers use this flag.",
+    ),
+    opt("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
+    number("-q", "--queue", "queue_id", metavar="ID", help="Only this queue; needs -b."),
+    number("-o", "--offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),
+    name_option("--cluster", help="Only the masters of this cluster."),
+    changes,
+)
+async def reset_offset_by_time(
+    admin: Admin,
+    group: str,
+    topic: str,
+    moment: str,
+    force: bool | None,
+    broker_addr: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    **more: Any,
+) -> None:
+    """Reset a group's consumer offsets to a time.
+
+    The group consumes messages again if an offset moves backwards, and skips messages if it moves forwards.
+    """
+    if queue_id is not None and broker_addr is None:
+        raise click.UsageError("-q/--queue needs -b/--broker")
+    if offset is not None and queue_id is None:
+        raise click.UsageError("-o/--offset needs -q/--queue")
+    at_ms = END if moment in ("now", str(END)) else time_ms(moment)
+    wanted = Reset(
+        group=group,
+        topic=topic,
+        at_ms=at_ms,
+        force=force is not False,
+        new_group=force is True,
+        broker_addr=broker_addr,
+        queue_id=queue_id,
+        offset=offset,
+        **more,
+    )
+    forced = str(wanted.force).lower()
+    title = (
+        f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{forced}], "
+        f"timestamp(string)[{moment}], timestamp(long)[{at_ms}]"
+    )
+    await reset(admin, wanted, [title])
+
+
+@admin_command("skipAccumulatedMessage", OFFSET_GROUP, TOPIC, FORCE, CLUSTER, changes)
+async def skip_accumulated_message(
+    admin: Admin, group: str, topic: str, force: bool | None, cluster: str | None
+) -> None:
+    """Skip all messages that a group has not consumed yet.
+
+    The group never receives the skipped messages.
+    """
+    wanted = Reset(
+        group=group, topic=topic, force=force is not False, new_group=force is True, cluster=cluster
+    )
+    await reset(admin, wanted, [])
+
+
+async def reset(admin: Admin, wanted: Reset, title: Iterable[str]) -> None:
+    """Print the planned reset, execute it, and print the offsets observed afterwards."""
+    try:
+        planned = await admin.plan_reset(wanted)
+    except UnknownNameError as error:
+        if error.kind == "consumer group" and not wants_json():
+            show_problem("--force creates the offsets of an unknown group.")
+        raise
+    announce(*(describe_reset(wanted, each) for each in planned), danger=True)
+    done = await admin.reset_offset(wanted)
+    tell(done, [*title, *formats.resets(done)])
+    problems = [each for each in done if each.problem]
+    for each in problems:
+        show_problem(f"{each.broker_name} queue {each.queue_id}: {each.problem}")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+def describe_reset(wanted: Reset, each: QueueReset) -> str:
+    """Describe the reset of one queue in a line."""
+    place = f"{wanted.group} in {wanted.topic} at {each.broker_name} queue {each.queue_id}"
+    if not each.changes:
+        return f"leave {place} at {each.consumer_offset}"
+    before = {-1: "no offset", 0: "0 (or no offset)"}.get(each.consumer_offset, str(each.consumer_offset))
+    how = "through its members" if each.way is OffsetWay.MEMBERS else "in the broker"
+    return f"set {place} from {before} to {each.rollback_offset}, {how}"
+
+
+@admin_command(
+    "cloneGroupOffset",
+    name_option("-s", "--srcGroup", "source", required=True, help="Group whose offsets are copied."),
+    name_option("-d", "--destGroup", "target", required=True, help="Group whose offsets are set."),
+    TOPIC,
+    opt(
+        "-o",
+        "--offline",
+        metavar="BOOL",
+        expose_value=False,
+        help="Accepted for compatibility; has no effect.",
+    ),
+    flag("--force", help="Create the offsets of an unknown group (CometMQ only)."),
+    changes,
+)
+async def clone_group_offset(admin: Admin, source: str, target: str, topic: str, force: bool) -> None:
+    """Copy another group's consumer offsets in a topic.
+
+    Stop the members of the target group first: running members overwrite the copied offsets.
+    """
+    rows = await admin.clone_offsets(source, target, topic, execute=False, new_group=force)
+    deeds = (
+        f"set {target} at {row.broker_name} queue {row.queue_id} to {row.consumer_offset}" for row in rows
+    )
+    announce(*deeds)
+    rows = await admin.clone_offsets(source, target, topic, new_group=force)
+    line = f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]"
+    tell(rows, [line])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import click
 
@@ -15,10 +16,9 @@ from cometmq.admin.commands.shell import (
     flag,
     name_option,
     number,
-    raise_if_incomplete,
     tell,
+    tell_known,
 )
-from cometmq.errors import CometError
 from cometmq.protocol.bodies.admin import (
     LiteBrokerInfo,
     LiteClientInfo,
@@ -74,10 +74,7 @@ def _brokers(found: Mapping[str, LiteBrokerInfo], detail: bool) -> Iterator[str]
 @admin_command("getParentTopicInfo", PARENT)
 async def get_parent_topic_info(admin: Admin, parent: str) -> None:
     """Show the groups of a parent topic, and the number of its lite topics (5.5)."""
-    missing: dict[str, CometError] = {}
-    found = await admin.parent_topic(parent, missing)
-    tell(found, _parents(parent, found))
-    raise_if_incomplete(missing)
+    await tell_known(partial(admin.parent_topic, parent), partial(_parents, parent))
 
 
 def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]:
@@ -96,13 +93,11 @@ def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]
 )
 async def get_lite_topic_info(admin: Admin, parent: str, lite_topic: str, show_client_id: bool) -> None:
     """Show the offsets of a lite topic, and the number of its subscribers (5.5)."""
-    missing: dict[str, CometError] = {}
-    found = await admin.lite_topic(parent, lite_topic, missing)
-    tell(found, _topics(parent, lite_topic, found, show_client_id))
-    raise_if_incomplete(missing)
+    lines = partial(_topics, parent, lite_topic, show_client_id)
+    await tell_known(partial(admin.lite_topic, parent, lite_topic), lines)
 
 
-def _topics(parent: str, name: str, found: Mapping[str, LiteTopicInfo], clients: bool) -> Iterator[str]:
+def _topics(parent: str, name: str, clients: bool, found: Mapping[str, LiteTopicInfo]) -> Iterator[str]:
     yield f"Lite Topic Info: [{parent}] [{name}] [{lmq_name(parent, name)}]"
     form = "%-50s %-14s %-14s %-30s %-12s %-18s "
     yield form % (
@@ -130,14 +125,12 @@ async def get_lite_client_info(
     admin: Admin, parent: str, group: str, client_id: str, show_detail: bool
 ) -> None:
     """Show the number of lite topics to which a client is subscribed (5.5)."""
-    missing: dict[str, CometError] = {}
-    found = await admin.lite_client(parent, group, client_id, missing)
-    tell(found, _clients(parent, group, client_id, found, show_detail))
-    raise_if_incomplete(missing)
+    lines = partial(_clients, parent, group, client_id, show_detail)
+    await tell_known(partial(admin.lite_client, parent, group, client_id), lines)
 
 
 def _clients(
-    parent: str, group: str, client_id: str, found: Mapping[str, LiteClientInfo], detail: bool
+    parent: str, group: str, client_id: str, detail: bool, found: Mapping[str, LiteClientInfo]
 ) -> Iterator[str]:
     yield f"Lite Client Info: [{parent}] [{group}] [{client_id}]"
     form = "%-30s %-20s %-30s %-30s "
@@ -160,12 +153,11 @@ async def get_lite_group_info(
     admin: Admin, parent: str, group: str, lite_topic: str | None, top: int
 ) -> None:
     """Show the lite topics in which a group is the furthest behind (5.5)."""
-    missing: dict[str, CometError] = {}
-    found = await admin.lite_group(parent, group, lite_topic, top, missing)
-    lines = [f"Lite Group Info: [{group}] [{parent}]"]
-    lines += _lags(found) if lite_topic is None else _progress(found)
-    tell(found, lines)
-    raise_if_incomplete(missing)
+    rows = _lags if lite_topic is None else _progress
+    await tell_known(
+        partial(admin.lite_group, parent, group, lite_topic, top),
+        lambda found: [f"Lite Group Info: [{group}] [{parent}]", *rows(found)],
+    )
 
 
 def _total(found: Mapping[str, LiteGroupInfo]) -> str:
@@ -217,8 +209,8 @@ async def trigger_lite_dispatch(
     admin: Admin, parent: str, group: str, client_id: str | None, broker_name: str | None
 ) -> None:
     """Offer all lite topics with unconsumed messages to a group's clients once more (5.5)."""
-    missing: dict[str, CometError] = {}
-    found = await admin.trigger_lite_dispatch(parent, group, client_id, broker_name, missing)
     title = f"Group And Topic Info: [{group}] [{parent}]"
-    tell(found, [title, "", *(f"{name:<30} dispatched" for name in found)])
-    raise_if_incomplete(missing)
+    await tell_known(
+        partial(admin.trigger_lite_dispatch, parent, group, client_id, broker_name),
+        lambda found: [title, "", *(f"{name:<30} dispatched" for name in found)],
+    )

@@ -1,15 +1,20 @@
-"""`mqadmin` commands for messages: queries, traces, `sendMessage`, `consumeMessage`."""
+"""`mqadmin` commands for messages: queries, traces, sends, and the messages of a topic."""
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 import time
+from collections import Counter
 from functools import partial
+from typing import Any
 
 import click
+import msgspec
 
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
-from cometmq.admin.commands.body_files import write_body
 from cometmq.admin.commands.shell import (
     BODY_FORMAT,
     CLUSTER,
@@ -24,9 +29,11 @@ from cometmq.admin.commands.shell import (
     number,
     opt,
     show,
+    show_if_text,
     show_json,
     switch,
     tell,
+    time_ms,
     wants_json,
 )
 from cometmq.admin.messages import ReadRange
@@ -255,8 +262,15 @@ def past_time(text: str) -> int:
     "group",
     help="Existing consumer group to pull with; its offsets do not change.",
 )
-@opt("-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range.")
-@opt("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive).")
+@opt("-s", "--beginTimestamp", "begin_ms", type=past_time, metavar="TIME", help="Start of the time range.")
+@opt(
+    "-e",
+    "--endTimestamp",
+    "end_ms",
+    type=past_time,
+    metavar="TIME",
+    help="End of the time range (exclusive).",
+)
 @number(
     "-c",
     "--MessageNumber",
@@ -268,42 +282,30 @@ def past_time(text: str) -> int:
 )
 async def consume_message(
     admin: Admin,
-    topic: str,
     broker_name: str | None,
     queue_id: int | None,
     offset: int | None,
     group: str | None,
-    begin: int | None,
-    end: int | None,
-    count: int,
+    begin_ms: int | None,
+    end_ms: int | None,
+    **more: Any,
 ) -> None:
     """Read messages of a topic; no offset is stored."""
     if queue_id is not None and broker_name is None:
         raise click.UsageError("Please set the brokerName before queueId!")
     if offset is not None and queue_id is None:
         raise click.UsageError("Please set queueId before offset!")
-    if begin is not None and end is not None and begin > end:
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
         raise click.UsageError(
             "Please make sure that the beginTimestamp is less than or equal to the endTimestamp"
         )
     wanted = ReadRange(
-        topic=topic,
-        broker_name=broker_name,
-        queue_id=queue_id,
-        offset=offset,
-        begin_ms=begin,
-        end_ms=end,
-        count=count,
+        broker_name=broker_name, queue_id=queue_id, offset=offset, begin_ms=begin_ms, end_ms=end_ms, **more
     )
     if group is not None:
         await admin.brokers_of(group)  # Refuse an unknown group, which a pull would create
     async for message in admin.read(wanted, group=group):
-        # A list may be long, so each message is printed when it arrives: one JSON object per line.
-        if wants_json():
-            show_json(MessageView.of(message), indent=None)
-        else:
-            body = bytes(message.body).decode("utf-8", "replace")
-            show([f"MSGID: {message.msg_id} {formats.message_text(message)} BODY: {body}"])
+        show_line(message, bytes(message.body).decode("utf-8", "replace"))
 
 
 async def consume_directly(admin: Admin, messages: list[MessageExt], group: str, client_id: str) -> None:
@@ -329,3 +331,175 @@ async def show_messages(
             show([f"{'Message Body:':<20} {bytes(message.body).decode(charset, 'replace')}"])
         show(formats.message_tracks(await admin.tracks(message)))
         show([""])
+
+
+QUEUE_ID = number("-i", "--queueId", required=True, help="Queue id.")
+CHARSET = opt(
+    "-c",
+    "--charsetName",
+    "charset",
+    default="UTF-8",
+    show_default=True,
+    metavar="NAME",
+    help="Of the bodies.",
+)
+EXPRESSION = opt(
+    "-s",
+    "--subExpression",
+    "expression",
+    default="*",
+    show_default=True,
+    metavar="TAGS",
+    help="Subscription expression, for example TagA || TagB.",
+)
+SPAN = (
+    opt("-b", "--beginTimestamp", "begin_ms", type=time_ms, metavar="TIME", help="Start of the time range."),
+    opt(
+        *("-e", "--endTimestamp", "end_ms"),
+        type=time_ms,
+        metavar="TIME",
+        help="End of the time range (exclusive).",
+    ),
+)
+
+
+NO_BODY = "NOT PRINT BODY"
+
+
+def show_line(message: MessageExt, body: str) -> None:
+    """Print a message when it arrives, in one line, also with `--json`, because a list may be long."""
+    if wants_json():
+        show_json(MessageView.of(message), indent=None)
+    else:
+        show([f"MSGID: {message.msg_id} {formats.message_text(message)} BODY: {body}"])
+
+
+def text_of(body: bytes, charset: str) -> str:
+    """Return a body as text. Invalid bytes are replaced, as in Java. Raises click.BadParameter."""
+    try:
+        return body.decode(charset, "replace")
+    except LookupError:
+        raise click.BadParameter(f"unknown charset {charset!r}", param_hint="-c/--charsetName") from None
+
+
+@admin_command(
+    "printMsg",
+    TOPIC,
+    CHARSET,
+    EXPRESSION,
+    *SPAN,
+    switch("-d", "--printBody", default=True, show_default=True, help="Print bodies."),
+)
+async def print_msg(admin: Admin, charset: str, print_body: bool, **span: Any) -> None:
+    """Print the messages of a topic."""
+    text_of(b"-", charset)  # Report an unknown charset even if all message bodies are empty
+    whole = ReadRange(count=None, **span)
+    async for queue, first, behind in admin.queue_bounds(whole):
+        show_if_text(f"minOffset={first}, maxOffset={behind}, {formats.queue_text(queue)}")
+        wanted = msgspec.structs.replace(whole, broker_name=queue.broker_name, queue_id=queue.queue_id)
+        async for message in admin.read(wanted):
+            show_line(message, text_of(bytes(message.body), charset) if print_body else NO_BODY)
+        show_if_text("-" * 56)
+
+
+@admin_command(
+    "printMsgByQueue",
+    TOPIC,
+    name_option("-a", "--brokerName", required=True, help="Name of the broker."),
+    QUEUE_ID,
+    CHARSET,
+    EXPRESSION,
+    *SPAN,
+    switch("-p", "--printMsg", "print_message", help="Print the messages."),
+    switch("-d", "--printBody", help="Print the bodies, too."),
+    switch("-f", "--calculate", help="Count messages by tag."),
+)
+async def print_msg_by_queue(
+    admin: Admin, charset: str, print_message: bool, print_body: bool, calculate: bool, **wanted: Any
+) -> None:
+    """Print the messages of a queue (-p true), or their number by tag (-f true)."""
+    text_of(b"-", charset)  # Report an unknown charset even if all message bodies are empty
+    tags: Counter[str] = Counter()
+    async for message in admin.read(ReadRange(count=None, **wanted)):
+        if message.tags and message.tags.strip():
+            tags[message.tags] += 1
+        if print_message:
+            show_line(message, text_of(bytes(message.body), charset) if print_body else NO_BODY)
+    if calculate and wants_json():
+        show_json({"tags": dict(tags.most_common())}, indent=None)
+    elif calculate:
+        show(f"Tag: {tag:<30} Count: {count}" for tag, count in tags.most_common())
+
+
+@admin_command(
+    "queryMsgByOffset",
+    TOPIC,
+    name_option("-b", "--brokerName", required=True, help="Name of the broker."),
+    QUEUE_ID,
+    number("-o", "--offset", high=2**63 - 1, required=True, help="Offset in the queue."),
+    BODY_FORMAT,
+)
+async def query_msg_by_offset(
+    admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, charset: str | None
+) -> None:
+    """Show a message by its queue offset."""
+    message = await admin.message_at(topic, broker_name, queue_id, offset)
+    await show_messages(admin, [message], offset_id=True, charset=charset)
+
+
+_FILE_NAME = re.compile(r"[0-9A-Za-z]{1,64}")
+"""Pattern of message ids that are safe as file names.
+
+Ids are checked because a producer may set any text as the unique key.
+"""
+
+
+def write_body(message: MessageExt) -> str:
+    """Write the body to a file named by the message's id that only this user can read; return its path.
+
+    The file is in `cometmq/msgbodys` under XDG_CACHE_HOME (~/.cache), or in a new temporary directory if that
+    directory is not usable. An existing file or link of that name is replaced; links are not followed.
+    """
+    name = message.msg_id if _FILE_NAME.fullmatch(message.msg_id) else message.offset_msg_id
+    path = bodies_path()
+    try:
+        directory = open_own(path)
+    except OSError:
+        path = tempfile.mkdtemp(prefix="cometmq-msgbodys-")
+        directory = open_own(path)
+    try:
+        try:
+            os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            pass
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=directory), "wb") as file:
+            file.write(message.body)
+    finally:
+        os.close(directory)
+    return os.path.join(path, name)
+
+
+def bodies_path() -> str:
+    """Return the path of the user's directory for files with message bodies."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):
+        cache = os.path.expanduser("~/.cache")
+    return os.path.join(cache, "cometmq", "msgbodys")
+
+
+def open_own(path: str) -> int:
+    """Return a descriptor of a directory that only this user can access. A missing directory is created.
+
+    Raises OSError.
+    """
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(directory).st_uid != os.getuid():
+            raise PermissionError(f"{path} belongs to another user")
+        os.fchmod(directory, 0o700)
+    except BaseException:
+        os.close(directory)
+        raise
+    return directory

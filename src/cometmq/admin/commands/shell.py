@@ -6,8 +6,8 @@ import asyncio
 import functools
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import click
 import msgspec
@@ -27,6 +27,7 @@ from cometmq.text import did_you_mean, is_utf8, printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 B = TypeVar("B", bound=Body)
+V = TypeVar("V")
 
 
 class AtBroker(Protocol):
@@ -162,13 +163,6 @@ class MqAdmin(click.Group):
         return "\n".join([*lines, "", *COMMON])
 
 
-def json_option(command: F) -> F:
-    """Add `--json` and `--raw` to a command with list output."""
-    return raw_option(
-        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of columns.")(command)
-    )
-
-
 JSON, RAW, DRY_RUN = "cometmq.admin.json", "cometmq.admin.raw", "cometmq.admin.dry_run"
 
 
@@ -183,15 +177,11 @@ def _meta_flag(flag: str, key: str, text: str) -> Callable[[F], F]:
     )
 
 
-def raw_option(command: F) -> F:
-    """Add the option `--raw` to a command. The function `show` reads it when it prints the result."""
-    text = "Print names and bodies unchanged instead of escaping control characters."
-    return _meta_flag("--raw", RAW, text)(command)
-
-
 def result_options(command: F) -> F:
     """Add `--json` and `--raw` to a command. The function `tell` reads both when it prints the result."""
-    return raw_option(_meta_flag("--json", JSON, "Print JSON instead of columns.")(command))
+    text = "Print names and bodies unchanged instead of escaping control characters."
+    as_json = _meta_flag("--json", JSON, "Print JSON instead of columns.")
+    return _meta_flag("--raw", RAW, text)(as_json(command))
 
 
 def wants_json() -> bool:
@@ -199,9 +189,19 @@ def wants_json() -> bool:
     return bool(click.get_current_context().meta.get(JSON))
 
 
-def tell(value: Any, lines: Iterable[str]) -> None:
-    """Print the result of a command: the value as JSON with `--json`, else the lines."""
-    show_json(value) if wants_json() else show(lines)
+def tell(value: Any, lines: Iterable[str], *, indent: int | None = 2) -> None:
+    """Print the result of a command: the value as JSON with `--json` (see `show_json`), else the lines."""
+    show_json(value, indent=indent) if wants_json() else show(lines)
+
+
+async def tell_known(
+    ask: Callable[[dict[str, CometError]], Awaitable[V]], lines: Callable[[V], Iterable[str]]
+) -> None:
+    """Print the result that `ask` returns, and raise Incomplete if it has stored errors of brokers."""
+    missing: dict[str, CometError] = {}
+    found = await ask(missing)
+    tell(found, lines(found))
+    raise_if_incomplete(missing)
 
 
 def show_if_text(line: str) -> None:
@@ -266,8 +266,26 @@ FILE = click.option(
 )
 
 
+class Target(NamedTuple):
+    """The value of `target_options`: one broker, or the masters of a cluster."""
+
+    broker_addr: str | None
+    cluster: str | None
+
+    @property
+    def kind(self) -> str:
+        return "broker" if self.broker_addr else "cluster"
+
+    async def addrs(self, admin: Admin) -> list[str]:
+        """Return the address of the broker, or those of the cluster's masters."""
+        return await admin.target_addrs(self.broker_addr, self.cluster)
+
+
 def target_options(command: F) -> F:
-    """Add `-b/--brokerAddr` and `-c/--clusterName`, exactly one of which is required."""
+    """Add `-b/--brokerAddr` and `-c/--clusterName`, exactly one of which is required.
+
+    The command receives them as one Target, `at`.
+    """
 
     @functools.wraps(command)
     def checked(*args: Any, broker_addr: str | None, cluster: str | None, **options: Any) -> Any:
@@ -275,13 +293,22 @@ def target_options(command: F) -> F:
             raise click.UsageError("Give -b/--brokerAddr or -c/--clusterName, not both.")
         if not (broker_addr or cluster):
             raise click.UsageError("Missing option: -b/--brokerAddr or -c/--clusterName.")
-        return command(*args, broker_addr=broker_addr, cluster=cluster, **options)
+        return command(*args, at=Target(broker_addr, cluster), **options)
 
-    click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")(checked)
-    click.option("-c", "--clusterName", "cluster", metavar="NAME", help="All masters of this cluster.")(
-        checked
-    )
+    name = click.option("-c", "--clusterName", "cluster", metavar="NAME", help="All masters of this cluster.")
+    name(BROKER(checked))
     return checked  # type: ignore[return-value]
+
+
+async def set_list(
+    at: Target, admin: Admin, nouns: str, names: list[str], sends: AsyncIterator[str], what: str
+) -> None:
+    """Announce and execute a change of many topics or groups (`nouns`), one request for each broker."""
+    addrs = await at.addrs(admin)
+    announce(f"create or change {nouns} {', '.join(names)} at {', '.join(addrs)}")
+    async for addr in sends:
+        show_if_text(f"submit batch of {what} config to {addr} success, please check the result later.")
+    tell({nouns: names, "brokerAddrs": addrs}, [])
 
 
 def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work], click.Command]:

@@ -15,6 +15,7 @@ from cometmq.admin.commands.shell import (
     CLUSTER,
     FILE,
     TOPIC,
+    Target,
     admin_command,
     announce,
     changes,
@@ -24,18 +25,18 @@ from cometmq.admin.commands.shell import (
     list_of,
     number,
     opt,
-    raise_if_incomplete,
+    set_list,
     show,
     show_if_text,
     show_json,
     switch,
     target_options,
     tell,
+    tell_known,
     time_ms,
     wants_json,
 )
 from cometmq.admin.errors import UnknownNameError
-from cometmq.errors import CometError
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
@@ -61,35 +62,27 @@ PERM = partial(opt, "-p", "--perm", type=PERMS, help="Permission: 2 write, 4 rea
     help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
 )
 @changes
-async def update_topic(
-    admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str, **more: Any
-) -> None:
+async def update_topic(admin: Admin, at: Target, topic: str, perm: str, **more: Any) -> None:
     """Create or update a topic."""
     settings = TopicSettings(topic=topic, perm=int(perm), **more)
-    conf, addrs = None, await admin.target_addrs(broker_addr, cluster)
+    conf, addrs = None, await at.addrs(admin)
     operation = operations.update_topic(admin, topic, dict.fromkeys(addrs, settings))
     deeds = [f"register the queues of ordered topic {topic} at the name servers"] if settings.order else []
     announce(*operation.describe(), *deeds)
     await execute(operation)
     if settings.order:
-        conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
-        kind = "broker" if broker_addr else "cluster"
-        show_if_text(f"set {kind} orderConf. isOrder=true, orderConf=[{conf}]")
+        conf = await admin.set_order_conf(settings, broker_addr=at.broker_addr, cluster=at.cluster)
+        show_if_text(f"set {at.kind} orderConf. isOrder=true, orderConf=[{conf}]")
     tell({**msgspec.to_builtins(settings), "brokerAddrs": addrs, "orderConf": conf}, [str(settings)])
 
 
 @admin_command("updateTopicList", target_options, FILE, changes)
-async def update_topic_list(
-    admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
-) -> None:
+async def update_topic_list(admin: Admin, at: Target, filename: str) -> None:
     """Create or update the topics that are listed in a file. RocketMQ has this command since 5.x."""
     topics = list_of(filename, TopicConfig)
     names = [each.topic_name for each in topics]
-    addrs = await admin.target_addrs(broker_addr, cluster)
-    announce(f"create or change topics {', '.join(names)} at {', '.join(addrs)}")
-    async for addr in admin.create_topics(topics, broker_addr=broker_addr, cluster=cluster):
-        show_if_text(f"submit batch of topic config to {addr} success, please check the result later.")
-    tell({"topics": names, "brokerAddrs": addrs}, [])
+    sends = admin.create_topics(topics, broker_addr=at.broker_addr, cluster=at.cluster)
+    await set_list(at, admin, "topics", names, sends, "topic")
 
 
 @admin_command("deleteTopic")
@@ -132,10 +125,7 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
     if cluster_model:
-        missing: dict[str, CometError] = {}
-        uses = await admin.topic_uses(missing=missing)
-        tell(uses, formats.topic_uses(uses))
-        raise_if_incomplete(missing)
+        await tell_known(lambda missing: admin.topic_uses(missing=missing), formats.topic_uses)
     else:
         topics = await admin.topics()
         tell(topics, topics)
@@ -160,24 +150,16 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
     tell(queues, formats.topic_status(queues))
 
 
-@admin_command(
-    "updateTopicPerm",
-    target_options,
-    TOPIC,
-    PERM(required=True),
-    changes,
-)
-async def update_topic_perm(
-    admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str
-) -> None:
+@admin_command("updateTopicPerm", target_options, TOPIC, PERM(required=True), changes)
+async def update_topic_perm(admin: Admin, at: Target, topic: str, perm: str) -> None:
     """Change a topic's permission."""
-    new = int(perm)
+    new, broker_addr = int(perm), at.broker_addr
     if broker_addr:
         route = await admin.route(topic)
         names = {data.broker_addrs.get(MASTER_ID): data.broker_name for data in route.broker_datas}
         if (names.get(broker_addr), new) in {(data.broker_name, data.perm) for data in route.queue_datas}:
             raise click.ClickException("new perm equals to the old one!")
-    change = partial(admin.change_topic_perm, topic, new, broker_addr=broker_addr, cluster=cluster)
+    change = partial(admin.change_topic_perm, topic, new, broker_addr=broker_addr, cluster=at.cluster)
     planned = [(addr, old) async for addr, old, _ in change(execute=False)]
     announce(*(f"update topic perm from {old} to {new} in {addr}" for addr, old in planned))
     async for addr, old, settings in change():
