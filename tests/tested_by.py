@@ -17,7 +17,6 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-admin/test_access.py: admin/acl
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
     admin/servers admin/stats admin/topic_admin admin/values
 admin/test_lite.py: broker/admin/lite

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cometmq.admin import Admin, Newest, ReadRange, TopicSettings, UnknownNameError
-from cometmq.admin import newest as module
+from cometmq.admin import messages as module
 from cometmq.errors import ConnectError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.testing import LocalBroker

@@ -9,8 +9,7 @@ from cometmq.admin.errors import (
     ResendStopped,
     UnknownNameError,
 )
-from cometmq.admin.messages import ReadRange
-from cometmq.admin.newest import Newest
+from cometmq.admin.messages import Newest, ReadRange
 from cometmq.admin.offsets import Reset
 from cometmq.admin.values import (
     BrokerStatus,

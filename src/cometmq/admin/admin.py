@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import msgspec
 
-from cometmq.admin.acl import AccessAdmin
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
 from cometmq.admin.message_admin import MessageAdmin
 from cometmq.admin.offsets import OffsetAdmin
@@ -45,13 +44,26 @@ __all__ = ["Admin", "TopicSettings"]
 ADMIN_TIMEOUT_S = 5.0
 
 
-class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
+class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
     """Administration operations on the clusters that are registered at a set of name servers.
 
-    An `Admin` is an asynchronous context manager. Every operation that sends a request may raise
-    RemotingError (a server is unreachable or does not answer in time) and BrokerError (a server refuses the
-    request). Times are milliseconds since the Unix epoch. Durations whose name ends in `_s` are seconds.
-    Offsets count the messages of a queue from 0.
+    An `Admin` is an asynchronous context manager. Times are milliseconds since the Unix epoch. Durations
+    whose name ends in `_s` are seconds. Offsets count the messages of a queue from 0.
+
+    Parameters that mean the same in all operations, which describe them only if they differ:
+
+    - `addr`, `broker_addr`: address of a broker, "host:port". Where it is optional: only this broker.
+    - `cluster`: name of a cluster. Together with `broker_addr`: all masters of the cluster, if `broker_addr`
+      is None. Where it is optional: only this cluster, else all of them.
+    - `missing`: receives the error of each broker that fails, by broker name. None: the first is raised.
+
+    Errors that many operations raise, and list only if they have another reason:
+
+    - RemotingError: a server is unreachable or does not answer in time.
+    - BrokerError: a server refuses the request.
+    - NoRouteError: no name server has the topic.
+    - UnknownNameError: the cluster or the broker does not exist.
+    - the first error of a broker: a broker fails and `missing` is None, or all brokers of a topic fail.
     """
 
     def __init__(
@@ -89,24 +101,14 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
     # -- brokers
 
     async def runtime(self, broker_addr: str) -> dict[str, str]:
-        """Return the runtime table of a broker, which holds statistics and states as text, by name.
-
-        Args:
-            broker_addr: Address of the broker, "host:port".
-        """
+        """Return the runtime table of a broker, which holds statistics and states as text, by name."""
         return await self.client.brokers.runtime_info(broker_addr)
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerStatus]:
         """Return every broker with its runtime table, role and replication lag.
 
-        Args:
-            cluster: Only the brokers of this cluster. None: all clusters.
-
         Returns:
             One value per broker process. `problem` holds the error of a broker that did not answer.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         info = await self.cluster_info()
         if cluster is not None:
@@ -174,16 +176,12 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
         Apache's brokers delete the offsets of the excluded groups.
 
         Args:
-            topic: The topic.
             compare_group: Group whose offset is compared with the lowest offset.
             left_out: Groups that are excluded.
 
         Returns:
             Offset by queue: the lowest of all groups that are not excluded, or 2**63 - 1 where the offset of
                 `compare_group` is lower.
-
-        Raises:
-            NoRouteError: No name server has the topic.
         """
         header = QueryCorrectionOffsetRequestHeader(
             topic=topic, compare_group=compare_group, filter_groups=",".join(left_out) or None
@@ -203,9 +201,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
         Args:
             missing: Receives the error of each broker that fails, by broker name. If such a broker may have
                 messages for a group, the group's rate and lag are None. None: the first error is raised.
-
-        Raises:
-            CometError: A broker fails and `missing` is None.
         """
         failures = {} if missing is None else missing
         places = await self.group_places(missing=missing)
@@ -222,9 +217,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
 
         Returns:
             The status of each member by its address, or the text of the error if the member does not answer.
-
-        Raises:
-            UnknownNameError: There is no such broker name.
         """
         found: dict[str, RaftStatus | str] = {}
         for addr in await self._raft_addrs(broker_name):
@@ -246,7 +238,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
         Raises:
             CommandError: The leader refuses; the error holds the reason.
             NoLeaderError: No member is the leader.
-            UnknownNameError: There is no such broker name.
         """
         await self.client.brokers.change_raft_group(await self.raft_leader(broker_name), action, member)
 
@@ -258,7 +249,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin, LiteTopicAdmin):
 
         Raises:
             NoLeaderError: No member is the leader.
-            UnknownNameError: There is no such broker name.
         """
         for addr, status in (await self.raft_group(broker_name)).items():
             if isinstance(status, RaftStatus) and status.role == "leader":

@@ -176,7 +176,6 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
 
     Args:
         client: Sends the requests.
-        group: The consumer group.
         message: The dead letter.
         mark: Value of DLQ_RESEND_RUN. A copy with this value is preferred to other copies.
     """

@@ -40,7 +40,6 @@ class GroupAdmin(GroupStates):
         """Return the members of a consumer group and their subscriptions.
 
         Args:
-            group: The consumer group.
             broker_addr: Broker that reports its members. None: the first broker that has members.
 
         Raises:
@@ -57,7 +56,6 @@ class GroupAdmin(GroupStates):
         """Return the running info of a member: settings, subscriptions, queues and statistics.
 
         Args:
-            group: The consumer group.
             client_id: Client id of the member.
             jstack: Include the stacks of the member's threads.
             broker_addr: Broker that forwards the request to the member. None: the first broker to which the
@@ -80,7 +78,6 @@ class GroupAdmin(GroupStates):
 
         Raises:
             BrokerError: No broker has a client of the group.
-            NoRouteError: No name server has the topic.
         """
         header = GetProducerConnectionListRequestHeader(producer_group=group)
         found: dict[str, ClientConnection] = {}
@@ -131,14 +128,9 @@ class GroupAdmin(GroupStates):
 
         Args:
             config: Name and settings of the group.
-            broker_addr: Only at this broker.
-            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
 
         Yields:
             The address of each changed broker.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.call(
@@ -157,14 +149,9 @@ class GroupAdmin(GroupStates):
 
         Args:
             configs: Names and settings of the groups.
-            broker_addr: Only at this broker.
-            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
 
         Yields:
             The address of each changed broker.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         body = SubscriptionGroupList(group_config_list=list(configs)).encode()
         for addr in await self.target_addrs(broker_addr, cluster):
@@ -188,8 +175,6 @@ class GroupAdmin(GroupStates):
         """Delete the settings of a consumer group at a broker.
 
         Args:
-            broker_addr: Address of the broker.
-            group: The consumer group.
             with_offsets: Delete the group's offsets, too.
         """
         header = DeleteSubscriptionGroupRequestHeader(
@@ -203,7 +188,6 @@ class GroupAdmin(GroupStates):
         """Return the offsets of every consumer group of a broker in each queue.
 
         Args:
-            broker_addr: Address of the broker.
             ordered: Only ordered topics.
             timeout_s: Timeout, in seconds.
         """

@@ -143,7 +143,6 @@ class GroupStates(KnownGroups):
         """Return the consumer offset, the broker offset and the lag of a group in each queue.
 
         Args:
-            group: The consumer group.
             with_client_ip: Ask the members which of them holds each queue.
             brokers: The brokers that have the group: address by name, as in the group's entry of
                 `group_places`. None: they are found by a request.
@@ -152,26 +151,16 @@ class GroupStates(KnownGroups):
 
         Raises:
             UnknownNameError: The group does not exist.
-            CometError: A broker fails and `missing` is None, or all brokers fail.
         """
         brokers = brokers or await self.brokers_of(group)
         owners = await self._queue_owners(brokers, group) if with_client_ip else {}
-        parts, failures = await ask_each(brokers, lambda _, addr: self.progress_at(addr, group, owners))
-        if missing is not None:
-            missing |= failures
-        elif failures:
-            raise next(iter(failures.values()))
+        parts = await ask_each(brokers, lambda _, addr: self.progress_at(addr, group, owners), missing)
         return sum_progress(group, parts.values())
 
     async def progress_at(
         self, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
     ) -> GroupProgress:
-        """Return the offsets and the lag of a group in the queues of one broker.
-
-        Args:
-            addr: Address of the broker.
-            group: The consumer group.
-        """
+        """Return the offsets and the lag of a group in the queues of one broker."""
         stats = await self._consume_stats(addr, group)
         owners = owners or {}
         rows = [
@@ -289,9 +278,6 @@ class GroupStates(KnownGroups):
     async def subscriptions(self, group: str) -> GroupSubscriptions:
         """Return the subscriptions of a group's members, and the differences that cause a loss of messages.
 
-        Args:
-            group: The consumer group.
-
         Raises:
             UnknownNameError: The group does not exist.
             BrokerError: With CONSUMER_NOT_ONLINE: the group has no members.
@@ -380,7 +366,6 @@ class GroupStates(KnownGroups):
         """Return a summary of a group; unknown values are None or empty.
 
         Args:
-            group: The group.
             brokers: The group's entry of `group_places`.
             missing: Names of brokers that do not answer. If one of them may have the group, the rate and the
                 lag of the group are unknown. If no other broker has members, the members are unknown, too.
@@ -418,11 +403,7 @@ class GroupStates(KnownGroups):
         )
 
     async def tracks(self, message: MessageExt) -> list[MessageTrack]:
-        """Return the consumption state of a message in each group that has offsets on its topic.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-        """
+        """Return the consumption state of a message in each group that has offsets on its topic."""
         route = await self.client.namesrv.route(message.topic)
         names = await self._groups_of_topic(route, message.topic)
         at = broker_addrs(route)
@@ -433,7 +414,6 @@ class GroupStates(KnownGroups):
 
         Args:
             message: The message.
-            group: The group.
             offsets_at: The brokers of the message's topic.
         """
         try:
@@ -481,7 +461,6 @@ class GroupStates(KnownGroups):
         """Have one member of a group consume one stored message immediately.
 
         Args:
-            group: The consumer group.
             client_id: Client id of the member.
             offset_msg_id: Offset id of the message.
 

@@ -10,10 +10,9 @@ from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, ServerAdmin
+from cometmq.admin.servers import ServerAdmin, ask_each
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import NameServersUnreachable
-from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupTable
 from cometmq.protocol.bodies.admin import ConsumerOffsetTable
@@ -77,10 +76,6 @@ class KnownGroups(ServerAdmin):
         """Return the names of all consumer groups, sorted.
 
         A group exists if it has a retry topic, settings, offsets or members.
-
-        Args:
-            missing: Receives the error of each broker that fails, by broker name. None: the first error is
-                raised.
         """
         return list(await self.group_places(missing=missing))
 
@@ -97,32 +92,16 @@ class KnownGroups(ServerAdmin):
             For each group, the addresses of its brokers by broker name. Brokers in `missing` are included,
                 because they may have the group. The inner dictionary is empty for a group that has a retry
                 topic: the brokers of such a group are those in the route of its retry topic.
-
-        Raises:
-            CometError: A broker fails and `missing` is None.
         """
         topics = await self.client.namesrv.topics()
         masters = await self._masters()
-        at_brokers: dict[str, AtBroker] = {}
-        failures: dict[str, CometError] = {}
-
-        async def ask(name: str) -> None:
-            try:
-                at_brokers[name] = await self.groups_at(masters[name])
-            except CometError as error:
-                failures[name] = error
-
-        await for_each(masters, ask, MAX_CONCURRENT_BROKERS)
-        if missing is not None:
-            missing |= failures
-        elif failures:
-            raise next(iter(failures.values()))
+        at_brokers = await ask_each(masters, lambda _, addr: self.groups_at(addr), missing, need_answer=False)
         routed = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
         return {
             group: {
                 name: addr
                 for name, addr in masters.items()
-                if group not in routed and (name in failures or group in at_brokers[name])
+                if group not in routed and (name not in at_brokers or group in at_brokers[name])
             }
             for group in group_names(topics, at_brokers.values())
         }
@@ -139,7 +118,6 @@ class KnownGroups(ServerAdmin):
         Brokers that do not answer are included, because they may have the group.
 
         Args:
-            group: The consumer group.
             offsets_at: Brokers that have offsets of the group. They are returned without a further request if
                 the group has no retry topic.
 

@@ -12,7 +12,6 @@ from cometmq.admin import dead_letters
 from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import DeadLettersHidden
 from cometmq.admin.messages import ReadRange, StoredMessages
-from cometmq.admin.newest import NewestMessages
 from cometmq.admin.servers import ask_each
 from cometmq.admin.topic_admin import TopicAdmin
 from cometmq.admin.values import (
@@ -35,7 +34,7 @@ from cometmq.protocol.sql import compile_sql
 ADMIN_GROUP = "admin_ext_group"
 
 
-class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
+class MessageAdmin(TopicAdmin, StoredMessages):
     """Operations on messages."""
 
     _access: ClientOptions
@@ -71,17 +70,10 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         """Return the messages of a topic that have a key, the oldest first.
 
         Args:
-            topic: The topic.
             key: The key, one of those that the producer set.
             limit: Maximum number of messages.
             begin_ms: Only messages stored at or after this time.
             end_ms: Only messages stored at or before this time.
-            missing: Receives the error of each broker that fails, by broker name. None: the first error is
-                raised.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-            CometError: A broker fails and `missing` is None, or all brokers fail.
         """
         span = (begin_ms, end_ms)
         return await lookups.by_key(self.client, topic, key, limit, unique=False, span=span, missing=missing)
@@ -92,15 +84,8 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         """Return the messages of a topic that have a unique key. After retries of a send there are several.
 
         Args:
-            topic: The topic.
             msg_id: Unique key: the message id that a producer returns.
             limit: Maximum number of messages.
-            missing: Receives the error of each broker that fails, by broker name. None: the first error is
-                raised.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-            CometError: A broker fails and `missing` is None, or all brokers fail.
         """
         return await lookups.by_key(self.client, topic, msg_id, limit, unique=True, missing=missing)
 
@@ -110,7 +95,6 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         The first message creates the topic where the brokers create topics automatically.
 
         Args:
-            topic: The topic.
             amount: Number of messages.
             size: Size of each body, in bytes.
 
@@ -289,8 +273,6 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         """Yield the messages that wait for a delivery time or a delay level (CometMQ brokers only).
 
         Args:
-            topic: Only messages of this topic. None: all topics.
-            broker_addr: Only messages of this broker. None: all masters.
             limit: Maximum number of messages of each broker. None: no limit.
 
         Yields:
@@ -324,26 +306,16 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
 
         Args:
             key: A key, or the unique key of the message.
-            topic: Only messages of this topic. None: all topics.
-            broker_addr: Only messages of this broker. None: all masters.
-            missing: Receives the error of each broker that fails, by broker name. None: the first error is
-                raised.
 
         Returns:
             The messages, and whether a broker has more messages with the key than it examined.
-
-        Raises:
-            CometError: A broker fails and `missing` is None, or all brokers fail.
         """
         wanted = ListTimersRequestHeader(topic=topic, key=key)
-        answers, failed = await ask_each(
+        answers = await ask_each(
             await self._waiting_at(broker_addr),
             lambda name, addr: self.client.brokers.timers(addr, name, wanted),
+            missing,
         )
-        if missing is not None:
-            missing |= failed
-        elif failed:
-            raise next(iter(failed.values()))
         found = [waiting for some, _ in answers.values() for waiting in some]
         return found, any(page.more for _, page in answers.values())
 
@@ -368,7 +340,6 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
 
         Raises:
             BadHandle: The handle is not valid.
-            NoRouteError: No name server has the topic.
         """
         return await (await self._started_producer()).recall(recall_handle)
 

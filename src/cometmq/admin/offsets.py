@@ -58,11 +58,8 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     """A reset of a group's offsets in a topic.
 
     Args:
-        group: The group.
-        topic: The topic.
         at_ms: A store time, or END for the end of each queue.
         force: False: offsets only move backwards.
-        broker_addr: Only at this master.
         queue_id: Only this queue; requires `broker_addr`.
         offset: The new offset, instead of the time; requires `queue_id`.
         in_cpp_form: Apache's brokers notify the members in the form that C++ clients read. CometMQ's brokers
@@ -90,7 +87,6 @@ class OffsetAdmin(GroupStates):
         """Return the offsets that `reset_offset` would set, queue by queue.
 
         Raises:
-            NoRouteError: No name server has the topic.
             UnknownNameError: The group does not exist, or the topic has no such broker or queue.
             AllQueuesOnly: A broker of Apache 4.9 cannot reset a single queue of a group that is online.
         """
@@ -114,7 +110,6 @@ class OffsetAdmin(GroupStates):
             The result of each queue. `problem` describes an offset that was not reached.
 
         Raises:
-            NoRouteError: No name server has the topic.
             UnknownNameError: The group does not exist, or the topic has no such broker or queue.
             AllQueuesOnly: A broker of Apache 4.9 cannot reset a single queue of a group that is online.
         """
@@ -153,7 +148,6 @@ class OffsetAdmin(GroupStates):
         Args:
             source: The group whose offsets are copied.
             target: The group that receives the offsets.
-            topic: The topic.
             execute: False: only return the offsets.
             new_group: The target group need not exist: the offsets create it.
 
@@ -162,7 +156,6 @@ class OffsetAdmin(GroupStates):
 
         Raises:
             UnknownNameError: A group does not exist, or the source has no offsets in the topic.
-            NoRouteError: No name server has the topic.
         """
         if not new_group:
             await self.brokers_of(target)

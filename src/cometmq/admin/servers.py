@@ -1,21 +1,29 @@
-"""Settings, files and permissions of brokers and name servers."""
+"""Settings, files, permissions and accounts of brokers and name servers (docs/security.md, Access)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Stats, StatsSpan
+from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Stats, StatsSpan, broker_places
 from cometmq.client.cluster.lookups import Client
 from cometmq.client.cluster.workers import for_each
-from cometmq.errors import BrokerError, CometError
-from cometmq.protocol.bodies import ClusterInfo
+from cometmq.errors import BodyError, BrokerError, CometError
+from cometmq.protocol.bodies import AclAccounts, ClusterInfo, DataVersion
 from cometmq.protocol.bodies.admin import BrokerStatsData, BrokerStatsItem
 from cometmq.protocol.codes import MASTER_ID, RequestCode
 from cometmq.protocol.headers import (
+    AclConfigVersionResponseHeader,
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
+    CreateAccessConfigRequestHeader,
+    DeleteAccessConfigRequestHeader,
+    ExplainAccessRequestHeader,
+    ExplainAccessResponseHeader,
+    UpdateGlobalWhiteAddrsConfigRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
 )
 from cometmq.protocol.headers.admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
@@ -29,12 +37,19 @@ STATS_NOT_EXIST = "not exist"
 
 
 async def ask_each(
-    addrs: Mapping[str, str], ask: Callable[[str, str], Awaitable[T]]
-) -> tuple[dict[str, T], dict[str, CometError]]:
-    """Call `ask(name, addr)` for each broker in `addrs`.
+    addrs: Mapping[str, str],
+    ask: Callable[[str, str], Awaitable[T]],
+    missing: dict[str, CometError] | None,
+    *,
+    need_answer: bool = True,
+) -> dict[str, T]:
+    """Call `ask(name, addr)` for each broker in `addrs`, and return the results by broker name.
 
-    Return the results, and the errors of the calls that failed, by broker name. Raises the first error if no
-    broker answers.
+    Args:
+        addrs: Address by broker name.
+        ask: Sends the request to a broker.
+        missing: Receives the errors of the calls that failed, by broker name. None: the first is raised.
+        need_answer: Raise the first error if no broker answers.
     """
     answers: dict[str, T] = {}
     failures: dict[str, CometError] = {}
@@ -46,9 +61,23 @@ async def ask_each(
             failures[name] = error
 
     await for_each(addrs, one, MAX_CONCURRENT_BROKERS)
-    if failures and not answers:
+    failures = dict(sorted(failures.items()))
+    if failures and (missing is None or (need_answer and not answers)):
         raise next(iter(failures.values()))
-    return dict(sorted(answers.items())), dict(sorted(failures.items()))
+    if missing is not None:
+        missing |= failures
+    return dict(sorted(answers.items()))
+
+
+class AclVersion(msgspec.Struct, frozen=True):
+    """The version of a broker's access file: the number of changes and the time of the last change (ms)."""
+
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+    file: str
+    counter: int
+    timestamp_ms: int
 
 
 class ServerAdmin(Client):
@@ -69,9 +98,6 @@ class ServerAdmin(Client):
 
         Returns:
             The addresses of the slaves by the address of their master ([] without `slaves`).
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         info = await self.cluster_info()
         if cluster is not None:
@@ -90,11 +116,7 @@ class ServerAdmin(Client):
         return found
 
     async def master_addrs(self, cluster: str) -> list[str]:
-        """Return the addresses of a cluster's masters.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
-        """
+        """Return the addresses of a cluster's masters."""
         return list(await self.cluster_addrs(cluster))
 
     async def masters(self, names: Iterable[str] | None = None) -> dict[str, str]:
@@ -118,19 +140,11 @@ class ServerAdmin(Client):
         return known if names is None else {name: known[name] for name in names}
 
     async def target_addrs(self, broker_addr: str | None, cluster: str | None) -> list[str]:
-        """Return `broker_addr`, or if it is None the addresses of the cluster's masters.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
-        """
+        """Return `broker_addr`, or if it is None the addresses of the cluster's masters."""
         return [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
 
     async def names_in(self, cluster: str) -> set[str]:
-        """Return the broker names of a cluster.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
-        """
+        """Return the broker names of a cluster."""
         info = await self.cluster_info()
         check_cluster(cluster, info)
         return set(info.cluster_addr_table[cluster])
@@ -148,7 +162,6 @@ class ServerAdmin(Client):
         """Change settings of a running broker, which also writes them to its settings file if it has one.
 
         Args:
-            broker_addr: Address of the broker.
             settings: Value by key.
 
         Returns:
@@ -189,7 +202,6 @@ class ServerAdmin(Client):
         """Return a statistic of a broker (docs/reference/remoting.md, Statistics and connections).
 
         Args:
-            broker_addr: Address of the broker.
             name: Name of the statistic, for example TOPIC_PUT_NUMS or GROUP_GET_NUMS.
             key: Subject of the statistic: a topic, or topic@group.
 
@@ -219,11 +231,7 @@ class ServerAdmin(Client):
         return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
 
     async def known_by(self, addr: str) -> ClusterInfo:
-        """Return all clusters, brokers and addresses that are registered at one name server.
-
-        Args:
-            addr: Address of the name server.
-        """
+        """Return all clusters, brokers and addresses that are registered at one name server."""
         return await self.client.namesrv.fetch(addr, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo)
 
     async def update_namesrv_config(self, settings: Mapping[str, str]) -> list[str]:
@@ -266,34 +274,19 @@ class ServerAdmin(Client):
         Producers then stop sending to the broker. The change lasts until the broker registers a change of its
         topics, or until `add_write_perm`.
 
-        Args:
-            broker_name: Name of the broker.
-
         Returns:
             The number of changed topics, or the error, of each name server.
-
-        Raises:
-            UnknownNameError: There is no such broker name.
         """
-        await self.check_broker_name(broker_name)
-        addrs = self.client.namesrv.addrs
-        return [await self.change_write_perm(addr, broker_name, allow=False) for addr in addrs]
+        return await self._change_write_perms(broker_name, allow=False)
 
     async def add_write_perm(self, broker_name: str) -> list[PermChange]:
-        """Restore the write permission of a broker's topics at all name servers.
+        """Restore the write permission of a broker's topics at all name servers, see `wipe_write_perm`."""
+        return await self._change_write_perms(broker_name, allow=True)
 
-        Args:
-            broker_name: Name of the broker.
-
-        Returns:
-            The number of changed topics, or the error, of each name server.
-
-        Raises:
-            UnknownNameError: There is no such broker name.
-        """
+    async def _change_write_perms(self, broker_name: str, *, allow: bool) -> list[PermChange]:
         await self.check_broker_name(broker_name)
         addrs = self.client.namesrv.addrs
-        return [await self.change_write_perm(addr, broker_name, allow=True) for addr in addrs]
+        return [await self.change_write_perm(addr, broker_name, allow=allow) for addr in addrs]
 
     async def check_broker_name(self, broker_name: str) -> None:
         """Raise UnknownNameError if there is no such broker name."""
@@ -305,8 +298,6 @@ class ServerAdmin(Client):
         """Restore or remove the write permission of a broker's topics at one name server.
 
         Args:
-            namesrv: Address of the name server.
-            broker_name: Name of the broker.
             allow: Restore the permission. False: remove it.
 
         Returns:
@@ -324,6 +315,85 @@ class ServerAdmin(Client):
         except CometError as error:
             problem = str(error)
         return PermChange(namesrv=namesrv, broker_name=broker_name, topics=topics, problem=problem)
+
+    # -- accounts and white lists (requests 50 to 53, and CometMQ's own 21006 and 21007)
+
+    async def addrs_in(self, cluster: str) -> list[str]:
+        """Return the addresses of all brokers of a cluster, including slaves."""
+        info = await self.cluster_info()
+        check_cluster(cluster, info)
+        return [place.broker_addr for place in broker_places(info, cluster)]
+
+    async def put_account(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
+        """Add an account to a broker, or change an existing account.
+
+        Args:
+            account: The account. Values of an existing account remain where a field is None.
+        """
+        await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
+
+    async def delete_account(self, addr: str, access_key: str) -> None:
+        """Delete an account from the access files of a broker.
+
+        Args:
+            access_key: Name of the account.
+        """
+        header = DeleteAccessConfigRequestHeader(access_key=access_key)
+        await self.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
+
+    async def set_white_list(self, addr: str, patterns: Sequence[str], file: str = "") -> None:
+        """Replace the global white list of an access file of a broker.
+
+        Args:
+            patterns: Addresses that need no account, for example "10.0.0.*".
+            file: The access file. "": the default file.
+        """
+        header = UpdateGlobalWhiteAddrsConfigRequestHeader(
+            global_white_addrs=",".join(patterns), acl_file_full_path=file
+        )
+        await self.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+
+    async def accounts(self, addr: str) -> AclAccounts:
+        """Return the accounts of a CometMQ broker, without their secrets, and its global white lists."""
+        return await self.client.brokers.fetch(addr, RequestCode.LIST_ACCOUNTS, AclAccounts)
+
+    async def explain_access(
+        self, addr: str, user: str, action: str, resource: str = "", host: str = ""
+    ) -> tuple[bool, str]:
+        """Return whether an account has a permission at a CometMQ broker, and the rule that decides this.
+
+        Args:
+            user: Name of the account.
+            action: "pub", "sub" or "admin".
+            resource: "topic:NAME", "group:NAME", or NAME, which is a topic. "": none, for "admin".
+            host: Address of the client, which is compared with the white lists. "": unknown.
+        """
+        header = ExplainAccessRequestHeader(
+            user=user, action=action, resource=resource or None, host=host or None
+        )
+        answer = await self.client.brokers.call(addr, RequestCode.EXPLAIN_ACCESS, header)
+        found = answer.header(ExplainAccessResponseHeader)
+        return found.allowed, found.reason
+
+    async def acl_versions(self, addr: str) -> list[AclVersion]:
+        """Return the versions of a broker's access files."""
+        answer = await self.client.brokers.call(addr, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        header = answer.header(AclConfigVersionResponseHeader)
+        try:
+            files = msgspec.json.decode(header.all_acl_file_version or "{}", type=dict[str, DataVersion])
+        except msgspec.DecodeError as error:
+            raise BodyError("allAclFileVersion", str(error)) from None
+        return [
+            AclVersion(
+                cluster_name=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_addr=header.broker_addr,
+                file=file,
+                counter=version.counter,
+                timestamp_ms=version.timestamp,
+            )
+            for file, version in sorted(files.items())
+        ]
 
 
 def check_cluster(cluster: str, info: ClusterInfo) -> None:

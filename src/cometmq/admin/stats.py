@@ -60,15 +60,9 @@ class StatsAdmin(GroupAdmin):
     async def topic_stats(self, topic: str) -> list[TopicStats]:
         """Return rates, daily counts and backlog of a topic, for each of its consumer groups.
 
-        Args:
-            topic: The topic.
-
         Returns:
             One value per group, or a single value with an empty group. Brokers that do not answer are left
                 out.
-
-        Raises:
-            NoRouteError: No name server has the topic.
         """
         route = await self.client.namesrv.route(topic)
         masters = [
@@ -132,8 +126,6 @@ class StatsAdmin(GroupAdmin):
         """Return entries of a consume queue.
 
         Args:
-            topic: The topic.
-            queue_id: Id of the queue.
             index: Index of the first entry.
             count: Maximum number of entries.
             broker_addr: Address of the broker. None: the first broker of the topic.
@@ -141,7 +133,6 @@ class StatsAdmin(GroupAdmin):
 
         Raises:
             BrokerError: The queue has no entry at the index.
-            NoRouteError: No name server has the topic.
         """
         addr = broker_addr or next(iter(broker_addrs(await self.client.namesrv.route(topic)).values()))
         header = QueryConsumeQueueRequestHeader(
@@ -156,13 +147,6 @@ class StatsAdmin(GroupAdmin):
 
         Members that do not answer are left out. If a broker of a group does not answer, the group is left
         out.
-
-        Args:
-            missing: Receives the error of each broker that fails, by broker name. None: the first error is
-                raised.
-
-        Raises:
-            CometError: A broker fails and `missing` is None.
         """
         for group, place in (await self.group_places(missing=missing)).items():
             try:
@@ -209,7 +193,6 @@ class StatsAdmin(GroupAdmin):
         """Return the topics of a broker without the system topics.
 
         Args:
-            broker_addr: Address of the broker.
             special: Include retry and dead-letter topics.
         """
         table = await self.topic_configs(broker_addr)
@@ -245,11 +228,7 @@ class StatsAdmin(GroupAdmin):
         The queue numbers of a topic, and the retry queues of a group, are the sums over all masters.
 
         Args:
-            cluster: The cluster.
             special: Include retry and dead-letter topics.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         topics: dict[str, TopicConfig] = {}
         found: dict[str, SubscriptionGroupConfig] = {}
@@ -266,11 +245,7 @@ class StatsAdmin(GroupAdmin):
         return topics, found
 
     async def cluster_configs(self, cluster: str) -> dict[str, Any]:
-        """Return the main settings of a cluster's masters and the numbers of servers (`exportConfigs`).
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
-        """
+        """Return the main settings of a cluster's masters and the numbers of servers (`exportConfigs`)."""
         addrs = await self.cluster_addrs(cluster, slaves=True)
         configs = {}
         for master in addrs:
@@ -288,9 +263,6 @@ class StatsAdmin(GroupAdmin):
 
         The data are message rates, daily counts, disk usage, the numbers of topics and groups, and client
         versions.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         info = await self.cluster_info()
         report: dict[str, Any] = {}

@@ -94,14 +94,9 @@ class TopicAdmin(GroupStates):
 
         Args:
             settings: Name and settings of the topic.
-            broker_addr: Only at this broker.
-            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
 
         Yields:
             The address of each changed broker.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.create_topic(
@@ -126,14 +121,9 @@ class TopicAdmin(GroupStates):
         Args:
             topics: Names and settings of the topics. `attributes` holds changes: the key "+name" sets the
                 attribute `name` to the value, and "-name" removes the attribute.
-            broker_addr: Only at this broker.
-            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
 
         Yields:
             The address of each changed broker.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         body = TopicConfigList(topic_config_list=list(topics)).encode()
         for addr in await self.target_addrs(broker_addr, cluster):
@@ -146,16 +136,12 @@ class TopicAdmin(GroupStates):
         """Delete the messages of a topic's queues, but not the topic (CometMQ brokers only).
 
         Args:
-            topic: The topic.
             queue_id: Only the queues with this id. None: all queues.
             before_ms: Only messages stored before this time. None: all messages.
             execute: False: only return what would be deleted.
 
         Returns:
             Broker name and result of each queue.
-
-        Raises:
-            NoRouteError: No name server has the topic.
         """
         found = []
         for broker in sorted((await self.route(topic)).broker_datas, key=lambda broker: broker.broker_name):
@@ -206,16 +192,8 @@ class TopicAdmin(GroupStates):
     ) -> list[str]:
         """Delete a topic and its messages at brokers.
 
-        Args:
-            topic: The topic.
-            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
-            broker_addr: Only at this broker.
-
         Returns:
             The addresses of the brokers.
-
-        Raises:
-            UnknownNameError: The cluster does not exist.
         """
         addrs = await self.target_addrs(broker_addr, cluster)
         for addr in addrs:
@@ -285,22 +263,13 @@ class TopicAdmin(GroupStates):
         return sorted(_clusters_of(route, await self.cluster_info()))
 
     async def topic_status(self, topic: str) -> list[QueueStatus]:
-        """Return the offsets and the last store time of each queue of a topic, sorted by broker and queue.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-        """
+        """Return the offsets and the last store time of each queue of a topic, sorted by broker and queue."""
         addrs = lookups.broker_addrs(await self.route(topic)).values()
         rows = [row for addr in addrs for row in await self.topic_status_at(addr, topic)]
         return sorted(rows, key=lambda row: (row.broker_name, row.queue_id))
 
     async def topic_status_at(self, addr: str, topic: str) -> list[QueueStatus]:
-        """Return the offsets and the last store time of each queue that one broker has of a topic.
-
-        Args:
-            addr: Address of the broker.
-            topic: The topic.
-        """
+        """Return the offsets and the last store time of each queue that one broker has of a topic."""
         header = TopicRequestHeader(topic=topic)
         table = await self.client.brokers.fetch(
             addr, RequestCode.GET_TOPIC_STATS_INFO, TopicStatsTable, header, topic=topic
@@ -328,10 +297,7 @@ class TopicAdmin(GroupStates):
         """Change only the permission of a topic.
 
         Args:
-            topic: The topic.
             perm: The new permission: 2 write, 4 read, 6 both.
-            broker_addr: Only at this master.
-            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
             execute: False: only yield what would be changed.
 
         Yields:
@@ -339,7 +305,6 @@ class TopicAdmin(GroupStates):
 
         Raises:
             UnknownNameError: The cluster does not exist, or the address is not a master of the topic.
-            NoRouteError: No name server has the topic.
         """
         route = await self.route(topic)
         queues = {data.broker_name: data for data in route.queue_datas}
@@ -374,11 +339,7 @@ class TopicAdmin(GroupStates):
         given order.
 
         Args:
-            topic: The topic.
             clients: Client ids.
-
-        Raises:
-            NoRouteError: No name server has the topic.
         """
         queues = sorted(
             MessageQueue(topic, data.broker_name, queue_id)
@@ -486,6 +447,4 @@ class LiteTopicAdmin(ServerAdmin):
             if broker_name not in addrs:
                 raise UnknownNameError("broker of the topic", broker_name, sorted(addrs))
             addrs = {broker_name: addrs[broker_name]}
-        answers, failures = await ask_each(addrs, lambda _name, addr: ask(addr))
-        missing |= failures
-        return answers
+        return await ask_each(addrs, lambda _name, addr: ask(addr), missing)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from cometmq.admin.admin import Admin
 from cometmq.admin.servers import ask_each
 from cometmq.client.cluster.requests import pull_request
+from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus, WaitingMessage
 from cometmq.protocol.codes import (
     TOOLS_CONSUMER_GROUP,
@@ -274,5 +275,6 @@ async def each_master(
 
     Raises the first error if no master answers.
     """
-    answers, failures = await ask_each(await admin.masters(), ask)
+    failures: dict[str, CometError] = {}
+    answers = await ask_each(await admin.masters(), ask, failures)
     return answers, {name: str(error) for name, error in failures.items()}

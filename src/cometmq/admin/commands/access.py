@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cometmq.admin import operations
-from cometmq.admin.acl import AclVersion
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
     Target,
@@ -16,6 +15,7 @@ from cometmq.admin.commands.shell import (
     target_options,
     tell,
 )
+from cometmq.admin.servers import AclVersion
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 

@@ -12,7 +12,7 @@ from nicegui import ui
 from nicegui.element import Element
 
 from cometmq.admin import Admin, BrokerStatus
-from cometmq.admin.acl import AclVersion
+from cometmq.admin.servers import AclVersion
 from cometmq.admin.values import broker_places
 from cometmq.console.pages.access_changes import FEED, ask_account, ask_deletion, ask_white_list
 from cometmq.console.widgets.forms import SearchFields
