@@ -148,18 +148,6 @@ class Client:
         """Send a request to the broker whose outcome does not matter."""
         self._open_link().oneway(frame)
 
-    async def call(
-        self,
-        code: int,
-        header: Header | None = None,
-        body: bytes = b"",
-        *,
-        ext: dict[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Frame:
-        """Send a request to the broker and return its response. Raises ServiceError if it fails."""
-        return await self.send(self.frame(code, header, body, ext=ext), timeout_s)
-
     async def send(self, frame: Frame, timeout_s: float | None = None) -> Frame:
         """Send a request to the broker and return its response. Raises ServiceError if it fails."""
         try:

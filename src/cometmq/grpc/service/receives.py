@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from cometmq import logs
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.errors import RemotingError
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, FilterType
@@ -24,7 +26,7 @@ from cometmq.grpc.service import renewals
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.delivered import fill_message, popped_messages
 from cometmq.grpc.service.outcomes import Responder, Result, checked, failure, set_status, status
-from cometmq.grpc.service.renewals import Groups, Renewals, Renewed
+from cometmq.grpc.service.renewals import Renewals, Renewed
 from cometmq.grpc.service.traces import Traces
 from cometmq.periodic import Tasks
 from cometmq.protocol.bodies import SubscriptionGroupConfig
@@ -82,43 +84,38 @@ class Receive(NamedTuple):
     max_retries: int | None
 
 
+@dataclass(eq=False)
 class Receives:
     """Handles the calls of consumers.
 
-    Args:
-        clients: The clients of the endpoint.
-        groups: The groups of the broker.
+    Attributes:
         renewals: Changes the leases of clients.
         broker_name: The name of the broker, which receipt handles contain.
         traces: Records what consumers do.
     """
 
-    def __init__(
-        self, clients: Clients, groups: Groups, renewals: Renewals, broker_name: str, traces: Traces
-    ) -> None:
-        self._clients = clients
-        self._groups = groups
-        self._renewals = renewals
-        self._broker_name = broker_name
-        self._traces = traces
-        self._loop = asyncio.get_running_loop()
-        self._log_limit = logs.LogLimiter()
-        self._tasks = Tasks()
+    clients: Clients
+    groups: SubscriptionGroups
+    renewals: Renewals
+    broker_name: str
+    traces: Traces
+    _log_limit: logs.LogLimiter = field(default_factory=logs.LogLimiter)
+    _tasks: Tasks = field(default_factory=Tasks)
 
     # -- receive
 
     def receive_message(self, call: Call, request: Any) -> None:
         """Lease messages to a consumer, now or when some arrive."""
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         group, topic = request.group.name, request.message_queue.topic.name
         check_names(group, topic)
         if len(client.polls) >= MAX_POLLS:
             raise ServiceError(Code.TOO_MANY_REQUESTS, f"the client has {MAX_POLLS} receives under way")
-        config = self._groups.table.get(group) or SubscriptionGroupConfig(group_name=group)
+        config = self.groups.table.get(group) or SubscriptionGroupConfig(group_name=group)
         invisible_ms = renewals.RENEWED_MS if request.auto_renew else _invisible_ms(request)
         poll_ms = self._poll_ms(call, request)
         frame = _pop_frame(client, request, config, invisible_ms, poll_ms)
-        outcome = client.asked(frame, poll_ms / 1000 + self._clients.call_timeout_s)
+        outcome = client.asked(frame, poll_ms / 1000 + self.clients.call_timeout_s)
         call.on_cancel = partial(client.withdraw, frame.opaque)
         expression = request.filter_expression
         receive = Receive(
@@ -152,7 +149,7 @@ class Receives:
             wanted = request.long_polling_timeout.ToMilliseconds()
         wanted = max(MIN_POLL_MS, min(wanted, MAX_POLL_MS))
         if call.deadline is not None:
-            left = int((call.deadline - self._loop.time()) * 1000) - POLL_MARGIN_MS
+            left = int((call.deadline - self.clients.now()) * 1000) - POLL_MARGIN_MS
             wanted = max(0, min(wanted, left))
         return wanted
 
@@ -173,17 +170,17 @@ class Receives:
         if response.code:
             self._finish(call, failure(response))
             return
-        now, m, tags, leases = self._loop.time(), messages(), _tags(receive.tags), list[Renewed]()
+        now, m, tags, leases = self.clients.now(), messages(), _tags(receive.tags), list[Renewed]()
         sent = [m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString()]
-        for popped in popped_messages(response, receive.topic, self._broker_name):
+        for popped in popped_messages(response, receive.topic, self.broker_name):
             lease = Renewed(
                 receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
             )
             if call.ended:
-                self._renewals.change(lease, 0, counts=False)
+                self.renewals.change(lease, 0, counts=False)
                 continue
             if tags is not None and popped.message.tags not in tags:
-                self._renewals.ack(lease)
+                self.renewals.ack(lease)
                 continue
             if receive.max_retries is not None and popped.deliveries > receive.max_retries:
                 self._tasks.start(self._bury(client, lease, popped.message.msg_id))
@@ -196,7 +193,7 @@ class Receives:
             fill_message(delivered.message, popped, receive.topic, receive.invisible_ms)
             sent.append(delivered.SerializeToString())
             leases.append(lease)
-            self._traces.delivered(client, receive.group, receive.topic, popped)
+            self.traces.delivered(client, receive.group, receive.topic, popped)
         if not leases:
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
             return
@@ -213,7 +210,7 @@ class Receives:
         """Give messages back, because their client has cancelled its call while they waited to be sent."""
         for lease in leases:
             renewals.forget(client, lease.handle.encode())
-            self._renewals.change(lease, 0, counts=False)
+            self.renewals.change(lease, 0, counts=False)
 
     def _finish(self, call: Call, error: ServiceError) -> None:
         """End a call with a status and no message."""
@@ -223,7 +220,7 @@ class Receives:
 
     def ack_message(self, call: Call, request: Any) -> Any:
         """Mark messages as consumed."""
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         entries = request.entries
         if not 0 < len(entries) <= MAX_ACKS:
             raise ServiceError(Code.BAD_REQUEST, f"entries: {len(entries)}, from 1 to {MAX_ACKS} are allowed")
@@ -270,14 +267,14 @@ class Receives:
             _check_lease(outcome)
         except ServiceError as error:
             if error.code == Code.INVALID_RECEIPT_HANDLE:
-                self._traces.refused(client, lease.group, lease.topic, lease.handle, entry.message_id)
+                self.traces.refused(client, lease, entry.message_id)
             return error.code, error.problem
-        self._traces.consumed(client, lease.group, lease.topic, lease.handle, entry.message_id, code)
+        self.traces.consumed(client, lease, entry.message_id, code)
         return Code.OK, ""
 
     async def change_invisible_duration(self, call: Call, request: Any) -> Any:
         """Change when a lease expires. Its handle stays the same."""
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         lease = self._lease(request, request.receipt_handle, request.lite_topic)
         invisible_ms = request.invisible_duration.ToMilliseconds()
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
@@ -300,16 +297,14 @@ class Receives:
         except RemotingError as error:
             checked(error)
         if renewed:  # Only push consumers have such leases. They change them to give a message back.
-            self._traces.consumed(
-                client, lease.group, lease.topic, handle, request.message_id, ConsumeCode.FAILED
-            )
+            self.traces.consumed(client, lease, request.message_id, ConsumeCode.FAILED)
         return messages().ChangeInvisibleDurationResponse(
             status=status(Code.OK), receipt_handle=request.receipt_handle
         )
 
     async def forward_to_dead_letters(self, call: Call, request: Any) -> Any:
         """Move a message to the dead letters of its group, and acknowledge it."""
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         lease = self._lease(request, request.receipt_handle, request.lite_topic)
         await _send_back(client, lease, request.message_id)
         outcome: Frame | RemotingError
@@ -328,7 +323,7 @@ class Receives:
             if self._log_limit.allows():
                 log.error("a message of %s could not become a dead letter: %s", lease.topic, error)
         else:
-            self._renewals.ack(lease)
+            self.renewals.ack(lease)
 
     def _lease(self, request: Any, text: str, lite_topic: str) -> Renewed:
         """Return the lease that a request names. Raises ServiceError."""
@@ -340,8 +335,8 @@ class Receives:
             handle = ReceiptHandle.decode(text)
         except PopFormatError as error:
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {error}") from None
-        if handle.broker_name != self._broker_name:
-            problem = f"receipt_handle: it is of broker {handle.broker_name}, not {self._broker_name}"
+        if handle.broker_name != self.broker_name:
+            problem = f"receipt_handle: it is of broker {handle.broker_name}, not {self.broker_name}"
             raise ServiceError(Code.INVALID_RECEIPT_HANDLE, problem)
         return Renewed(request.group.name, request.topic.name, handle, 0.0, 0, lite_topic)
 
@@ -423,7 +418,7 @@ async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
         origin_topic=lease.topic,
         max_reconsume_times=0,
     )
-    await client.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    await client.send(client.frame(RequestCode.CONSUMER_SEND_MSG_BACK, header))
 
 
 def _invisible_ms(request: Any) -> int:

@@ -7,13 +7,16 @@ silent, for instance because its host has lost power, its leases expire by thems
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cometmq.broker.base.turns import Turns
+from cometmq.broker.lite.service import LiteService
+from cometmq.broker.pop.service import PopService
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.periodic import Tasks
-from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.bodies.retry_policy import policy_of
 from cometmq.protocol.lite import lmq_name
 from cometmq.protocol.pop import ReceiptHandle
@@ -30,16 +33,6 @@ LONGEST_S = 3 * 3600.0
 GONE_MS = 1_000
 MAX_RENEWED = 20_000
 """The maximum number of leases that are renewed for one client. Those of further messages expire."""
-
-
-class Groups(Protocol):
-    """The part of the broker's table of groups that the endpoint reads.
-
-    It creates no groups: the broker does so after it has checked the client's rights.
-    """
-
-    @property
-    def table(self) -> Mapping[str, SubscriptionGroupConfig]: ...
 
 
 class Renewed(NamedTuple):
@@ -69,24 +62,6 @@ class Renewed(NamedTuple):
         return self.group, self.handle.kind.topic(self.topic, self.group), self.handle.queue_id
 
 
-class LeaseTable(Protocol):
-    """The part of the broker's pop service that this module uses."""
-
-    def renew(
-        self,
-        key: tuple[str, str, int],
-        offset: int,
-        pop_ms: int,
-        invisible_ms: int,
-        *,
-        counts: bool = True,
-    ) -> bool:
-        """Let a lease expire `invisible_ms` from now. Return False if it has ended."""
-
-    def ack(self, key: tuple[str, str, int], offset: int, pop_ms: int) -> bool:
-        """Mark a message as consumed. Return False if its lease has ended."""
-
-
 def keep(client: Client, lease: Renewed) -> None:
     """Renew a lease from now on, until `forget` or until the client is gone."""
     if len(client.leased) < MAX_RENEWED:
@@ -101,22 +76,21 @@ def forget(client: Client, handle: str) -> bool:
     return client.leased.pop(handle, None) is not None
 
 
+@dataclass(eq=False)
 class Renewals:
     """Renews the leases of all clients. While it does so, other tasks run after every few leases.
 
-    Args:
-        clients: The clients of the endpoint.
-        groups: The groups of the broker.
-        leases: The leases of the broker.
+    Attributes:
+        groups: The groups of the broker. They are only read: the broker creates a group after it has checked
+            the client's rights.
         lite_leases: The leases of messages of lite topics.
     """
 
-    def __init__(self, clients: Clients, groups: Groups, leases: LeaseTable, lite_leases: LeaseTable) -> None:
-        self._clients = clients
-        self._groups = groups
-        self._leases = leases
-        self._lite_leases = lite_leases
-        self._tasks = Tasks()
+    clients: Clients
+    groups: SubscriptionGroups
+    leases: PopService
+    lite_leases: LiteService
+    _tasks: Tasks = field(default_factory=Tasks)
 
     async def renew_all(self, now: float) -> None:
         """Renew the leases of all clients. Called every RENEW_S seconds, with the time of the event loop.
@@ -124,7 +98,7 @@ class Renewals:
         The message of a consumer that hangs comes again after the delay of the group's retry policy.
         """
         turns = Turns()
-        for client in list(self._clients.connected):
+        for client in list(self.clients.connected):
             silence = now - client.seen
             if silence > SILENT_S + RENEWED_MS / 1000:
                 client.leased.clear()  # They have expired
@@ -135,7 +109,7 @@ class Renewals:
                         continue
                     hangs, duration_ms = now - lease.since > LONGEST_S, RENEWED_MS
                     if hangs:
-                        policy = policy_of(self._groups.table.get(lease.group))
+                        policy = policy_of(self.groups.table.get(lease.group))
                         duration_ms = policy.delay_ms(lease.deliveries)
                     if not self.change(lease, duration_ms) or hangs:
                         client.leased.pop(key, None)
@@ -157,21 +131,16 @@ class Renewals:
         With `counts=False`, the delivery does not count as one of the group's retries.
         """
         handle = lease.handle
-        return self._table(lease).renew(
-            lease.place,
-            handle.offset or 0,
-            handle.pop_time_ms,
-            invisible_ms,
-            counts=counts,
-        )
+        table, offset = self._table(lease), handle.offset or 0
+        return table.renew(lease.place, offset, handle.pop_time_ms, invisible_ms, counts=counts)
 
     def ack(self, lease: Renewed) -> None:
         """Mark a leased message as consumed that is not delivered to its client."""
         handle = lease.handle
         self._table(lease).ack(lease.place, handle.offset or 0, handle.pop_time_ms)
 
-    def _table(self, lease: Renewed) -> LeaseTable:
-        return self._lite_leases if lease.lite_topic else self._leases
+    def _table(self, lease: Renewed) -> PopService | LiteService:
+        return self.lite_leases if lease.lite_topic else self.leases
 
     async def stop(self) -> None:
         """Give back the leases of the clients that are gone."""

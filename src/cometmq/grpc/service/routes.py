@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from cometmq.broker.access.rights import consumer_rights
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import AddressScheme, Code, Permission
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import status
-from cometmq.grpc.service.renewals import Groups
-from cometmq.grpc.service.sends import Topics, find_topic
+from cometmq.grpc.service.sends import find_topic
 from cometmq.grpc.service.sent import MIXED, accepted_types
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicConfig, TopicRouteData
@@ -52,33 +54,28 @@ class Share(NamedTuple):
     endpoints: Any
 
 
+@dataclass(eq=False)
 class Routes:
     """Handles the calls about queues.
 
-    Args:
-        topics: The topics of the broker.
-        groups: The groups of the broker.
-        broker_name: The name of the broker.
-        host: The host of the endpoint, for clients that do not send any endpoints.
-
     Attributes:
+        host: The host of the endpoint, for clients that do not send any endpoints.
         find_route: Finds the other masters of a topic. None: routes contain this broker alone.
         port: The port of the endpoint, set once it listens.
     """
 
-    def __init__(self, clients: Clients, topics: Topics, groups: Groups, broker_name: str, host: str) -> None:
-        self._clients = clients
-        self._topics = topics
-        self._groups = groups
-        self._broker_name = broker_name
-        self._host = host
-        self.find_route: FindRoute | None = None
-        self._found: dict[str, tuple[float, TopicRouteData | None]] = {}
-        self.port = 0
+    clients: Clients
+    topics: TopicTable
+    groups: SubscriptionGroups
+    broker_name: str
+    host: str
+    find_route: FindRoute | None = None
+    port: int = 0
+    _found: dict[str, tuple[float, TopicRouteData | None]] = field(default_factory=dict)
 
     async def query_route(self, call: Call, request: Any) -> Any:
         """Return the queues of a topic."""
-        self._clients.find(call)
+        self.clients.find(call)
         _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
         queues: list[Any] = []
@@ -96,10 +93,10 @@ class Routes:
 
     async def query_assignment(self, call: Call, request: Any) -> Any:
         """Return the queues from which a consumer receives: -1 for all, or each queue of an ordered group."""
-        self._clients.find(call, consumer_rights(request.topic.name, request.group.name))
+        self.clients.find(call, consumer_rights(request.topic.name, request.group.name))
         _check_endpoints(request.endpoints)
         config = self._topic(request.topic.name)
-        group = self._groups.table.get(request.group.name)
+        group = self.groups.table.get(request.group.name)
         ordered = group is not None and bool(group.consume_message_orderly)
         queues: list[Any] = []
         for share in await self._shares(request, config):
@@ -118,16 +115,16 @@ class Routes:
         if request.endpoints.addresses:
             endpoints.CopyFrom(request.endpoints)
         else:
-            endpoints = _endpoints(self._host, self.port)
+            endpoints = _endpoints(self.host, self.port)
         numbers = config.read_queue_nums, config.write_queue_nums, config.perm
-        shares = [Share(self._broker_name, *numbers, endpoints)]
+        shares = [Share(self.broker_name, *numbers, endpoints)]
         route = await self._route(config.topic_name)
         if route is None:
             return shares
         masters = {each.broker_name: each.broker_addrs.get(0, "") for each in route.broker_datas}
         for each in route.queue_datas:
             address = parse_address(masters.get(each.broker_name, ""))
-            if address is not None and each.broker_name != self._broker_name:
+            if address is not None and each.broker_name != self.broker_name:
                 other = _endpoints(address[0], endpoints.addresses[0].port)
                 numbers = each.read_queue_nums, each.write_queue_nums, each.perm
                 shares.append(Share(each.broker_name, *numbers, other))
@@ -152,7 +149,7 @@ class Routes:
         return known
 
     def _topic(self, name: str) -> TopicConfig:
-        config = find_topic(self._topics, name)
+        config = find_topic(self.topics, name)
         if config is None:
             raise ServiceError(Code.TOPIC_NOT_FOUND, f"topic {name[:200]} does not exist")
         return config

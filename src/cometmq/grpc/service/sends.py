@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.errors import RemotingError
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import Code, MessageType, TransactionResolution, TransactionSource
@@ -19,14 +21,7 @@ from cometmq.grpc.service.outcomes import CODES, Responder, Result, lost, set_st
 from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.grpc.service.traces import Traces
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
-from cometmq.protocol.codes import (
-    MAX_TOPIC_LENGTH,
-    Perm,
-    RequestCode,
-    ResponseCode,
-    SysFlag,
-    is_legal_name,
-)
+from cometmq.protocol.codes import MAX_TOPIC_LENGTH, Perm, RequestCode, ResponseCode, SysFlag, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     EndTransactionRequestHeader,
@@ -51,13 +46,7 @@ STORED = frozenset(
 """The responses to a send that contain the position of the stored message."""
 
 
-class Topics(Protocol):
-    """The part of the broker's topic table that the endpoint reads."""
-
-    def get(self, topic: str) -> TopicConfig | None: ...
-
-
-def find_topic(topics: Topics, name: str) -> TopicConfig | None:
+def find_topic(topics: TopicTable, name: str) -> TopicConfig | None:
     """Return a topic, or the topic that a send would create, or None if there is neither."""
     config = topics.get(name)
     if config is not None:
@@ -70,25 +59,18 @@ def find_topic(topics: Topics, name: str) -> TopicConfig | None:
     return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
 
 
+@dataclass(eq=False)
 class Sends:
-    """Handles the calls of producers.
+    """Handles the calls of producers. `traces` records what they do."""
 
-    Args:
-        clients: The clients of the endpoint.
-        topics: The topics of the broker.
-        config: The settings of the broker.
-        traces: Records what producers do.
-    """
-
-    def __init__(self, clients: Clients, topics: Topics, config: BrokerConfig, traces: Traces) -> None:
-        self._clients = clients
-        self._topics = topics
-        self._config = config
-        self._traces = traces
+    clients: Clients
+    topics: TopicTable
+    config: BrokerConfig
+    traces: Traces
 
     def send_message(self, call: Call, request: Any) -> Awaitable[Any] | None:
         """Store the messages of a request. Each has an outcome of its own."""
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         given = list(request.messages)
         if not given:
             raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: the request has none")
@@ -99,7 +81,7 @@ class Sends:
         sent = [self._prepared(message) for message in given]
         if sent[0].type is MessageType.TRANSACTION:
             _register(client, sent[0].header.topic)
-        begun_ms = self._traces.now_ms()
+        begun_ms = self.traces.now_ms()
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body) for each in sent]
         if len(sent) > 1:
             return self._respond_all(client, begun_ms, sent, [client.asked(frame) for frame in frames])
@@ -148,7 +130,7 @@ class Sends:
     ) -> None:
         stored = response.header(SendMessageResponseHeader)
         success = response.code == ResponseCode.SUCCESS
-        self._traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
+        self.traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
         entry.message_id = sent.message_id
         entry.offset = stored.queue_offset
         if sent.type is MessageType.TRANSACTION:
@@ -158,12 +140,12 @@ class Sends:
             entry.recall_handle = stored.recall_handle
 
     def _prepared(self, message: Any) -> SendRequest:
-        topic = find_topic(self._topics, message.topic.name)
-        sent = send_request(message, self._config.store.max_message_size, topic)
+        topic = find_topic(self.topics, message.topic.name)
+        sent = send_request(message, self.config.store.max_message_size, topic)
         if sent.type is MessageType.DELAY:
             wait_s = message.system_properties.delivery_timestamp.ToMilliseconds() / 1000 - time.time()
-            if wait_s > self._config.timer_max_delay_sec:
-                most = self._config.timer_max_delay_sec
+            if wait_s > self.config.timer_max_delay_sec:
+                most = self.config.timer_max_delay_sec
                 problem = f"delivery_timestamp: {wait_s:.0f} s from now, at most {most} s are allowed"
                 raise ServiceError(Code.ILLEGAL_DELIVERY_TIME, problem)
         if topic is not None:
@@ -180,7 +162,7 @@ class Sends:
         The transaction id contains where the half message is stored. So a transaction can be ended after any
         time, and after a restart of the broker.
         """
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         offset, position = _half_message(request.transaction_id)
         flags = {
             TransactionResolution.COMMIT: SysFlag.TRANSACTION_COMMIT,
@@ -196,26 +178,19 @@ class Sends:
             msg_id=request.message_id,
             transaction_id=request.message_id,
         )
-        await client.call(RequestCode.END_TRANSACTION, header)
-        self._traces.transaction_ended(
-            client,
-            request.topic.name,
-            request.message_id,
-            request.transaction_id,
-            request.resolution,
-            from_check=request.source == TransactionSource.SOURCE_SERVER_CHECK,
-        )
+        await client.send(client.frame(RequestCode.END_TRANSACTION, header))
+        self.traces.transaction_ended(client, request)
         return messages().EndTransactionResponse(status=status(Code.OK))
 
     async def recall_message(self, call: Call, request: Any) -> Any:
         """Withdraw a message before its delivery time."""
-        client = self._clients.find(call)
+        client = self.clients.find(call)
         header = RecallMessageRequestHeader(
             topic=request.topic.name, recall_handle=request.recall_handle, producer_group=request.topic.name
         )
-        response = await client.call(RequestCode.RECALL_MESSAGE, header)
+        response = await client.send(client.frame(RequestCode.RECALL_MESSAGE, header))
         recalled = response.header(RecallMessageResponseHeader)
-        self._traces.recalled(client, request.topic.name, recalled.msg_id)
+        self.traces.recalled(client, request.topic.name, recalled.msg_id)
         return messages().RecallMessageResponse(status=status(Code.OK), message_id=recalled.msg_id)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from cometmq import logs
 from cometmq.broker.groups.client_requests import GRPC_TYPE
 from cometmq.broker.groups.clients import POP_TYPE
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.grpc.listener.connection import GrpcConnection
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import ClientType, Code, Language
@@ -23,7 +24,7 @@ from cometmq.grpc.service.delivered import unleased_message
 from cometmq.grpc.service.lite import end_subscriptions, notify_unsubscribe
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.relays import Relays
-from cometmq.grpc.service.renewals import Groups, Renewals
+from cometmq.grpc.service.renewals import Renewals
 from cometmq.grpc.service.sends import transaction_id
 from cometmq.protocol.bodies import RETRY_MAX_TIMES, ConsumerData, HeartbeatData, ProducerData
 from cometmq.protocol.bodies.retry_policy import RetryPolicy, policy_of
@@ -66,7 +67,7 @@ class Sessions:
     clients: Clients
     renewals: Renewals
 
-    def __init__(self, groups: Groups, max_body: int) -> None:
+    def __init__(self, groups: SubscriptionGroups, max_body: int) -> None:
         self._groups = groups
         self._max_body = max_body
         self._relays = Relays()

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from functools import partial
+from typing import Any
 
 from cometmq import logs
 from cometmq.broker.base.turns import Turns
 from cometmq.broker.send.trace_topic import TraceTopic
-from cometmq.grpc.rpc.enums import MessageType, TransactionResolution
+from cometmq.grpc.rpc.enums import MessageType, TransactionResolution, TransactionSource
 from cometmq.grpc.service.clients import Client
 from cometmq.grpc.service.delivered import Popped
+from cometmq.grpc.service.renewals import Renewed
 from cometmq.grpc.service.sent import SendRequest
 from cometmq.periodic import Periodic
 from cometmq.protocol import traces
@@ -61,9 +63,8 @@ class Traces:
         self.lines: dict[str, tuple[TraceLine, bytes]] = {}
         self._size = 0
         self._log_limit = logs.LogLimiter()
-        self._storing = Periodic(
-            asyncio.get_running_loop(), INTERVAL_S, self.store_all, name="traces of 5.x clients"
-        )
+        loop = asyncio.get_running_loop()
+        self._storing = Periodic(loop, INTERVAL_S, self.store_all, name="traces of 5.x clients")
         self.dropped = 0
         self.now_ms = topic.clock.time_ms
 
@@ -80,14 +81,9 @@ class Traces:
     def sent(
         self, client: Client, sent: SendRequest, offset_msg_id: str, begun_ms: int, *, success: bool
     ) -> None:
-        """Record a stored message.
+        """Record a message that was stored under an offset id. `begun_ms` is when the endpoint received it.
 
-        Args:
-            client: The producer.
-            sent: The message.
-            offset_msg_id: The id that the broker has assigned to the message.
-            begun_ms: When the endpoint received the message, in epoch ms.
-            success: Whether the message is as durable as the broker promises.
+        `success` tells whether the message is as durable as the broker promises.
         """
         header = sent.header
         if not self._is_traced(header.topic, sent.message_id):
@@ -129,69 +125,49 @@ class Traces:
                 ),
             )
 
-    def consumed(
-        self,
-        client: Client,
-        group: str,
-        topic: str,
-        handle: ReceiptHandle,
-        message_id: str,
-        code: ConsumeCode,
-    ) -> None:
+    def consumed(self, client: Client, lease: Renewed, message_id: str, code: ConsumeCode) -> None:
         """Record the end of a delivery: an acknowledgement, its refusal, or a message that is given up.
 
         The endpoint keeps no state between the delivery and this call, so the record has no keys.
         """
-        if self._is_traced(topic, message_id):
+        if self._is_traced(lease.topic, message_id):
             now_ms = self.now_ms()
-            self._add(
-                client,
-                SubAfter(
-                    request_id=_request_id(group, handle),
-                    msg_id=message_id,
-                    cost_ms=max(0, now_ms - handle.pop_time_ms),
-                    success=code is ConsumeCode.SUCCESS,
-                    keys=None,
-                    context_code=code,
-                    timestamp_ms=now_ms,
-                    group=group,
-                ),
+            trace = SubAfter(
+                request_id=_request_id(lease.group, lease.handle),
+                msg_id=message_id,
+                cost_ms=max(0, now_ms - lease.handle.pop_time_ms),
+                success=code is ConsumeCode.SUCCESS,
+                keys=None,
+                context_code=code,
+                timestamp_ms=now_ms,
+                group=lease.group,
             )
+            self._add(client, trace)
 
-    def refused(self, client: Client, group: str, topic: str, handle: ReceiptHandle, message_id: str) -> None:
+    def refused(self, client: Client, lease: Renewed, message_id: str) -> None:
         """Record an acknowledgement after the end of the lease. A repeated one is not recorded."""
-        if self.now_ms() >= handle.pop_time_ms + handle.invisible_ms:
-            self.consumed(client, group, topic, handle, message_id, ConsumeCode.TIME_OUT)
+        if self.now_ms() >= lease.handle.pop_time_ms + lease.handle.invisible_ms:
+            self.consumed(client, lease, message_id, ConsumeCode.TIME_OUT)
 
-    def transaction_ended(
-        self,
-        client: Client,
-        topic: str,
-        message_id: str,
-        transaction_id: str,
-        resolution: int,
-        *,
-        from_check: bool,
-    ) -> None:
-        """Record the end of a transaction. The record has neither tags nor keys: the request has none."""
-        if self._is_traced(topic, message_id):
-            self._add(
-                client,
-                EndTransaction(
-                    timestamp_ms=self.now_ms(),
-                    region=self._config.region_id,
-                    group=topic,
-                    topic=topic,
-                    msg_id=message_id,
-                    tags=None,
-                    keys=None,
-                    store_host=self._topic.address.text,
-                    message_type=traces.MessageType.COMMIT,
-                    transaction_id=transaction_id,
-                    state=STATES.get(resolution, "UNKNOW"),
-                    from_check=from_check,
-                ),
+    def transaction_ended(self, client: Client, request: Any) -> None:
+        """Record an EndTransaction. The record has neither tags nor keys: the request has none."""
+        topic = request.topic.name
+        if self._is_traced(topic, request.message_id):
+            trace = EndTransaction(
+                timestamp_ms=self.now_ms(),
+                region=self._config.region_id,
+                group=topic,
+                topic=topic,
+                msg_id=request.message_id,
+                tags=None,
+                keys=None,
+                store_host=self._topic.address.text,
+                message_type=traces.MessageType.COMMIT,
+                transaction_id=request.transaction_id,
+                state=STATES.get(request.resolution, "UNKNOW"),
+                from_check=request.source == TransactionSource.SOURCE_SERVER_CHECK,
             )
+            self._add(client, trace)
 
     def recalled(self, client: Client, topic: str, message_id: str) -> None:
         """Record the recall of a message."""

@@ -13,13 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from cometmq.protocol.properties.values import (
-    NAME_END,
-    UNIQUE_KEY,
-    VALUE_END,
-    stored_tags_code,
-    value_of,
-)
+from cometmq.protocol.properties.values import NAME_END, UNIQUE_KEY, VALUE_END, stored_tags_code, value_of
 
 MAX_TEMPLATES = 2_048
 MAX_BYTES = 2_048
