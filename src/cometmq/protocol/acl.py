@@ -30,10 +30,7 @@ _UNSIGNED_BY_4_9 = frozenset({SIGNATURE, UNIQUE_QUERY})
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The keys with which a client signs its requests.
-
-    The secret and the token never appear in its `repr`.
-    """
+    """The keys with which a client signs its requests. Its `repr` contains neither secret nor token."""
 
     access_key: str
     secret_key: str
@@ -64,14 +61,9 @@ def credentials_of(
 
 
 def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview, *, all_fields: bool) -> str:
-    """Return the signature of a request.
+    """Return the signature of a request, which covers `UNIQUE_QUERY` only if `all_fields` is set.
 
-    Args:
-        secret_key: The account's secret.
-        ext: The ext fields of the request.
-        body: The body of the request.
-        all_fields: Whether the signature covers `UNIQUE_QUERY`. Servers of 5.x include this field, servers of
-            4.9 omit it, although clients of 4.9 include it.
+    Servers of 5.x include this field, servers of 4.9 omit it, although clients of 4.9 include it.
     """
     left_out = _UNSIGNED if all_fields else _UNSIGNED_BY_4_9
     text = "".join([ext[name] for name in sorted(ext) if name not in left_out])

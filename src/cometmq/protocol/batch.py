@@ -22,10 +22,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BatchItem(NamedTuple):
-    """One message of a batch.
-
-    Body and properties are slices of the batch: views if the batch is a memoryview.
-    """
+    """One message of a batch. Body and properties are slices of it: views if the batch is a memoryview."""
 
     flag: int
     body: Buffer
@@ -33,13 +30,9 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
-    """Return the body of a batch.
+    """Return the body of a batch of messages, given by flag, body and property string in UTF-8.
 
-    Args:
-        items: For each message its flag, its body, and its property string in UTF-8.
-
-    Raises:
-        MessageIllegal: A message does not fit into the format.
+    Raises MessageIllegal if a message does not fit into the format.
     """
     parts: list[Buffer] = []
     for flag, body, properties in items:

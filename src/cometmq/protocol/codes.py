@@ -378,14 +378,10 @@ UNSENDABLE_TOPICS = frozenset(
 )
 """Topics to which clients may not send (docs/reference/remoting.md, Sending).
 
-TIMER_TOPIC is included, although 4.9 does not have it: clients create timers only by the properties of a
-message.
+Clients create timers only by properties, so TIMER_TOPIC is included, although 4.9 does not have it.
 """
 SYSTEM_TOPICS = UNSENDABLE_TOPICS - {TIMER_TOPIC} | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
-"""Topics that clients may neither create nor delete, as in 4.9.
-
-5.x adds all names that begin with `rmq_sys_`.
-"""
+"""Topics that clients may neither create nor delete in 4.9. 5.x adds names that begin with `rmq_sys_`."""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
 BUILT_IN_GROUPS = (
@@ -400,10 +396,7 @@ BUILT_IN_GROUPS = (
 """Groups that a broker creates when it starts (docs/reference/storage.md, Topics and groups at start)."""
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"
-"""The group with which the broker itself consumes half messages and op messages when it checks transactions.
-
-The consumer offsets of this group are the broker's progress.
-"""
+"""The group with whose consumer offsets the broker itself reads half messages and op messages."""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 """The broker's internal group that reads the topic with REVIVE_TOPIC_PREFIX."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
@@ -412,16 +405,9 @@ TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 MAX_TOPIC_LENGTH = 127
 MAX_GROUP_LENGTH = 255
 MAX_STORED_TOPIC_LENGTH = 255
-"""The maximum length of a topic name in a store.
-
-It is larger than `MAX_TOPIC_LENGTH`, the limit for names that clients send, because retry topics of 5.x
-can have longer names. See docs/reference/storage.md, Names.
-"""
+"""The maximum length of a topic name in a store: retry topics of 5.x (docs/reference/storage.md, Names)."""
 MAX_QUEUES_PER_TOPIC = 1 << 16
-"""The maximum number of queues that a broker or a name server accepts for a topic.
-
-The limit protects clients, which keep an object for each queue. A broker's `maxTopicQueueNums` is lower.
-"""
+"""The maximum number of a topic's queues. It protects clients; a broker's `maxTopicQueueNums` is lower."""
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 MASTER_ID = 0
@@ -444,8 +430,7 @@ def is_system_group(group: str) -> bool:
 def is_legal_name(name: str, longest: int) -> bool:
     """Return whether `name` is a legal name of a topic or group with at most `longest` characters.
 
-    Names become directories and parts of table keys, so every name from a client or file must be checked
-    before its first use.
+    Every name from a client or file must be checked: names become directories and parts of table keys.
     """
     return len(name) <= longest and NAME_PATTERN.fullmatch(name) is not None
 

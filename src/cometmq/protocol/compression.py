@@ -21,15 +21,12 @@ TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
 MAX_PLAIN = 64 << 20
-"""The default maximum size of a decompressed body. It is also the default of the pipeline's `maxPlainBytes`.
+"""The default maximum size of a decompressed body: 16 times the largest message of a broker's defaults.
 
-It is 16 times the size of the largest message that brokers accept by default.
+It is also the default of the pipeline's `maxPlainBytes`.
 """
 _STEP = 1 << 20
-"""The number of bytes that are decompressed per step.
-
-A refused body therefore exceeds the limit by at most this number of bytes.
-"""
+"""The number of bytes that are decompressed per step: a refused body exceeds the limit by at most as many."""
 _ZSTD_STEP = 256
 """The number of compressed bytes per step of a Zstandard frame whose header does not state its plain size.
 
@@ -80,10 +77,7 @@ def _module(name: str, package: str) -> Any:
 def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -> bytes:
     """Return the compressed body. The caller adds `how.sys_flag` to the message's sysFlag.
 
-    Args:
-        body: The plain body.
-        how: The compression method.
-        level: The compression level. The default is that of RocketMQ's producers.
+    The default level is that of RocketMQ's producers.
     """
     if how is Compression.ZLIB:
         return zlib.compress(body, level)

@@ -54,7 +54,7 @@ ONEWAY_FLAG = 2
 MAX_EXT_FIELDS = 256
 LENGTH_MASK = 0xFFFFFF
 MAX_LENIENT_HEADER = 256 << 10
-"""The maximum size in bytes of a header that is not standard JSON: reading it takes up to 1 µs per byte.
+"""The maximum size in bytes of a header that is not standard JSON, which takes up to 1 µs per byte to read.
 
 A header with the largest property string fits, even if each of its characters is escaped.
 """
@@ -150,10 +150,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     ext_fields: dict[str, str] | None = None
     typed: Header | None = None
     raw_header: bytes = b""
-    """The header's JSON text, if the header was decoded directly into `typed`, and otherwise empty.
-
-    It is kept because `typed` has only the fields that its class declares.
-    """
+    """The header's JSON text if it was decoded into `typed`, which has only the fields that it declares."""
 
     # -- creation
 

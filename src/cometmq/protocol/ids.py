@@ -115,16 +115,11 @@ class UniqueKey(msgspec.Struct, frozen=True):
 
 
 class UniqueKeys:
-    """The generator of one process's unique keys.
+    """The generator of one process's unique keys, for a host's address of 4 or 16 bytes.
 
     Keys contain the time since the start of a month. The caller must call `roll` when the clock passes
-    `next_month_ms`, so that a key needs no calendar computation.
-
-    Args:
-        address: The host's address, 4 or 16 bytes.
-        process_constant: A 32-bit number that distinguishes processes with the same id (RocketMQ uses a
-            hash).
-        month_start_ms, next_month_ms: The start of the current and of the next month, in epoch ms.
+    `next_month_ms` (epoch ms), so that a key needs no calendar computation. `process_constant` is a 32-bit
+    number that distinguishes processes with the same id (RocketMQ uses a hash).
     """
 
     __slots__ = ("_at_ms", "_counter", "_first", "_fixed", "_month_start_ms", "next_month_ms")
@@ -173,10 +168,7 @@ class UniqueKeys:
 
 
 def is_id_of_5x(text: str) -> bool:
-    """Return whether a text has the form of the unique keys that 5.x's gRPC clients assign.
-
-    Such a key has 34 hex digits and begins with 01.
-    """
+    """Return whether a text looks like a unique key of a 5.x gRPC client: 01 and 32 further hex digits."""
     return _ID_OF_5X.fullmatch(text) is not None
 
 

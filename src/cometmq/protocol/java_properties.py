@@ -35,9 +35,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def line_of(key: str, text: str) -> int | None:
-    """Return the number of the line where the last pair with this key begins, or None if there is no pair.
-
-    Lines are counted from 1.
+    """Return the number, from 1, of the line where the last pair with this key begins, or None without one.
 
     Raises PropertiesError.
     """
@@ -61,15 +59,9 @@ def format_properties(pairs: Mapping[str, str]) -> str:
 
 
 def set_values(text: str, values: Mapping[str, str]) -> str:
-    """Set some values in a properties text. Comments, order, line ends and all other pairs stay as they are.
+    """Return a properties text with other values. Comments, order, line ends and other pairs stay the same.
 
-    Args:
-        text: The text to change.
-        values: The new values by key. If the text has several pairs with a key, the last one is changed. If
-            it has none, a pair is appended.
-
-    Returns:
-        The changed text.
+    If the text has several pairs with a key, the last one is changed. If it has none, a pair is appended.
     """
     lines = _NATURAL.findall(text)
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")

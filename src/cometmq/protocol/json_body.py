@@ -23,21 +23,12 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 MAX_SERVER_BYTES = 1 << 20
-"""The maximum size, in bytes, of a body that is not standard JSON and that a server reads.
-
-Reading a larger body could occupy the server for seconds.
-"""
+"""The maximum size, in bytes, of a body that is not standard JSON, for a server: more could take seconds."""
 MAX_CLIENT_BYTES = 16 << 20
-"""The maximum size, in bytes, of a body that is not standard JSON and that a client or tool reads.
-
-It equals the maximum size of a frame, because such bodies can hold large tables.
-"""
+"""The same for clients and tools: the maximum size of a frame, because such bodies can hold large tables."""
 
 BYTES_OF_A_VALUE = 16
-"""The divisor of the size limit that gives the maximum number of values in a body.
-
-A body with a size limit of n bytes may have n / 16 values. Real bodies have fewer values.
-"""
+"""A body with a size limit of n bytes may have n / 16 values. Real bodies have fewer."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _standard: set[type] = set()
@@ -48,25 +39,14 @@ _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 def always(value: T, name: str | None = None) -> T:
     """Return the definition of a field that is encoded even if it has its default value.
 
-    msgspec omits a field that has its default value. It cannot do this if a function creates the default,
-    because it does not compare the value with the function's result. So the definition has such a function.
-
-    Args:
-        value: The default.
-        name: The wire name, if it is not the field's name in camelCase.
+    msgspec omits a field that has its default value, unless a function creates the default: it does not
+    compare with the function's result. `name` is the wire name, if it is not the field's name in camelCase.
     """
     return msgspec.field(default_factory=lambda: value, name=name)
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """Return the definition of a field whose default is an empty collection.
-
-    The field is encoded even if the collection is empty, because Java's tools expect the field.
-
-    Args:
-        kind: The type of the collection.
-        name: The wire name, if it is not the field's name in camelCase.
-    """
+    """Return the definition of a field that is encoded (see `always`) even if it is an empty collection."""
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 
@@ -127,10 +107,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        """Convert a parsed body to the usual form, before its types are checked.
-
-        Some clients write the body differently. Body classes override this method to accept their forms.
-        """
+        """Convert a parsed body of clients that write it differently to the usual form."""
         return value
 
 
@@ -164,10 +141,7 @@ def tidy(value: Json) -> Json:
 
 
 def _key(key: Any) -> Any:
-    """Convert a key of a decoded map. An object used as a key becomes the queue that it describes.
-
-    Any other key is returned unchanged. Raises ValidationError if the object does not describe a queue.
-    """
+    """Convert a key of a decoded map. Raises ValidationError if it is an object that describes no queue."""
     return msgspec.convert(key.as_dict(), MessageQueue, strict=False) if isinstance(key, ObjectKey) else key
 
 

@@ -201,16 +201,9 @@ def decode_order_counts(text: str | None) -> dict[CountKey, int]:
 class Receipts:
     """Finds the receipt handles of the messages in a pop's response.
 
-    The receiver builds the handle of a message from the response. Only for a message from a retry topic,
-    whose record the broker rewrites, the broker puts the handle into the record.
-
-    Args:
-        header: The header of the response.
-        topic: The topic of the request.
-        broker_name: The broker that sent the response.
-
-    Raises:
-        PopFormatError: A field of the header is invalid.
+    The receiver builds the handle of a message from the response's header, the request's topic and the name
+    of the broker. Only for a message from a retry topic, whose record the broker rewrites, the broker puts
+    the handle into the record. Raises PopFormatError if a field of the header is invalid.
     """
 
     def __init__(self, header: PopMessageResponseHeader, topic: str, broker_name: str) -> None:

@@ -62,10 +62,7 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
 
 
 def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, list[str]]]:
-    """For each setting whose value differs between members, return the client ids by value.
-
-    Members whose value is unknown are omitted.
-    """
+    """For each setting whose known values differ between members, return the client ids by value."""
     found = {
         name: {value: clients for value, clients in difference.items() if value}
         for name, difference in differences(members).items()
@@ -80,12 +77,8 @@ _MAX_SHOWN_LENGTH = 200  # Maximum number of characters of an expression that ar
 def describe_differences(difference: Mapping[str, Collection[str]]) -> str:
     """Describe the different expressions for one topic, or the different values of one setting, in a phrase.
 
-    At most `_MAX_SHOWN` of them are listed. Each is shortened if it is long, and followed by the id of one of
-    its clients and the number of the others.
-    Example: `a || b (c1 and 3 more), not subscribed (c2)`.
-
-    Args:
-        difference: The client ids by expression or by value.
+    `difference` has the client ids by expression or value. At most `_MAX_SHOWN` are listed, each with
+    the id of one client and the number of the others: `a || b (c1 and 3 more), not subscribed (c2)`.
     """
     more = len(difference) - _MAX_SHOWN
     parts = [

@@ -38,10 +38,7 @@ _CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _BODY_BYTES = 118_000
 """A trace message whose body has this many bytes gets no further record, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
-"""Maximum size of a trace message's keys in bytes.
-
-The keys are one property of the message, and all its properties together may have 32,767 bytes.
-"""
+"""Maximum size in bytes of a trace message's keys: all properties of a message may have 32,767 bytes."""
 _LINE_BYTES = 4 << 20
 """Maximum total size of the waiting trace records, in bytes: room for about 15,000 records."""
 _BETWEEN, _END = "\x01", "\x02"
@@ -230,13 +227,8 @@ def _value(text: str, type_: Any, field: str) -> Any:
 def traces_about(body: bytes, msg_id: str, unreadable: list[str]) -> Iterator[AnyTrace]:
     """Yield those records of a trace message that are about the message `msg_id`.
 
-    Only records that contain this id are parsed. For a batch of messages, Java's clients write one record in
-    which all ids are joined by commas.
-
-    Args:
-        body: The body of a trace message.
-        msg_id: The message's id.
-        unreadable: Receives one error text for each record that could not be parsed.
+    Only records that contain this id are parsed; `unreadable` receives an error text for each that cannot be.
+    For a batch of messages, Java's clients write one record in which all ids are joined by commas.
     """
     wanted = msg_id.encode("utf-8", "replace")
     at = body.find(wanted) if wanted else -1
@@ -254,12 +246,7 @@ def traces_about(body: bytes, msg_id: str, unreadable: list[str]) -> Iterator[An
 
 
 def is_trace_topic(topic: str, configured: str) -> bool:
-    """Return whether a topic contains traces, so that its own messages are not traced.
-
-    Args:
-        topic: The name of the topic.
-        configured: The trace topic of the client or broker.
-    """
+    """Return whether a topic contains traces, such as the configured one. It is then not traced itself."""
     return topic in (configured, TRACE_TOPIC) or topic.startswith(_CLOUD_TRACE_TOPIC)
 
 
@@ -270,11 +257,7 @@ class TraceLine:
         self._most_bytes = most_bytes
         self._records: deque[bytes] = deque()
         self._keys: deque[bytes] = deque()
-        """The keys of each record in `_records`.
-
-        The keys have a deque of their own, because pairs of record and keys in one deque would burden the
-        garbage collector.
-        """
+        """The keys of each record. Pairs of both in one deque would burden the garbage collector."""
         self._bytes = 0
         self._keys_bytes = 0
 

@@ -135,11 +135,7 @@ class Http2Connection:
     """One connection of a client.
 
     While the peer does not read, the caller leaves the output where it is: what is queued here counts towards
-    the limits.
-
-    Args:
-        limits: The limits of what the peer may do.
-        now: The time in seconds, of a monotonic clock.
+    the limits. `now` is the time in seconds of a monotonic clock.
     """
 
     __slots__ = (
@@ -279,14 +275,10 @@ class Http2Connection:
             stream.credit = 0
 
     def goaway(self, error_code: int = 0) -> None:
-        """End the connection.
+        """End the connection: with an error at once, and otherwise in two steps.
 
-        Without an error it ends in two steps. The first call asks the peer to open no more streams. The
-        second call, at least a round trip later, makes the connection ignore new streams and end with the
-        last open one.
-
-        Args:
-            error_code: An error ends the connection and all streams at once.
+        The first call asks the peer to open no more streams. The second call, at least a round trip later,
+        makes the connection ignore new streams and end with the last open one.
         """
         if self.closed:
             return

@@ -13,7 +13,6 @@ class Stream:
     """One request and its response.
 
     Attributes:
-        id: The stream's id.
         opened: The time at which the request's headers were received.
         peer_ended: Whether the request is complete.
         receive_window: The bytes that the peer may still send.
@@ -47,10 +46,8 @@ class Stream:
 class Sender:
     """Divides responses into frames as the peer's windows allow, and collects the output.
 
-    When the connection's window opens, the streams that wait for it send one frame each in turn.
-
-    Args:
-        sent_end: Is called with a stream after its last frame was written.
+    When the connection's window opens, the streams that wait for it send one frame each in turn. `sent_end`
+    is called with a stream after its last frame was written.
     """
 
     __slots__ = ("_initial_window", "_max_frame", "_output", "_sent_end", "_waiting", "_window", "unsent")

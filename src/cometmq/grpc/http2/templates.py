@@ -124,16 +124,7 @@ _NO_VALUE_BYTES = b"\0\r\n"
 
 
 def check_request(stream_id: int, headers: Sequence[Header], max_size: int) -> None:
-    """Check the headers of a request.
-
-    Args:
-        stream_id: The request's stream, for errors.
-        headers: The headers.
-        max_size: The maximum size in bytes, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
-
-    Raises:
-        Http2Error: The request is malformed or too large.
-    """
+    """Raise Http2Error for malformed headers, or more than `max_size` (SETTINGS_MAX_HEADER_LIST_SIZE)."""
     names, values = zip(*headers, strict=True) if headers else ((), ())
     size, problem = sum(map(len, values)) + ENTRY_OVERHEAD * len(values), None
     if size <= max_size:
@@ -156,12 +147,9 @@ def has_legal_bytes(values: Iterable[bytes]) -> bool:
     return len(text.translate(None, _NO_VALUE_BYTES)) == len(text)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # A client's requests have equal names
 def _checked_names(names: tuple[bytes, ...]) -> tuple[int, str | None]:
-    """Return the size of the names in bytes, and what is wrong with them, or None.
-
-    Cached, because a client's requests have equal names.
-    """
+    """Return the size of the names in bytes, and what is wrong with them, or None."""
     return sum(map(len, names)), _problem_of_names(names)
 
 

@@ -49,7 +49,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
         state: Data that handlers attach to the connection.
         peer: The address of the client, "ip:port".
         peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
-        calls: The calls of the connection.
     """
 
     __slots__ = (

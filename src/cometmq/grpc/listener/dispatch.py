@@ -26,11 +26,9 @@ class Dispatcher:
         """The number of calls that have ended, by method and outcome (`Call.outcome`)."""
 
     def begin(self, call: Call, request: bytes | None) -> None:
-        """Handle a call. An asynchronous handler continues as a task, which is cancelled with the call.
+        """Handle a call with its encoded request, or with None: a bidi call begins before its first request.
 
-        Args:
-            call: The call.
-            request: The encoded request. None for a bidi call, which begins before its first request.
+        An asynchronous handler continues as a task, which is cancelled with the call.
         """
         method = call.method
         try:

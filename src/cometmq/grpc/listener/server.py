@@ -82,10 +82,7 @@ class GrpcServer:
         return self._dispatcher.ended
 
     async def start(self, host: str, port: int) -> int:
-        """Listen on an address and return the port; port 0 selects a free one.
-
-        A server can listen on several addresses.
-        """
+        """Listen on one more address and return the port; port 0 selects a free one."""
         listener = await self._loop.create_server(self._make, host, port, backlog=BACKLOG, reuse_address=True)
         self._listeners.append(listener)
         return int(listener.sockets[0].getsockname()[1])

@@ -47,11 +47,7 @@ def frame_message(message: bytes) -> bytes:
 
 
 class MessageReader:
-    """Splits the data of one call into messages.
-
-    Args:
-        limit: The maximum size of a message in bytes.
-    """
+    """Splits the data of one call into messages of at most `limit` bytes."""
 
     __slots__ = ("_buffer", "_limit")
 
@@ -142,10 +138,8 @@ class Call:
     """One call of a client.
 
     Attributes:
-        method: The called method.
         metadata: The headers of the request. Names are in lower case.
         deadline: The time, on the clock of the event loop, until which the client waits. None: no limit.
-        connection: The connection of the call.
         on_message: Of a bidi call: receives each parsed request.
         on_half_close: Of a bidi call: is called after the client's last message.
         on_cancel: Is called when the call ends other than by `finish`.
@@ -266,9 +260,7 @@ class Calls:
     """The calls of one connection.
 
     Args:
-        http: The HTTP/2 connection.
         methods: The methods by path.
-        dispatch: Receives requests.
         connection: The connection, for its output and for handlers.
         max_message: The maximum size of a request in bytes.
         max_buffered: The maximum size in bytes of all incomplete requests of this connection.

@@ -137,20 +137,12 @@ _TOKEN = re.compile(r"(?P<oneof>\w+)\(|(?P<end>\))|(?P<type>\w+) (?P<name>\w+)(?
 
 MAX_SMALL_REQUEST = 1 << 20
 """The maximum size, in bytes, of a request without message bodies. One of 1,024 acks has about 150 KiB."""
-_STREAMS = {
-    "ReceiveMessage": Kind.SERVER_STREAM,
-    "PullMessage": Kind.SERVER_STREAM,
-    "Telemetry": Kind.BIDI,
-}
+_STREAMS = {"ReceiveMessage": Kind.SERVER_STREAM, "PullMessage": Kind.SERVER_STREAM, "Telemetry": Kind.BIDI}
 """The methods that are not unary."""
 
 
 def service_methods(handlers: Mapping[str, Handler]) -> dict[bytes, Method]:
-    """Return the methods of the service that have handlers, by path.
-
-    Args:
-        handlers: The handlers by method name, for instance "SendMessage".
-    """
+    """Return methods by path, for handlers by method name, for instance "SendMessage"."""
     return {f"/{SERVICE}/{name}".encode(): _method(name, handler) for name, handler in handlers.items()}
 
 

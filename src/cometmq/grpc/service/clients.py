@@ -62,7 +62,6 @@ class Client:
     """A 5.x client.
 
     Attributes:
-        client_id: The client's id.
         key: The id, the access key, and whether a white list allows its calls. They identify the client: the
             broker checks the requests on its link against the white lists, too.
         version: The remoting protocol's number of the client's version.
@@ -77,7 +76,6 @@ class Client:
         polls: The numbers, on the link, of the pops under way.
         changes: Limits how often the client may send settings.
         leased: For each receipt handle whose lease the server renews: see `renewals.py`.
-        ended: Whether the client has ended.
     """
 
     __slots__ = (
@@ -120,10 +118,7 @@ class Client:
         return self._open_link().request(frame, timeout_s)
 
     def ask(self, frame: Frame, waiter: Waiter, timeout_s: float | None = None) -> None:
-        """Let the broker handle a request now. The waiter receives its response (`Connection.ask`).
-
-        After the end of the client, or without a link, it receives a SendFailed.
-        """
+        """Let the broker handle a request now. The waiter receives the response, or SendFailed."""
         timeout_s = self._clients.call_timeout_s if timeout_s is None else timeout_s
         try:
             if self.ended:
@@ -227,11 +222,9 @@ class Clients:
 
     Args:
         server: The broker's server, to which links connect.
-        tick: The tick of the broker.
         guard: The broker's access check, or None.
         call_timeout_s: The time, in seconds, within which the broker must respond to a request.
         handlers: Returns the handlers of requests that the broker sends to a client.
-        limits: The limits of links.
         end: Called with a client that has been forgotten to make room for another one.
     """
 

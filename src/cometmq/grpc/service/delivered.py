@@ -96,13 +96,9 @@ def _popped_from_lite_topics(
 
 
 def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) -> None:
-    """Fill an empty `Message` for a consumer, which is part of a response: a separate one would be copied.
+    """Fill an empty `Message`, which is part of a response: a separate one would be copied.
 
-    Args:
-        message: The message.
-        popped: The content of the message.
-        topic: The topic to which the consumer has subscribed.
-        invisible_ms: How long the message stays leased.
+    `topic` is the one to which the consumer has subscribed.
     """
     stored = popped.message
     properties, body = stored.properties, stored.body

@@ -75,10 +75,8 @@ def set_status(message: Any, code: Code, text: str = "") -> None:
 class Responder:
     """Waits for the outcome of a request to the broker, and responds to a call immediately.
 
-    Args:
-        call: The call.
-        respond: Returns the response for the broker's response or for an error, or None if the call needs
-            more outcomes. It may raise ServiceError.
+    `respond` returns the response for the broker's response or for an error, or None if the call needs more
+    outcomes. It may raise ServiceError.
     """
 
     __slots__ = ("_call", "_respond")

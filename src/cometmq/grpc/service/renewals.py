@@ -39,9 +39,7 @@ class Renewed(NamedTuple):
     """A lease that is renewed.
 
     Attributes:
-        group: The consumer group.
         topic: The topic to which the consumer has subscribed.
-        handle: The receipt handle.
         since: The time of the event loop at which the message was delivered.
         deliveries: The number of earlier deliveries.
         lite_topic: The lite topic of the message, or "".
@@ -69,10 +67,7 @@ def keep(client: Client, lease: Renewed) -> None:
 
 
 def forget(client: Client, handle: str) -> bool:
-    """Renew a lease no longer, because its message was acknowledged or given back.
-
-    Return whether the lease was renewed before.
-    """
+    """Renew a lease no longer, because its message has an outcome. Return whether it was renewed before."""
     return client.leased.pop(handle, None) is not None
 
 

@@ -95,15 +95,9 @@ def type_of(system: Any) -> MessageType:
 
 
 def send_request(message: Any, max_body: int, config: TopicConfig | None) -> SendRequest:
-    """Return the send request for a message.
+    """Return the send request for a `Message`, to an unknown topic if `config` is None.
 
-    Args:
-        message: The `Message` of the client.
-        max_body: The maximum size of a body in bytes.
-        config: The topic that is named in the message, or None if it is unknown.
-
-    Raises:
-        ServiceError: A field of the message is invalid.
+    Raises ServiceError if a field of the message is invalid.
     """
     system, topic, body = message.system_properties, message.topic.name, message.body
     if config is None:

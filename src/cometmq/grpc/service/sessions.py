@@ -53,16 +53,7 @@ TYPE_NAMES = {int(each): each.name for each in ClientType}
 
 
 class Sessions:
-    """Handles the calls about clients.
-
-    Args:
-        groups: The groups of the broker.
-        max_body: The maximum size of a message body in bytes.
-
-    Attributes:
-        clients: The clients of the endpoint.
-        renewals: Renews their leases.
-    """
+    """Handles the calls about clients. `max_body` is the maximum size of a message body in bytes."""
 
     clients: Clients
     renewals: Renewals

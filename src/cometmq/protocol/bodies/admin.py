@@ -88,10 +88,7 @@ class BrokerConsumeStats(QueueKeyed):
 
 
 class BrokerStatsItem(Body):
-    """A statistic over a period.
-
-    `tps` is the number of events per second, `avgpt` the average value of an event.
-    """
+    """A statistic over a period: `tps` in events per second, `avgpt` the average value of an event."""
 
     sum: int = always(0)
     tps: float = always(0.0)
@@ -248,10 +245,7 @@ class ConsumerOffsetTable(IntegerKeyed):
 
 
 class DelayOffsetTable(IntegerKeyed):
-    """The next offset to deliver by delay level (response to request 45, `delayOffset.json`).
-
-    docs/store.md (Delay levels) explains the table.
-    """
+    """The next offset to deliver by delay level: response to request 45, delayOffset.json (docs/store.md)."""
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
@@ -262,10 +256,7 @@ class DelayOffsetTable(IntegerKeyed):
 
 
 class HaConnectionInfo(Body):
-    """A slave's connection as the master sees it (response to request 907).
-
-    `diff` is the slave's replication lag in bytes.
-    """
+    """A slave's connection as the master sees it (response to request 907). `diff` is its lag in bytes."""
 
     addr: str
     slave_ack_offset: int
@@ -335,10 +326,7 @@ class RaftStatus(Body):
 
 
 class TimerMetric(Body):
-    """The number of one topic's timer messages that wait for delivery.
-
-    `time_stamp` is the time, in ms, at which the number last changed.
-    """
+    """How many timer messages of a topic wait for delivery. `time_stamp` is when that last changed, in ms."""
 
     count: int = always(0)
     time_stamp: int = always(0)
@@ -355,10 +343,7 @@ class TimerMetrics(Body):
 
 
 class AclAccount(Body):
-    """An account without its secret. Permissions are as in `plain_acl.yml`.
-
-    `file` is the access file that defines the account.
-    """
+    """An account of an access file, without its secret. Permissions are as in `plain_acl.yml`."""
 
     access_key: str = always("")
     white_remote_address: str = always("")
@@ -467,10 +452,7 @@ class LiteTopicState(Body):
 
 
 class LiteTopicList(Body):
-    """The first lite topics of a parent in the order of names (response to CometMQ's request 21010).
-
-    `more` is whether there are others.
-    """
+    """The first lite topics of a parent in the order of names, and whether there are more (request 21010)."""
 
     topics: list[LiteTopicState] = empty(list)
     more: bool = always(False)

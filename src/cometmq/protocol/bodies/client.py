@@ -279,10 +279,7 @@ def _as_text(value: Json) -> str:
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """A listener's result for one message (response to request 309).
-
-    `consume_result` is a name like CR_SUCCESS.
-    """
+    """A listener's result for one message, such as CR_SUCCESS (response to request 309)."""
 
     order: bool = always(False)
     auto_commit: bool = always(True)

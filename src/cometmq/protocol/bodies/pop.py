@@ -24,10 +24,7 @@ BATCH_ACK_TAG = "bAck"
 """The tags of the three kinds of records in the revive topic."""
 
 MAX_ACK_SPAN = 1 << 17
-"""The maximum distance of an acknowledged offset from its checkpoint's start.
-
-A checkpoint has few messages, but a filter may have skipped many between them.
-"""
+"""The maximum distance of an acknowledged offset from its checkpoint's start. Filters may skip many."""
 MAX_ACKS_PER_BATCH = 4096
 """The maximum number of messages that a batch of acknowledgements may name."""
 MAX_ACKS_PER_REQUEST = 16_384
@@ -54,11 +51,7 @@ class BatchAck(Body):
     bit_set: str = always("", name="b")
 
     def offsets(self) -> list[int]:
-        """Return the acknowledged queue offsets in ascending order.
-
-        Raises:
-            BodyError: The bit set is not Base64, is too long, or has too many bits set.
-        """
+        """Return the acknowledged queue offsets in ascending order. Raises BodyError for a bad bit set."""
         if len(self.bit_set) > MAX_ACK_SPAN // 6 + 4:
             raise BodyError("BatchAck", f"the bit set has {len(self.bit_set)} characters", "b")
         try:
@@ -87,15 +80,9 @@ class BatchAckMessageRequestBody(Body):
 
 
 def pack_acks(group: str, topic: str, handles: Iterable[ReceiptHandle]) -> list[BatchAck]:
-    """Return the acknowledgements of messages, those of a checkpoint in one bit set.
+    """Return the acknowledgements of a (plain) topic's messages, those of a checkpoint in one bit set.
 
-    Args:
-        group: The consumer group.
-        topic: The topic that the group consumes, not a retry topic.
-        handles: Receipt handles of messages, with offsets.
-
-    Raises:
-        BodyError: An offset is before its checkpoint's start, or too far from it.
+    Raises BodyError if an offset is before its checkpoint's start, or too far from it.
     """
     checkpoints: dict[ReceiptHandle, int] = {}
     for handle in handles:

@@ -29,29 +29,17 @@ from cometmq.protocol.json_body import (
 from cometmq.protocol.lenient import Json, loads
 
 VERSION_FULL_REGISTRATION = 37
-"""The number of the first protocol version whose registrations have a complete body.
-
-In earlier versions, the body of a registration holds only the topic table.
-"""
+"""The first protocol version whose registrations have a complete body, not only the topic table."""
 MAX_REGISTRATION = 16 << 20
-"""The maximum size of a decompressed registration in bytes.
-
-Uncompressed registrations have the same limit.
-"""
+"""The maximum size of a registration in bytes, compressed ones after their decompression."""
 MAX_TOPICS = 100_000
-"""The maximum number of topics in a registration.
-
-It is ten times the number in a large cluster. Parsing that many takes 0.25 s.
-"""
+"""The maximum number of topics in a registration: ten times that of a large cluster, parsed in 0.25 s."""
 
 _COUNT = struct.Struct(">i")
 
 
 class DataVersion(Body):
-    """The version of a table; the broker increments it with each change.
-
-    `timestamp` is the time of the change in ms. Only 5.x has `state_version`.
-    """
+    """The version of a table and the time (ms) of its last change. Only 5.x has `state_version`."""
 
     timestamp: int = always(0)
     counter: int = always(0)
@@ -59,10 +47,7 @@ class DataVersion(Body):
 
 
 class TopicConfig(Body):
-    """A topic's settings on a broker.
-
-    `perm` holds `Perm` bits, `topic_sys_flag` holds `TopicSysFlag` bits.
-    """
+    """A topic's settings on a broker, with bits of `Perm` and of `TopicSysFlag`."""
 
     topic_name: str = always("")
     read_queue_nums: int = always(16)
@@ -180,12 +165,7 @@ class TopicRouteData(IntegerKeyed):
     topic_queue_mapping_by_broker: dict[str, Any] | None = None
 
     def encode(self, standard: bool = True) -> bytes:
-        """Return the encoded route.
-
-        Args:
-            standard: Whether to write standard JSON, with quoted keys and ASCII only. Otherwise broker ids
-                are bare integers, which old clients expect.
-        """
+        """Return the route in standard JSON of ASCII, or with bare integers as keys, for old clients."""
         text = write_fastjson(self, not standard)
         return ascii_json(text) if standard else text
 
@@ -214,10 +194,7 @@ class BrokerMemberGroup(IntegerKeyed):
 
 
 class TopicList(Body):
-    """Names of topics (response to requests 206, 224, 304, 305, 311 to 313).
-
-    `broker_addr` is set only in the response to request 304.
-    """
+    """Names of topics (response to requests 206, 224, 304, 305, 311 to 313), and an address (only to 304)."""
 
     topic_list: list[str] = empty(list)
     broker_addr: str | None = None
@@ -265,11 +242,7 @@ class RegisterBrokerBody(Body):
         return self.filter_server_list
 
     def encode(self, compressed: bool = False) -> bytes:
-        """Return the encoded body.
-
-        With `compressed`, the body has the compressed format of 4.9. This format cannot hold the attributes
-        that topics have in 5.x.
-        """
+        """Return the body, in 4.9's compressed format if asked for, which cannot hold 5.x's attributes."""
         if not compressed:
             return super().encode()
         parts = [_counted(write_fastjson(self.data_version)), _COUNT.pack(len(self.topics))]
@@ -380,10 +353,9 @@ class _Counted:
         return self._data[start : self._pos]
 
     def json(self, text: bytes, what: str) -> Json:
-        """Decode one part of the registration from standard JSON or fastjson's dialect.
+        """Decode a part from standard JSON or fastjson's dialect. Raises BodyError.
 
-        Reading fastjson's dialect is slow. The total size of all parts in this dialect is therefore limited
-        to `MAX_SERVER_BYTES`. Raises BodyError.
+        Reading the dialect is slow, so all parts in it may together have `MAX_SERVER_BYTES`.
         """
         try:
             return msgspec.json.decode(text)

@@ -72,10 +72,7 @@ class ListTimersResponseHeader(Header, gc=False):
 
 
 class DeleteTopicRequestHeader(Header, gc=False):
-    """The header of requests 215 and 216, which delete a topic.
-
-    A cluster name restricts request 216 to that cluster's brokers.
-    """
+    """The header of requests 215 and 216, which delete a topic, 216 only for brokers of a given cluster."""
 
     topic: str
     cluster_name: str | None = None
@@ -113,12 +110,7 @@ class ResetMasterFlushOffsetHeader(Header, gc=False):
 
 
 class AddBrokerHeader(Header, gc=False):
-    """The header of request 902 (ADD_BROKER) to a broker container of 5.x.
-
-    `config_path` is a file on the container's machine.
-
-    See docs/reference/remoting.md, Replication and containers.
-    """
+    """The header of request 902 to a broker container of 5.x. `config_path` is a file on its machine."""
 
     config_path: str
 
@@ -166,10 +158,9 @@ class DeleteAccessConfigRequestHeader(Header, gc=False):
 
 
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
-    """The header of request 53, which replaces the global white list of an access file.
+    """The header of request 53, which replaces the global white list of an access file, or the default one.
 
-    `global_white_addrs` holds address patterns, separated by commas. Without `acl_file_full_path`, the list
-    of the default access file is replaced.
+    `global_white_addrs` holds address patterns, separated by commas.
     """
 
     global_white_addrs: str
@@ -263,11 +254,7 @@ class GetLiteClientInfoHeader(Header, gc=False):
 
 
 class GetLiteGroupInfoHeader(Header, gc=False):
-    """The header of request 200078 (GET_LITE_GROUP_INFO).
-
-    The response has a group's progress in `lite_topic` or, without it, the `top_k` lite topics that are the
-    furthest behind.
-    """
+    """The header of request 200078: a group's progress in `lite_topic`, or without it its `top_k` lags."""
 
     group: str
     lite_topic: str | None = None
@@ -305,10 +292,7 @@ class GetLiteStateHeader(Header, gc=False):
 
 
 class CopySettingsHeader(Header, gc=False):
-    """The header of request 21005 (CometMQ's own): a raft leader makes its followers copy topics and groups.
-
-    `leader` is the member that leads, `term` is the raft term of its leadership.
-    """
+    """The header of request 21005 (CometMQ's own): a raft leader lets followers copy topics and groups."""
 
     leader: str
     term: I64

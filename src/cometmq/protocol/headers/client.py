@@ -63,10 +63,7 @@ class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
 
 
 class PushReplyMessageRequestHeader(Header, gc=False):
-    """The header of request 326, by which a broker passes a reply message to a client.
-
-    The fields describe the reply message. Hosts are "ip:port".
-    """
+    """The header of request 326, by which a broker passes a reply message to a client. Hosts: "ip:port"."""
 
     producer_group: str
     topic: str
@@ -85,10 +82,7 @@ class PushReplyMessageRequestHeader(Header, gc=False):
 
 
 class ResetOffsetRequestHeader(Header, gc=False):
-    """The header of requests 220 and 222 (a reset of offsets).
-
-    The timestamp -1 means the end of the queue.
-    """
+    """The header of requests 220 and 222, a reset of offsets to a time, or to the end for -1."""
 
     topic: str
     group: str
@@ -146,10 +140,7 @@ class QueryConsumeQueueRequestHeader(Header, gc=False):
 
 
 class RegisterFilterServerRequestHeader(Header, gc=False):
-    """The header of request 301 (REGISTER_FILTER_SERVER).
-
-    `token` (CometMQ's own) proves that the broker started the filter server.
-    """
+    """The header of request 301. `token` (CometMQ's own) proves that the broker started the filter server."""
 
     filter_server_addr: str
     token: str | None = None
@@ -163,10 +154,7 @@ class RegisterFilterServerResponseHeader(Header, gc=False):
 
 
 class RegisterMessageFilterClassRequestHeader(Header, gc=False):
-    """The header of request 302 to a filter server.
-
-    The body is source code; `class_crc` is its 31-bit CRC.
-    """
+    """The header of request 302 to a filter server. The body is source code, `class_crc` its 31-bit CRC."""
 
     consumer_group: str
     topic: str

@@ -13,10 +13,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class SendMessageRequestHeader(Header, gc=False):
-    """The header of the send requests 10 and 324, which have the full field names.
-
-    `born_timestamp` is in ms.
-    """
+    """The header of the send requests 10 and 324, which have the full field names."""
 
     topic: str
     queue_id: I32
@@ -54,10 +51,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
 
 
 class SendMessageResponseHeader(Header, gc=False):
-    """The header of the response to a send.
-
-    `msg_id` is the offset id; a batch has several, joined by commas.
-    """
+    """The header of the response to a send: the offset id, or those of a batch, joined by commas."""
 
     msg_id: str
     queue_id: I32
@@ -85,10 +79,7 @@ class RecallMessageResponseHeader(Header, gc=False):
 
 
 class ConsumerSendMsgBackRequestHeader(Header, gc=False):
-    """The header of request 36 (CONSUMER_SEND_MSG_BACK).
-
-    `offset` is the message's position in the log of the broker that gets the request.
-    """
+    """The header of request 36 (CONSUMER_SEND_MSG_BACK). `offset` is a position in the broker's log."""
 
     offset: I64
     group: str
@@ -122,10 +113,7 @@ class EndTransactionRequestHeader(Header, gc=False):
 
 
 class CheckTransactionStateRequestHeader(Header, gc=False):
-    """The header of request 39 (CHECK_TRANSACTION_STATE), from a broker to a client.
-
-    `msg_id` and `transaction_id` both hold the unique key.
-    """
+    """The header of request 39, a broker's check of a transaction. Both message ids are the unique key."""
 
     tran_state_table_offset: I64
     commit_log_offset: I64
@@ -218,10 +206,7 @@ class QueueRequestHeader(Header, gc=False):
 
 
 class SearchOffsetRequestHeader(Header, gc=False):
-    """The header of request 29, a search by time.
-
-    `timestamp` is in ms; `boundary_type` is LOWER or UPPER (5.x).
-    """
+    """The header of request 29, a search by time (ms). `boundary_type` is LOWER or UPPER (5.x)."""
 
     topic: str
     queue_id: I32

@@ -39,10 +39,7 @@ class ChangeInvisibleTimeResponseHeader(Header, gc=False):
 
 
 class PopMessageResponseHeader(ChangeInvisibleTimeResponseHeader, gc=False):
-    """The header of the response to request 200050.
-
-    `cometmq.protocol.pop` reads and writes the last three fields.
-    """
+    """The header of the response to request 200050, with three fields for `cometmq.protocol.pop`."""
 
     rest_num: I64 | None = None
     start_offset_info: str | None = None
@@ -51,9 +48,9 @@ class PopMessageResponseHeader(ChangeInvisibleTimeResponseHeader, gc=False):
 
 
 class PopLiteMessageRequestHeader(Header, gc=False):
-    """The header of request 200070 (POP_LITE_MESSAGE), which receives from the lite topics of a client.
+    """The header of request 200070, a pop from a client's lite topics of a parent `topic`.
 
-    `topic` is the parent topic. The response has a `PopMessageResponseHeader` without offsets.
+    The response has a `PopMessageResponseHeader` without offsets.
     """
 
     client_id: str
@@ -87,10 +84,7 @@ class AckMessageRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True):
 
 
 class ChangeInvisibleTimeRequestHeader(AckMessageRequestHeader, gc=False, kw_only=True):
-    """The header of request 200053 (CHANGE_MESSAGE_INVISIBLETIME).
-
-    `suspend` gives the message back without counting a delivery.
-    """
+    """The header of request 200053. `suspend` gives the message back without counting a delivery."""
 
     invisible_time: I64
     suspend: bool | None = None
@@ -114,20 +108,14 @@ class NotificationRequestHeader(GroupQueueRequestHeader, gc=False, kw_only=True)
 
 
 class NotificationResponseHeader(Header, gc=False):
-    """The header of the response to request 200054.
-
-    `polling_full` means that the broker refuses to hold more requests.
-    """
+    """The header of the response to request 200054. `polling_full`: the broker holds no more requests."""
 
     has_msg: bool
     polling_full: bool | None = None
 
 
 class WithdrawPopRequestHeader(Header, gc=False):
-    """The header of request 21008 (CometMQ's own): a parked pop of the same connection is to be answered.
-
-    `request` is the number (opaque) of the pop's request.
-    """
+    """The header of request 21008 (CometMQ's own): a parked pop (its opaque number) is to be answered."""
 
     request: I32
 

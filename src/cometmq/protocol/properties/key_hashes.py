@@ -152,13 +152,7 @@ _INVERSE_POWERS = _Powers(pow(31, -1, 1 << 32))
 def behind_prefix(
     prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray
 ) -> NDArray[np.uint32]:
-    """Return the Java hash of `prefix + text` for each text.
-
-    Args:
-        prefixes: The hash of each text's prefix.
-        hashes: The hash of each text.
-        lengths: The length of each text in UTF-16 units.
-    """
+    """Return the Java hash of prefix + text, given both hashes and the text's length in UTF-16 units."""
     if not len(hashes):
         return hashes
     return hashes + prefixes * _POWERS.up_to(int(lengths.max()) + 1)[lengths]

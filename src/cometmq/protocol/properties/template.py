@@ -50,11 +50,7 @@ def unique_key_at(properties: bytes) -> tuple[int, int]:
 
 
 def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Return the values for the fields of a `Template`, computed from a property string.
-
-    `unique` is the value of the string's unique key. The template omits this value. If `unique` is empty,
-    the template holds the whole string.
-    """
+    """Return the fields of a property string's `Template`. `unique` is its unique key's value, or empty."""
     code = stored_tags_code(stored)
     if not unique:
         return stored, b"", code, False
@@ -105,11 +101,7 @@ class TemplateCache(Generic[T]):
         return len(self._known)
 
     def find(self, properties: bytes) -> tuple[T, bytes]:
-        """Split a property string into its template and the value of its unique key.
-
-        The template holds the string without the value. If the value was not cut out, the template holds
-        the whole string and the returned value is empty. Raises the errors of the cache's `make` function.
-        """
+        """Split a property string like `template_of`. Raises the errors of the cache's `make` function."""
         if self._skip or len(properties) > MAX_BYTES:
             self._skip = max(self._skip - 1, 0)
             return self._make(properties, b""), b""

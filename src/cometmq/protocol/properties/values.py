@@ -100,14 +100,9 @@ def is_reserved(name: str) -> bool:
 
 
 def encode_properties(properties: Mapping[str, str], last_separator: bool = False) -> bytes:
-    """Return the property string.
+    """Return the property string, with a 0x02 at its end if `last_separator` is set, as in 5.x.
 
-    Args:
-        properties: The properties.
-        last_separator: Whether to end it with 0x02, as 5.x does.
-
-    Raises:
-        MessageIllegal: A name or value contains a separator, so the string could not be parsed again.
+    Raises MessageIllegal if a name or value contains a separator, so that it could not be parsed again.
     """
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
     # Without separators in names and values, n pairs have n separators 0x01 and n - 1 separators 0x02. To
@@ -155,15 +150,9 @@ def has_stray_separator(text: bytes) -> bool:
 
 
 def value_of(properties: bytes | bytearray, name: bytes, start: int = 0, stop: int | None = None) -> bytes:
-    """Return the value of a property, or an empty value if the property is absent.
+    """Return the value of a property in properties[start:stop], or an empty value if it is absent.
 
     If the property has several non-empty values, the last one counts, as in a map.
-
-    Args:
-        properties: The property string, or data that contains it.
-        name: The name of the property.
-        start: The index at which the property string starts.
-        stop: The index at which it ends.
     """
     marker = name + NAME_END
     if stop is None:
@@ -193,10 +182,7 @@ def append(properties: bytes, pair: bytes) -> bytes:
 
 
 def put(properties: bytes, name: bytes, value: bytes) -> bytes:
-    """Return the property string with the pair of `name` and `value` appended.
-
-    All earlier pairs with this name are removed.
-    """
+    """Return the property string with a pair appended, and without all earlier pairs of this name."""
     return append(drop(properties, name), name + NAME_END + value)
 
 

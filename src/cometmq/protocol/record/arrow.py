@@ -77,10 +77,7 @@ _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was omitted.
-
-    The offsets are taken from the record's header, or None if the header is not readable.
-    """
+    """A record that was omitted. Its offsets are None if its header is not readable."""
 
     position: int  # Position of the record in the buffer
     stage: str  # Name of the failed check: "layout", "crc", "queue", "time", "body" or "text"
@@ -122,10 +119,7 @@ class UnknownColumnError(ValueError):
 
 
 def canonical_column(name: str) -> str | None:
-    """Return the column with this name, or None.
-
-    The spellings 'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' name the same column.
-    """
+    """Return the column with this name, or None. queueOffset and QUEUE_OFFSET also name queue_offset."""
     return _CANONICAL.get(name.replace("_", "").lower())
 
 
@@ -297,10 +291,7 @@ class ColumnDecoder:
 
 
 class _RowProblems(Exception):
-    """Raised if rows are found to be bad while a column is built.
-
-    The decoder removes the rows and builds the batch again.
-    """
+    """Rows are bad, as found while a column is built. The decoder removes them and builds the batch again."""
 
     def __init__(self, rows: Ints, stage: str, text: str) -> None:
         super().__init__(rows, stage, text)
@@ -403,10 +394,7 @@ def _hosts(rows: Rows, column: str) -> pa.Array:
 
 
 def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
-    """Return the layout of the records that begin at the positions `start` in `data`.
-
-    Records whose length fields are inconsistent are omitted and added to `bad`.
-    """
+    """Return the layout of the records that begin at `start`. Those with inconsistent lengths go to `bad`."""
     fits = (start >= 0) & (start + MIN_SIZE <= len(data))
     for position in start[~fits].tolist():
         raw = data[max(position, 0) :][:MAX_RAW_BYTES].tobytes()

@@ -45,10 +45,7 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def read(cls, data: bytes | bytearray | memoryview, at: int = 0) -> EntryHead:
-        """Return the header of a raft log entry that begins at data[at].
-
-        The data must contain the whole header.
-        """
+        """Return the header of the raft log entry at data[at], which the data must contain."""
         return cls(*ENTRY.unpack_from(data, at))
 
     def holds(self, position: int) -> bool:
@@ -68,13 +65,9 @@ HEAD_KIND = np.dtype(
 
 
 def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool:
-    """Return whether `head` can be the header of the raft log entry at a log position.
+    """Return whether `head` can be the encoded header of the raft log entry at a log position.
 
-    Args:
-        head: The encoded header.
-        before: The encoded header of the previous entry, which `head` must continue; empty if there is none.
-        position: The log position of the entry.
-        record_size: The size of the entry's record.
+    It must continue `before`, the encoded header of the previous entry, unless that is empty.
     """
     if len(head) < ENTRY_SIZE:
         return False

@@ -230,18 +230,10 @@ class RecordGroup(NamedTuple):
 def valid_group(
     data: bytes, at: int, position: int, most: int, *, check_crc: bool = True, framing: Framing = PLAIN
 ) -> RecordGroup | None:
-    """Return the consecutive valid records from data[at:] on, or None if they are too few to check as arrays.
+    """Return the consecutive valid records from data[at:] on, the first of which has a log position.
 
     The group ends after `most` records, at the end of the data, or before an invalid record. The result is
-    also None if the first record is invalid.
-
-    Args:
-        data: The bytes of the log.
-        at: The index of the first record in `data`.
-        position: The log position of the first record.
-        most: The maximum number of records.
-        check_crc: Whether to check the CRC of bodies.
-        framing: Whether the log is plain or a raft log.
+    None if the first record is invalid, or if there are too few records to check as arrays.
     """
     starts, _ = record_starts(data, at, most=most, gap=framing.gap)
     if len(starts) < MIN_GROUP_RECORDS:

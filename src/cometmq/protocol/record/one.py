@@ -1,7 +1,4 @@
-"""The codec of a single commit-log record.
-
-It encodes a record, decodes a record to a message, and reads the fields from which consume queues and the
-index are built.
+"""The codec of a single commit-log record, and the fields from which consume queues and the index are built.
 
 `encode_record` encodes one record with all checks. The store has its own encoder for many records at a time
 (see layout.py).
@@ -115,11 +112,7 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """Return the bytes of a record, with the IPv6 bits of sysFlag set for the hosts.
-
-    Raises:
-        MessageIllegal: A value does not fit into a record.
-    """
+    """Return a record, with sysFlag's bits for the hosts. Raises MessageIllegal if a value does not fit."""
     head, sys_flag = head_of(born_host, store_host, sys_flag)
     topic_bytes, magic = topic_part(topic)
     if len(properties) > MAX_PROPERTIES:
@@ -148,10 +141,7 @@ def encode_blank(remaining: int) -> bytes:
 def record_parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]:
     """Return the fixed fields of the record at `pos`, and the start and end of its body and of its topic.
 
-    The properties begin two bytes after the topic.
-
-    Raises:
-        RecordError: The record is inconsistent. The error names the field.
+    The properties begin two bytes after the topic. Raises RecordError, which names the inconsistent field.
     """
     left = len(data) - pos
     if pos < 0 or left < MIN_SIZE:
@@ -208,12 +198,9 @@ def _topic_text(name: bytes) -> str:
 def decode_record(
     data: Buffer, pos: int = 0, *, broker_name: str = "", check_crc: bool = False
 ) -> MessageExt:
-    """Decode the record at `pos`. The message's `store_size` is the size of the record.
+    """Decode the record at `pos`. Raises RecordError, which names the invalid field.
 
     A compressed body stays compressed (see compression). Text that is not UTF-8 is replaced, as in Java.
-
-    Raises:
-        RecordError: The record is invalid. The error names the field.
     """
     head, body_at, body_end, topic_at, topic_end = record_parts(data, pos)
     (
@@ -296,17 +283,10 @@ def topic_of(data: Buffer, pos: int = 0) -> str:
 def record_starts(
     data: Buffer, begin: int = 0, end: int | None = None, most: int | None = None, gap: int = 0
 ) -> tuple[list[int], int]:
-    """Follow the chain of record lengths.
+    """Follow the chain of record lengths, with `gap` bytes before each record.
 
     Return the start of each record and the position where the chain stops. The chain stops at `end`, after
     `most` records, or before the first record that is incomplete or has an invalid length or magic number.
-
-    Args:
-        data: The records.
-        begin: The start of the first record.
-        end: The end of the data to read.
-        most: The maximum number of records.
-        gap: The number of bytes before each record.
     """
     stop = len(data) if end is None else end
     starts: list[int] = []
@@ -392,16 +372,10 @@ class Facts(NamedTuple):
 
 
 def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
-    """Return the `Facts` of the record at data[at:], or None if the record is invalid.
+    """Return the `Facts` of the record at data[at:] with a log position, or None if the record is invalid.
 
     A record is invalid if its lengths are inconsistent, if it states another log position, if its body does
     not match its CRC, or if a disk sector of its topic or properties consists of zeros.
-
-    Args:
-        data: The bytes of the log.
-        at: The index of the record in `data`.
-        position: The log position of the record.
-        check_crc: Whether to check the CRC of the body.
     """
     try:
         head, body_at, body_end, topic_at, topic_end = record_parts(data, at)
@@ -463,10 +437,7 @@ class Place(NamedTuple):
 
 
 def place_of(data: Buffer, pos: int = 0) -> Place | None:
-    """Return the offset, log position and store time of the record at `pos`.
-
-    The result is None if the magic number is not that of a message. Nothing else is checked.
-    """
+    """Return the `Place` of the record at `pos`, or None if its magic number is wrong. No more is checked."""
     if _start(data, pos)[1] not in (MAGIC_V1, MAGIC_V2):
         return None
     shift = V6_EXTRA if _int(data, pos + SYS_FLAG_AT)[0] & BORN_V6 else 0
