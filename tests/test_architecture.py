@@ -161,6 +161,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastavro": ("pipeline/table/body_avro.py",),
     "google": ("pipeline/table/body_protobuf.py", "grpc/rpc/messages.py"),
     "kombu": ("integrations/kombu.py",),
+    "taskiq": ("integrations/taskiq.py",),
     "lark": ("protocol/sql/grammar.py",),
     "opentelemetry": ("client/cluster/telemetry.py", "metrics/otlp.py"),
     "pyiceberg": ("pipeline/table/iceberg.py",),

@@ -93,7 +93,7 @@ grpc/test_hpack.py: grpc/http2/huffman
 grpc/test_messages.py: grpc/rpc/enums grpc/rpc/status
 grpc/test_server.py: grpc/listener/dispatch
 grpc/test_strangers.py: grpc/listener/connection
-integrations/test_kombu.py: integrations/kombu_session
+integrations/test_kombu.py: integrations/session
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task

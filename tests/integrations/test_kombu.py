@@ -27,8 +27,8 @@ from tests.ports import free_port
 from cometmq import SyncProducer
 from cometmq.client import ClientOptions, SyncPullConsumer
 from cometmq.errors import ConfigError, NoRouteError
-from cometmq.integrations import kombu, kombu_session
-from cometmq.integrations.kombu_session import Session, topic_name
+from cometmq.integrations import kombu, session
+from cometmq.integrations.session import Session, topic_name
 from cometmq.message import Message, MessageExt, check_group_name, check_topic_name
 from cometmq.protocol.codes import DLQ_PREFIX, is_system_topic
 from cometmq.testing import LocalBroker
@@ -355,7 +355,7 @@ class TestDelays:
     def test_a_worker_receives_a_message_before_an_eta_that_no_broker_accepts(
         self, connect: Connect, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kombu_session, "_MAX_DELAY_MS", 10)
+        monkeypatch.setattr(session, "MAX_DELAY_MS", 10)
         eta = datetime.now(UTC) + timedelta(days=1000)
         publish(connect(), name, "x", headers={"eta": eta.isoformat()})
         received(connect(), name, 1)[0].ack()

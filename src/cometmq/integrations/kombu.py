@@ -30,8 +30,8 @@ from cometmq import __version__, logs
 from cometmq.client import ClientOptions
 from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import ClientStateError, CometError, ConfigError, NoRouteError, RemotingError
-from cometmq.integrations.kombu_inbox import Inbox
-from cometmq.integrations.kombu_session import Session, Settlement, topic_name
+from cometmq.integrations.inbox import Inbox
+from cometmq.integrations.session import Session, Settlement, topic_name
 from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.text import printable
 

@@ -1,7 +1,4 @@
-"""The messages that a channel of the kombu transport has leased, and how they are settled.
-
-It runs on the event loop of the blocking clients' background thread.
-"""
+"""The leased messages of a worker, and how they are settled."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from cometmq.client.cluster.workers import for_each
 from cometmq.client.group.options import MAX_MESSAGES
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import BrokerError, CometError, Transient
-from cometmq.integrations.kombu_session import PAUSE_S, RETRY_S, QueueConsumer, Session, Settlement
+from cometmq.integrations.session import PAUSE_S, RETRY_S, QueueConsumer, Session, Settlement
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Tasks
 
-log = logs.logger("cometmq.integrations.kombu")
+log = logs.logger(__name__)
 
 MAX_UNSETTLED = 1000
 """The maximum number of leased messages of a channel without a prefetch count."""
@@ -35,11 +32,11 @@ class Held:
     """A leased message that is not settled yet.
 
     Attributes:
-        queue: The queue of kombu.
+        queue: The name of the queue.
         consumer: The consumer that has received it.
         message: The message.
         until: The end of the lease on the loop's clock, in seconds.
-        delivered: Whether kombu has received it.
+        delivered: Whether the framework has received it.
     """
 
     queue: str
@@ -79,7 +76,7 @@ class Inbox:
         """Held during requests about leases: a renewal invalidates the handle of an acknowledgement."""
         self._fetching = Tasks()
         self._readers: dict[str, Tasks] = {}
-        self._keeper = self._loop.create_task(self._keep(), name="cometmq-kombu-leases")
+        self._keeper = self._loop.create_task(self._keep(), name="cometmq-leases")
 
     async def close(self) -> None:
         """Release all messages, and wait until all settlements are sent."""
@@ -119,7 +116,7 @@ class Inbox:
             self._readers.setdefault(queue, Tasks()).start(self._session.read(each, offsets, tag, accept))
 
     async def cancel(self, queue: str) -> None:
-        """Receive no more messages of a queue, and make those visible again that kombu has not received."""
+        """Receive no more messages of a queue, and make those visible again that were not taken."""
         await self._readers.pop(queue, Tasks()).finish(cancel=True)
         if self._consumers.pop(queue, None) is not None:
             await self._restart()
@@ -136,7 +133,7 @@ class Inbox:
         return None
 
     def take(self, tag: str) -> bool:
-        """Return whether kombu may have a message: False if it was made visible again."""
+        """Return whether the framework may have a message: False if it was made visible again."""
         held = self._held.get(tag)
         if held is None:
             return False
@@ -151,7 +148,7 @@ class Inbox:
     async def _restart(self) -> None:
         await self._fetching.finish(cancel=True)
         if self._consumers:
-            self._fetching.start(self._fetch(dict(self._consumers)), name="cometmq-kombu-fetch")
+            self._fetching.start(self._fetch(dict(self._consumers)), name="cometmq-fetch")
 
     async def _fetch(self, consumers: dict[str, QueueConsumer]) -> None:
         while True:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.kit.waiting import PATIENCE_S
 
+import cometmq.integrations.inbox as module
 from cometmq.errors import BrokerError, RemotingError
-from cometmq.integrations import kombu_inbox
-from cometmq.integrations.kombu_inbox import Inbox
-from cometmq.integrations.kombu_session import QueueConsumer, Settlement
+from cometmq.integrations.inbox import Inbox
+from cometmq.integrations.session import QueueConsumer, Settlement
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import ResponseCode
 
@@ -51,7 +51,7 @@ class Scripted(QueueConsumer):
 @pytest.fixture
 async def inbox(monkeypatch: pytest.MonkeyPatch) -> Inbox:
     """An inbox without brokers, which tries again at once."""
-    monkeypatch.setattr(kombu_inbox, "RETRY_S", 0)
+    monkeypatch.setattr(module, "RETRY_S", 0)
     session: Any = SimpleNamespace(visibility_s=60.0)
     return Inbox(session, lambda *_: None)
 
@@ -100,5 +100,5 @@ class TestFailures:
         inbox.set_limit(5000)
         assert inbox.limit == 5000
         inbox.set_limit(0)
-        assert inbox.limit == kombu_inbox.MAX_UNSETTLED
+        assert inbox.limit == module.MAX_UNSETTLED
         await inbox.close()

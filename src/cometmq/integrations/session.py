@@ -1,8 +1,8 @@
-"""The asynchronous part of the kombu transport: the clients of a connection.
+"""The clients that a task framework needs: queues of leased messages, and broadcast topics.
 
-It runs on the event loop of the blocking clients' background thread. A queue of kombu is a topic and a
-consumer group of the same name, whose members lease its messages (POP). Messages of an exchange without such
-a queue go to the broadcast topic of the exchange, which each interested process reads from its end on.
+A queue is a topic and a consumer group of the same name, whose members lease its messages (POP). Messages of
+an exchange without such a queue go to the broadcast topic of the exchange, which each interested process
+reads from its end on.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.protocol.codes import MASTER_ID, is_system_group, is_system_topic
 
-log = logs.logger("cometmq.integrations.kombu")
+log = logs.logger(__name__)
 
-_MAX_DELAY_MS = 2 * 86_400_000
-"""The longest delay of a message. Brokers allow 3 days by default. Then the worker waits for the ETA."""
+MAX_DELAY_MS = 2 * 86_400_000
+"""The longest delay of a message. Brokers allow 3 days by default."""
 _WAIT_S = 15.0
 """The time for which one request waits for messages."""
 PAUSE_S = 0.2
@@ -52,7 +52,7 @@ _HASHED = re.compile(r".*-[0-9a-f]{16}")
 
 
 def topic_name(name: str, kind: str = "queue") -> str:
-    """Return the topic, and consumer group, that stands for a queue of kombu.
+    """Return the topic, and consumer group, that stands for a queue.
 
     A name of up to 59 letters, digits, `_` and `-` is kept, unless RocketMQ reserves it. Any other name is
     replaced by its legal characters and a hash, so that different names have different topics.
@@ -120,7 +120,7 @@ class QueueConsumer(SimpleConsumer):
 
 
 class Session:
-    """The clients of one kombu connection.
+    """The clients of one connection. Its methods run on the event loop on which it was opened.
 
     Args:
         client: The client instance that all clients of the connection share.
@@ -136,8 +136,8 @@ class Session:
         self._client = client
         self._cluster = cluster
         self._topic_queues = topic_queues
-        self._producer = Producer("kombu", client=client)
-        self._pulls = PullConsumer("kombu-broadcast", client=client)
+        self._producer = Producer("queues", client=client)
+        self._pulls = PullConsumer("broadcast", client=client)
         self._consumers: dict[str, QueueConsumer] = {}
         self._starting = asyncio.Lock()
         self.known: set[str] = set()
@@ -277,7 +277,7 @@ class Session:
             message.priority = priority
             await self._producer.send(message)
             return
-        message.deliver_at_ms = min(due_ms, now_ms + _MAX_DELAY_MS)
+        message.deliver_at_ms = min(due_ms, now_ms + MAX_DELAY_MS)
         # A delayed message loses its property PRIORITY, but not its queue.
         selector = None if priority is None else _queue_with_id
         await self._producer.send(message, selector=selector, argument=priority)

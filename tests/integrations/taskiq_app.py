@@ -1,0 +1,22 @@
+"""The Taskiq application of the tests, which workers load as `tests.integrations.taskiq_app:broker`.
+
+The environment names the name server, and a file to which each run of a task adds a line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from cometmq.integrations.taskiq import CometMQBroker
+
+broker = CometMQBroker(os.environ.get("TEST_NAMESRV"), queue="runs", lease_s=2.0)
+
+
+@broker.task
+def run(name: str) -> None:
+    """Note the run, a moment after its begin."""
+    time.sleep(0.01)
+    with Path(os.environ["TEST_RUNS"]).open("a") as runs:
+        runs.write(f"{name}\n")
