@@ -174,11 +174,19 @@ class BlockingClient(Generic[C]):
             self._stop_ended.set()
 
     def stop_soon(self) -> Future[None]:
-        """Begin a stop, as `stop_soon` of the asyncio classes."""
+        """Begin a stop from any thread or from a signal handler, without waiting for it.
+
+        Returns:
+            A future that is done when the client is stopped. It holds the exception if the stop raised one.
+        """
         return self._twin.stop_soon()
 
     def wait_stopped(self) -> None:
-        """Wait until the client is stopped, as `wait_stopped` of the asyncio classes."""
+        """Wait until the client is stopped, whichever task, thread or signal handler stops it.
+
+        Raises:
+            ClientStateError: The client was not started.
+        """
         if self._thread is None and self.state in ("running", "stopping"):
             # Another thread or a listener is stopping the client. It sets this event when the stop has ended.
             self._stop_ended.wait()

@@ -237,9 +237,6 @@ class QueryClient(Client):
             topic: The topic in which a unique key is searched. None: all topics except retry, dead-letter and
                 system topics.
 
-        Returns:
-            The message.
-
         Raises:
             IdError: The text is no message id.
             MessageNotFound: No such message is stored.
@@ -271,9 +268,6 @@ class QueryClient(Client):
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the minimum offset of a queue: the offset of its oldest message that is still stored.
 
-        Args:
-            queue: The queue.
-
         Raises:
             CometError: The broker cannot be reached or refused the request.
         """
@@ -281,9 +275,6 @@ class QueryClient(Client):
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Return the offset that the next message of a queue will get.
-
-        Args:
-            queue: The queue.
 
         Raises:
             CometError: The broker cannot be reached or refused the request.
@@ -309,9 +300,6 @@ class QueryClient(Client):
 
     async def earliest_store_time(self, queue: MessageQueue) -> int:
         """Return the store time of the first message of a queue.
-
-        Args:
-            queue: The queue.
 
         Returns:
             Milliseconds since 1970, -1 for an empty queue.

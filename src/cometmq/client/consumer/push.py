@@ -177,11 +177,7 @@ class PushConsumer(QueryClient):
             refuse_filter_class(subscription)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Remove a subscription and release its queues. This is also possible while the consumer is running.
-
-        Args:
-            topic: The topic.
-        """
+        """Remove a subscription and release its queues, also while the consumer is running."""
         self._subscriptions.pop(topic, None)
         await self._subscriptions_changed(topic, None)
 

@@ -65,9 +65,6 @@ def unique_key(message: MessageExt) -> str:
 
     A program that sends the same content again as a new message gets another unique key. Such duplicates are
     only detected with a key that is derived from the content.
-
-    Args:
-        message: A received message.
     """
     properties = message.properties
     return properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.offset_msg_id
@@ -104,9 +101,6 @@ def idempotent(
             key.
         marks: The storage of the keys.
         key: Returns the idempotency key of a message. Default: its unique key.
-
-    Returns:
-        The listener.
 
     Raises:
         ConfigError: The storage does not support the handler, or the scope is invalid.

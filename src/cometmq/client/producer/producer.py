@@ -56,9 +56,6 @@ def select_by_random(queues: Sequence[MessageQueue], message: Message, argument:
         queues: The writable queues of the topic.
         message: The message to send. It is not used.
         argument: The argument of `send`. It is not used.
-
-    Returns:
-        One of the queues.
     """
     del message, argument
     return random.choice(queues)
@@ -144,9 +141,6 @@ class Producer(QueryClient):
 
         Args:
             topic: The topic. If it does not exist, the result is the queues that a first send would create.
-
-        Returns:
-            The queues.
 
         Raises:
             NoRouteError: The name servers have no route of the topic, or no name server can be reached.
@@ -335,9 +329,6 @@ class Producer(QueryClient):
             argument: The argument of the selector.
             timeout_s: The timeout in seconds. It includes the wait until fewer than `max_requests` requests
                 are in progress, the send, and the wait for the reply.
-
-        Returns:
-            The reply.
 
         Raises:
             RequestNotSent: The timeout passed before the message was sent.

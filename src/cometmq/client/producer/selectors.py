@@ -87,9 +87,6 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argu
         queues: The writable queues of the topic.
         message: The message to send. It is not used.
         argument: A str, bool or int, hashed as in Java. Other arguments are hashed by their text.
-
-    Returns:
-        One of the queues.
     """
     del message
     # Java computes Math.abs(hash % n), where % keeps the sign of the dividend. The result is |hash| mod n.

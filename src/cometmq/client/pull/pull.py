@@ -334,11 +334,7 @@ class PullConsumer(SinglePulls):
             raise
 
     async def unsubscribe(self, topic: str) -> None:
-        """Remove a topic's subscription or scheduled function, and release the topic's queues.
-
-        Args:
-            topic: The topic.
-        """
+        """Remove a topic's subscription or scheduled function, and release the topic's queues."""
         self._group.subscriptions.pop(topic, None)
         if self._session is not None:
             await self._session.join()
@@ -425,19 +421,11 @@ class PullConsumer(SinglePulls):
         await self._polling.move(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Continue reading an assigned queue at its first stored message. Raises the errors of `seek`.
-
-        Args:
-            queue: The queue.
-        """
+        """Continue reading an assigned queue at its first stored message. Raises the errors of `seek`."""
         await self.seek(queue, await self.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Continue reading an assigned queue after its last message. Raises the errors of `seek`.
-
-        Args:
-            queue: The queue.
-        """
+        """Continue reading an assigned queue after its last message. Raises the errors of `seek`."""
         await self.seek(queue, await self.max_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
@@ -522,9 +510,6 @@ class PullConsumer(SinglePulls):
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the consumer offset of the group for a queue.
-
-        Args:
-            queue: The queue.
 
         Returns:
             The offset that this consumer has set, even if it is not stored yet. Otherwise the offset that the

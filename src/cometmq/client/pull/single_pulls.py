@@ -26,12 +26,6 @@ class SinglePulls(QueryClient):
     async def fetch_queues(self, topic: str) -> list[MessageQueue]:
         """Return the readable queues of a topic.
 
-        Args:
-            topic: The topic.
-
-        Returns:
-            The queues.
-
         Raises:
             NoRouteError: The name servers have no route of the topic, or no name server can be reached.
         """

@@ -292,9 +292,6 @@ class LiteConsumer(LeasingConsumer):
     async def unsubscribe(self, *lite_topics: str) -> None:
         """Remove subscriptions. Messages that were received before can still be acknowledged.
 
-        Args:
-            lite_topics: The lite topics.
-
         Raises:
             BrokerError, RemotingError: A broker has not removed them. It does so within 30 s.
         """

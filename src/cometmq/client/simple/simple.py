@@ -311,11 +311,7 @@ class SimpleConsumer(LeasingConsumer):
         await session.join()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Remove a subscription. Messages that were received before can still be acknowledged.
-
-        Args:
-            topic: The topic.
-        """
+        """Remove a subscription. Messages that were received before can still be acknowledged."""
         session = self._running_session()
         self._subscriptions.pop(topic, None)
         await session.join()
