@@ -191,7 +191,9 @@ class BrokerParts:
         self.slow_readers = SlowReaders(config, tables.groups)
         checks = PullChecks(config, tables, self.consumers, filters)
         moved = OffsetMovedEvents(clock, store, tables.topics, writer, address)
-        self.pulls = PullProcessor(config, store, tick, tables, stats, checks, moved, self.slow_readers)
+        self.pulls = PullProcessor(
+            config, store, tick, tables, stats, checks, moved, self.slow_readers, self.security.is_admin
+        )
         arrivals = self.pulls.long_poll
         self.pops = PopService(config, clock, store, tables, stats, tick, writer, filters, arrivals)
         self.lite = LiteService(config, clock, store, tables, stats, tick, self.pops.retries, arrivals)

@@ -251,6 +251,23 @@ async def test_a_message_named_by_its_place_is_read_by_who_may_read_its_topic(tm
             assert (await program.call(36, back)).code == code
 
 
+async def test_only_tools_of_an_admin_read_retries_of_pops(tmp_path: Path) -> None:
+    """Several groups may have the rights to `%RETRY%a_b_c`, the retry topic of a pop by group a."""
+    acl = ACL.replace("[G=SUB]", "[a_b_c=SUB, TOOLS_CONSUMER=SUB]")
+    topic = "%RETRY%a_b_c"
+    async with guarded(tmp_path, acl) as (_broker, _peer, program, admin):
+        assert (await admin.send(topic, b"popped", 0, {"ORIGIN_GROUP": "a"})).code == 0
+        assert (await admin.send(topic, b"sent back", 0, {"RETRY_TOPIC": "Orders"})).code == 0
+
+        async def pulled(peer: Peer, group: str) -> list[bytes]:
+            return [bytes(each.body) for each in records(await peer.pull(topic, group=group))]
+
+        assert await pulled(admin, "TOOLS_CONSUMER") == [b"popped", b"sent back"]
+        assert await pulled(admin, "a_b_c") == [b"sent back"]
+        for group in ("TOOLS_CONSUMER", "a_b_c"):
+            assert await pulled(program, group) == [b"sent back"]
+
+
 async def test_our_clients_sign_what_they_send(tmp_path: Path) -> None:
     write(tmp_path / "conf" / "plain_acl.yml", ACL)
     settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path), "waitTimeMillsInSendQueue": "20000"}

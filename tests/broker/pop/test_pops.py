@@ -287,6 +287,7 @@ class TestLeases:
             assert [each.body for each in pulled] == [b"sent back", b"other"]
             pulled = records(await peer.pull("%RETRY%a_b_c", group=group, **fives))
             assert [each.body for each in pulled] == [b"sent back"]
+        assert len(records(await peer.pull("%RETRY%a_b_c", group="TOOLS_CONSUMER"))) == 3
 
     async def test_a_retry_topic_cannot_be_popped(self, peer, consumer):
         """The members of several groups may have the rights to it."""

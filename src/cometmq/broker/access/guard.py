@@ -109,6 +109,10 @@ class Guard:
         """
         self._check_topic(connection, frame, None if topic is None else topic_right(Perm.SUB, topic))
 
+    def is_admin(self, connection: Connection, frame: Frame) -> bool:
+        """Return whether the account of an allowed request may administer the broker."""
+        return self._decide((frame.ext or {}).get(ACCESS_KEY), connection, None).allowed
+
     def check_write(self, connection: Connection, frame: Frame, topic: str | None) -> None:
         """Check the right to commit or roll back a transaction of `topic`. Raises CommandError."""
         self._check_topic(connection, frame, None if topic is None else topic_right(Perm.PUB, topic))

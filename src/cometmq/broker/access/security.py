@@ -48,6 +48,10 @@ class Security(NamedTuple):
         """The method `Guard.check_write`, or None without access control."""
         return None if self.guard is None else self.guard.check_write
 
+    def is_admin(self, connection: Connection, frame: Frame) -> bool:
+        """Return whether an admin has sent a request. Without access control, every client is an admin."""
+        return self.guard is None or self.guard.is_admin(connection, frame)
+
     def may_write(self, connection: Connection, topic: str) -> bool:
         """Return whether a client may send to a topic (see `Guard.may_write`)."""
         return self.guard is None or self.guard.may_write(connection, topic)

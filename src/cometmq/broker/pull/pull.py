@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import RequestCode, ResponseCode, handles
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
@@ -116,6 +116,9 @@ class PullRequest(msgspec.Struct, eq=False):
     # Whether the pull was received while too many pulls were parked. Until such a pull is answered, the
     # broker reads no further request from its connection.
     aside: bool = False
+    # Whether the pull returns all records of a retry topic that several groups share: an administrator's tool
+    # has sent it.
+    whole: bool = False
     # The deadline of a parked pull, in ms on the event loop's clock. If it is 0, the pull must be answered
     # when it is next served, even if it finds no message.
     until_ms: int = 0
@@ -142,6 +145,7 @@ class PullProcessor:
     checks: PullChecks
     moved: OffsetMovedEvents
     slow_readers: SlowReaders
+    is_admin: Callable[[Connection, Frame], bool]
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -175,6 +179,8 @@ class PullProcessor:
         request = PullRequest(
             connection, frame.opaque, frame.version, header, None, may_hold, header.queue_offset
         )
+        if header.consumer_group == TOOLS_CONSUMER_GROUP:
+            request.whole = self.is_admin(connection, frame)
         try:
             request.wanted = self.checks.check(connection, frame.version, header)
         except NotCompiled as missing:
@@ -224,7 +230,7 @@ class PullProcessor:
             request.offset,
             header.max_msg_nums,
             filter=codes,
-            record_filter=sent_back_only(header.topic, find_match),
+            record_filter=find_match if request.whole else sent_back_only(header.topic, find_match),
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
             bulk=bool(header.bulk),
             reads=reads,
