@@ -1,4 +1,4 @@
-"""`cometmq.testing` as users run it: fixtures by one line in conftest.py, and servers as processes."""
+"""`cometmq.testing` as users run it: fixtures that pytest finds, and servers as processes."""
 
 from __future__ import annotations
 
@@ -47,20 +47,54 @@ def test_sends_though_the_connection_is_cut(cometmq_faults):
 """
 
 
-def test_one_line_in_conftest_gives_a_users_tests_a_broker(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["cometmq.testing.plugin"]\n')
-    (tmp_path / "test_users.py").write_text(USERS_TEST)
+def run_pytest(folder: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_users.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *NO_PLUGINS, *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", *NO_PLUGINS],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
+@pytest.mark.parametrize("conftest", ["", 'pytest_plugins = ["cometmq.testing.plugin"]\n'])
+def test_users_tests_have_a_broker(tmp_path: Path, conftest: str) -> None:
+    (tmp_path / "conftest.py").write_text(conftest)
+    done = run_pytest(tmp_path, USERS_TEST)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=str)
+def test_tests_can_share_a_broker(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncometmq_broker_scope = session\n")
+    shared = """
+SEEN = set()
+
+def test_one(cometmq_broker):
+    SEEN.add(cometmq_broker.namesrv)
+
+def test_two(cometmq_broker):
+    SEEN.add(cometmq_broker.namesrv)
+    assert len(SEEN) == 1
+"""
+    done = run_pytest(tmp_path, shared, *workers)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_unknown_scope_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncometmq_broker_scope = test\n")
+    done = run_pytest(tmp_path, "def test_one(cometmq_broker): pass")
+    assert done.returncode != 0
+    assert "cometmq_broker_scope is 'test', not one of function, class" in done.stdout + done.stderr
+
+
+def test_a_run_without_the_fixtures_loads_nothing_else(tmp_path: Path) -> None:
+    test = """
+import sys
+
+def test_one():
+    loaded = {name for name in sys.modules if name.partition(".")[0] == "cometmq"}
+    assert loaded == {"cometmq", "cometmq.testing", "cometmq.testing.plugin"}
+"""
+    done = run_pytest(tmp_path, test)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_broker_starts_and_stops_in_milliseconds(tmp_path: Path) -> None:

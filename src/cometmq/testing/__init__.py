@@ -6,18 +6,35 @@
 - `FaultProxy`, `ClusterProxy`: proxies that cut, stall, delay or split connections.
 - `History`, `check_history`: record what clients did, and check it against what CometMQ guarantees.
 
-The pytest plugin `cometmq.testing.plugin` provides brokers and proxies as fixtures. Add `pytest_plugins =
-["cometmq.testing.plugin"]` to the top-level conftest.py.
+The pytest plugin `cometmq.testing.plugin` provides brokers and proxies as fixtures. pytest loads it in every
+run, so a name of this package is loaded at its first use.
 """
 
-from cometmq.testing.checker import Expected, HistoryViolation, Problem, Report, check_history
-from cometmq.testing.cluster_proxy import ClusterProxy
-from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults, random_faults
-from cometmq.testing.history import History, HistoryError
-from cometmq.testing.in_memory import TestBroker
-from cometmq.testing.local import LocalBroker, local_broker
-from cometmq.testing.process import ProcessFailed, ServerProcess, StandaloneProcess
-from cometmq.testing.proxy import FaultProxy, ProxiedConnection
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cometmq.testing.checker import Expected, HistoryViolation, Problem, Report, check_history
+    from cometmq.testing.cluster_proxy import ClusterProxy
+    from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults, random_faults
+    from cometmq.testing.history import History, HistoryError
+    from cometmq.testing.in_memory import TestBroker
+    from cometmq.testing.local import LocalBroker, local_broker
+    from cometmq.testing.process import ProcessFailed, ServerProcess, StandaloneProcess
+    from cometmq.testing.proxy import FaultProxy, ProxiedConnection
+
+_MODULES = {
+    "Expected HistoryViolation Problem Report check_history": "checker",
+    "ClusterProxy": "cluster_proxy",
+    "Direction Fault Kind Script no_faults random_faults": "faults",
+    "History HistoryError": "history",
+    "TestBroker": "in_memory",
+    "LocalBroker local_broker": "local",
+    "ProcessFailed ServerProcess StandaloneProcess": "process",
+    "FaultProxy ProxiedConnection": "proxy",
+}
 
 __all__ = [
     "ClusterProxy",
@@ -43,3 +60,11 @@ __all__ = [
     "no_faults",
     "random_faults",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for names, module in _MODULES.items():
+        if name in names.split():
+            globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

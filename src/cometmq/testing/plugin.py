@@ -1,8 +1,11 @@
-"""The pytest plugin. Add `pytest_plugins = ["cometmq.testing.plugin"]` to the top-level conftest.py.
+"""The pytest plugin. pytest finds it by its entry point.
 
-def test_orders_are_sent(cometmq_broker):
-    with SyncProducer("shop", namesrv=cometmq_broker.namesrv) as producer:
-        ...
+    def test_orders_are_sent(cometmq_broker):
+        with SyncProducer("shop", namesrv=cometmq_broker.namesrv) as producer:
+            ...
+
+The setting `cometmq_broker_scope` of pytest is the scope of the brokers: function (the default), class,
+module, package or session. Each worker of pytest-xdist has brokers of its own.
 """
 
 from __future__ import annotations
@@ -10,39 +13,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cometmq.testing.cluster_proxy import ClusterProxy
-from cometmq.testing.in_memory import TestBroker
-from cometmq.testing.local import LocalBroker, local_broker
+if TYPE_CHECKING:
+    from cometmq.testing import ClusterProxy, LocalBroker, TestBroker
 
-StartBroker = Callable[..., LocalBroker]
+    StartBroker = Callable[..., LocalBroker]
+
+SCOPES = ("function", "class", "module", "package", "session")
 
 
-@pytest.fixture
-def cometmq_broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    """A new name server and broker for one test, on real sockets.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "cometmq_broker_scope", f"scope of CometMQ's brokers: {', '.join(SCOPES)}", default="function"
+    )
+
+
+def _scope(fixture_name: str, config: pytest.Config) -> Any:
+    del fixture_name
+    scope = config.getini("cometmq_broker_scope")
+    if scope not in SCOPES:
+        raise pytest.UsageError(f"cometmq_broker_scope is {scope!r}, not one of {', '.join(SCOPES)}")
+    return scope
+
+
+@pytest.fixture(scope=_scope)
+def cometmq_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    """A new name server and broker, on real sockets.
 
     The first message to a topic creates the topic.
     """
-    with local_broker(tmp_path / "cometmq") as broker:
+    from cometmq.testing import local_broker
+
+    with local_broker(tmp_path_factory.mktemp("cometmq")) as broker:
         yield broker
 
 
-@pytest.fixture
+@pytest.fixture(scope=_scope)
 def cometmq_test_broker() -> Iterator[TestBroker]:
-    """A new name server and broker for one test, without sockets, for clients of the test's process.
+    """A new name server and broker, without sockets, for clients of the test's process.
 
     `messages(topic)` returns the stored messages.
     """
+    from cometmq.testing import TestBroker
+
     with TestBroker() as broker:
         yield broker
 
 
-@pytest.fixture
+@pytest.fixture(scope=_scope)
 def cometmq_faults(cometmq_broker: LocalBroker) -> Iterator[ClusterProxy]:
     """Fault-injecting proxies before `cometmq_broker`. Clients connect to the fixture's `namesrv`."""
+    from cometmq.testing import ClusterProxy
+
     with ClusterProxy(cometmq_broker.namesrv).run_in_thread() as proxy:
         yield proxy
 
@@ -54,6 +79,8 @@ def start_cometmq_broker(tmp_path: Path) -> Iterator[StartBroker]:
     Its arguments are those of `local_broker`, both optional: `settings` by RocketMQ's keys, and `data_dir`.
     It returns a `LocalBroker`. The brokers stop at the end of the test.
     """
+    from cometmq.testing import local_broker
+
     with ExitStack() as stack:
         count = 0
 
