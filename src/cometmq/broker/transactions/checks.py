@@ -64,7 +64,7 @@ MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class TransactionChecks:
     """Checks the half messages of a master in periodic rounds."""
 
@@ -82,18 +82,17 @@ class TransactionChecks:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
+        self._timer = Periodic(
+            self._loop, lambda: self.config.transaction_check_interval / 1000, self.round,
+            name="check of transactions",
+        )  # fmt: skip
         self._turn = count()
         self._next = 0  # offset of the half message at which the next round begins
         self._room = 0  # bytes of half messages that the current round may still copy
         self._log_limit = logs.LogLimiter()
-        # Each pair holds the ends of the op queue and of the half-message queue when a round began. Once all
-        # half messages before the second offset are closed, the op messages before the first offset are no
-        # longer needed.
+        # The ends of the op queue and of the half-message queue when a round began. Once all half messages
+        # before the second offset are closed, the op messages before the first offset are no longer needed.
         self._marks: deque[tuple[int, int]] = deque()
-
-    def _interval_s(self) -> float:
-        return self.config.transaction_check_interval / 1000
 
     def start(self) -> None:
         """Start the periodic rounds of checks. The first round begins after one interval."""
@@ -134,11 +133,7 @@ class TransactionChecks:
             self.offsets.commit(TRANS_GROUP, topic, 0, offset)
 
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
-        """Read at most `most` half messages from `offset` on.
-
-        Return the open ones, and the offset after the last record read. Half messages that are closed,
-        damaged or missing are omitted.
-        """
+        """Read at most `most` half messages. Return the open, intact ones, and the offset behind them."""
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:
             return [], got.next_begin_offset
@@ -156,9 +151,7 @@ class TransactionChecks:
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
         """Check half messages, beginning with the open half message at `offset`.
 
-        Returns:
-            The offset of the next open half message. None at the end of the round, or if records could not be
-                stored, so that the round must end.
+        Return the offset of the next open one, or None if the round must end.
         """
         most = min(at_once, limit - offset)
         try:
@@ -177,11 +170,11 @@ class TransactionChecks:
                 self.ledger.close(gone)
         if behind > offset + most:
             self.ledger.close_range(offset + most, min(behind, limit))
+        kept_ms = self.config.store.file_reserved_time * 3_600_000
         limits = Limits(
-            self.config.transaction_time_out,
-            self.config.transaction_check_max,
-            self.store.retention.steady.now_ms() - self.config.store.file_reserved_time * 3_600_000,
-        )
+            self.config.transaction_time_out, self.config.transaction_check_max,
+            self.store.retention.steady.now_ms() - kept_ms,
+        )  # fmt: skip
         now_ms = self.clock.time_ms()
         todo: list[tuple[Half, Verdict | None]] = []
         for half in halves:
@@ -202,11 +195,10 @@ class TransactionChecks:
         return self.ledger.next_open(behind) if behind < limit else None
 
     def _is_moved(self, half: Half) -> bool:
-        """Return whether to copy a half message to the end of the queue although it is not due for a check.
+        """Return whether to copy a half message to the end of the queue before it is due for a check.
 
-        This is necessary if the half message is more than a segment behind the end of the log, because
-        retention may delete it soon. The bytes copied in a round are limited, because the copies lengthen the
-        log, too.
+        Retention may soon delete one that is more than a segment behind the end of the log. The bytes copied
+        in a round are limited, because the copies lengthen the log, too.
         """
         since = self.store.log.end - half.position
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
@@ -215,10 +207,9 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Append the records for the verdicts on half messages.
+        """Append the records for the verdicts on half messages (see `_store`).
 
-        A verdict of None means that the transaction has ended and only its op message is missing, so only the
-        op message is appended. The result of the future is whether all verdicts were carried out.
+        The result of the future is whether all verdicts were carried out.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []
@@ -258,13 +249,8 @@ class TransactionChecks:
     def _store(self, half: Half, verdict: Verdict | None) -> Callable[[], None]:
         """Append the records that carry out the verdict of a check on a half message.
 
-        Without a verdict, append only the op message, which closes the half message.
-
-        Returns:
-            A function to call once the records are committed.
-
-        Raises:
-            StoreError, CommandError: The records cannot be appended at present.
+        A verdict of None means that the transaction has ended and only its op message is missing. Return a
+        function to call once the records are committed. Raises StoreError or CommandError.
         """
         if verdict is None:
             self.records.op(half.offset)
@@ -314,20 +300,14 @@ class TransactionChecks:
         A producer without write permission for the topic is skipped: any client can register for the group,
         and the check contains the message.
         """
-        clients, turn = self.producers.online(half.group), next(self._turn)
-        client = next(
-            (
-                each
-                for number in range(len(clients))
-                if self.may_write((each := clients[(turn + number) % len(clients)]).channel, half.real_topic)
-            ),
-            None,
-        )
+        clients = self.producers.online(half.group)
+        begin = next(self._turn) % max(len(clients), 1)
+        in_turn = (*clients[begin:], *clients[:begin])
+        client = next((each for each in in_turn if self.may_write(each.channel, half.real_topic)), None)
         if client is None:
             if self._log_limit.allows():
-                log.warning(
-                    "no producer of group %s is connected to check transaction %s", half.group, half.key
-                )
+                text = "no producer of group %s is connected to check transaction %s"
+                log.warning(text, half.group, half.key)
             return
         header = CheckTransactionStateRequestHeader(
             tran_state_table_offset=offset,

@@ -23,7 +23,6 @@ from functools import partial
 from cometmq import logs
 from cometmq.broker.access.security import CheckTopic
 from cometmq.broker.base import compat
-from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group
 from cometmq.broker.base.writer import Writer, is_in_log
 from cometmq.broker.transactions.half import Half, half_of
@@ -63,11 +62,10 @@ def refused(remark: str) -> CommandError:
     return CommandError(ResponseCode.SYSTEM_ERROR, remark)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class TransactionEnds:
     """Handles the requests that end transactions or resume checks."""
 
-    config: BrokerConfig
     clock: Clock
     store: MessageStore
     ledger: Ledger
@@ -84,11 +82,7 @@ class TransactionEnds:
 
     @handles(RequestCode.END_TRANSACTION)
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        """Handle the request to end a transaction (37).
-
-        If the producer sends the state "unknown", nothing is recorded, and the producer is sent another check
-        later.
-        """
+        """Handle the request to end a transaction (37). The state "unknown" changes nothing."""
         header = frame.header(EndTransactionRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
@@ -96,10 +90,8 @@ class TransactionEnds:
         if state == UNKNOWN:
             return frame.response(ResponseCode.SUCCESS)
         if state not in (COMMITTED, ROLLBACK):
-            raise refused(
-                f"commitOrRollback {state} is invalid: {COMMITTED} commits, {ROLLBACK} "
-                "rolls back, 0 leaves the transaction open"
-            )
+            meanings = f"{COMMITTED} commits, {ROLLBACK} rolls back, 0 leaves the transaction open"
+            raise refused(f"commitOrRollback {state} is invalid: {meanings}")
         try:
             half = self._recent_half(header) or self._half_at(header.commit_log_offset, CACHED)
             half = self._named(half, header, connection, frame)
@@ -115,10 +107,10 @@ class TransactionEnds:
     async def _end_later(
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
     ) -> None:
-        """End a transaction if its half message is not in memory or was stored by an earlier run.
+        """End a transaction if that needs reads from the disk.
 
-        Both cases require reads from the disk: of the half message, or of the index, which shows whether the
-        transaction has already ended.
+        These are reads of the half message or, if an earlier run has stored it, of the index, which shows
+        whether the transaction has already ended.
         """
         question = partial(self._half_at, header.commit_log_offset)
         try:
@@ -132,8 +124,7 @@ class TransactionEnds:
     def _recent_half(self, header: EndTransactionRequestHeader) -> Half | None:
         """Return the half message that a request names, or None if the log does not hold it in memory.
 
-        Most transactions end soon after they begin, so most half messages are found here. The consume-queue
-        entry proves that the record is a half message, and bytes from memory cannot be damaged.
+        The consume-queue entry proves that the record is a half message. Bytes from memory are not damaged.
         """
         queue, offset = self.store.queues.find_queue(TRANS_HALF_TOPIC, 0), header.tran_state_table_offset
         if queue is None or not queue.window_start <= offset < queue.max_offset:
@@ -148,8 +139,7 @@ class TransactionEnds:
         """Return the half message at a log position, or None if there is none.
 
         The position comes from a request, and the body of a message can contain bytes that look like a half
-        message of another producer. So the consume-queue entry at the half message's offset must contain this
-        position.
+        message of another producer. So the consume queue must contain this position.
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
@@ -162,16 +152,9 @@ class TransactionEnds:
         return half if unit is not None and unit[0] == position else None
 
     def _named(
-        self,
-        half: Half | None,
-        header: EndTransactionRequestHeader,
-        connection: Connection,
-        frame: Frame,
+        self, half: Half | None, header: EndTransactionRequestHeader, connection: Connection, frame: Frame
     ) -> Half:
-        """Return the half message if the request may end the transaction.
-
-        Raises CommandError with the same remarks as Apache's broker.
-        """
+        """Return the half message if the request may end it. The remarks of errors are those of Apache."""
         if half is None:
             raise refused("Find prepared transaction message failed")
         if self.check_write is not None:
@@ -195,10 +178,7 @@ class TransactionEnds:
         return half
 
     def _log_refusal(self, error: CommandError, transaction_id: str | None, group: str) -> CommandError:
-        """Log that a request to end a transaction is refused, and return the error.
-
-        Most producers ignore the response, so the refusal would otherwise remain unnoticed.
-        """
+        """Log that the end of a transaction is refused, as most producers ignore it. Return the error."""
         if self._log_limit.allows():
             log.warning("end of transaction %s of group %s refused: %s", transaction_id, group, error.remark)
         return error
@@ -214,10 +194,7 @@ class TransactionEnds:
         self._add(Ending(half, offset, commits, answer))
 
     def _add(self, ending: Ending) -> None:
-        """Schedule the end of a transaction. All ends of one event-loop tick are stored together.
-
-        If the half messages of the scheduled ends exceed MAX_WAITING_BYTES, store these ends now.
-        """
+        """Schedule the end of a transaction. The ends of one event-loop tick are stored together."""
         self.ledger.take(ending.offset)
         if not self._endings:
             self.writer.before_commit(self._store_endings)
@@ -253,10 +230,7 @@ class TransactionEnds:
 
     @handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Resume the checks of a half message that was given up (323).
-
-        The number of checks restarts at zero.
-        """
+        """Resume the checks of a half message that was given up (323), whose number restarts at zero."""
         header = frame.header(ResumeCheckHalfMessageRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
@@ -271,11 +245,11 @@ class TransactionEnds:
             properties = put(half.properties, b"TRANSACTION_CHECK_TIMES", b"0")
             properties = drop(properties, b"TRAN_PREPARED_QUEUE_OFFSET")
             self.records.resume(half, properties)
-        except StoreError as error:
+        except BaseException as error:
             self._resuming.discard(position)
-            raise refused(f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}") from None
-        except BaseException:
-            self._resuming.discard(position)
+            if isinstance(error, StoreError):
+                why = f"Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed. {error}"
+                raise refused(why) from None
             raise
 
         def outcome(code: int, remark: str | None) -> None:
@@ -286,11 +260,9 @@ class TransactionEnds:
         return None
 
     async def _given_up(self, msg_id: str) -> Half:
-        """Return the half message that was given up and has this offset id or unique key.
+        """Return the half message that was given up and has this offset id or else this unique key.
 
-        Both kinds of id can have the same form, so the text is first used as an offset id, and then as a key.
-        If several messages have the key, return the newest, because the earlier ones were resumed. Raises
-        CommandError if there is none.
+        If several messages have the key, return the newest, because the earlier ones were resumed.
         """
         topic = TRANS_CHECK_MAX_TIME_TOPIC
         with suppress(IdError):

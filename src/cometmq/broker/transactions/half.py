@@ -140,7 +140,6 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_half(self) -> bool:
-        """Whether this is a half message. All half messages are in queue 0 of their topic."""
         return self.topic == TRANS_HALF_TOPIC and self.queue_id == 0
 
 
@@ -174,13 +173,7 @@ def half_of(record: Buffer, at: int = 0) -> Half:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits that decide whether a half message is checked again or given up.
-
-    Attributes:
-        timeout_ms: The setting transactionTimeOut.
-        most_checks: The setting transactionCheckMax.
-        oldest_ms: Messages with an earlier store time may be deleted by retention.
-    """
+    """The settings transactionTimeOut and transactionCheckMax, and the begin of the retention time."""
 
     timeout_ms: int
     most_checks: int
@@ -218,10 +211,7 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
 
 
 def with_beginning(half: Half) -> bytes:
-    """Return a half message's properties with TRAN_PREPARED_QUEUE_OFFSET set.
-
-    The value is the queue offset of the first half message of the transaction.
-    """
+    """Return a half message's properties, with the queue offset at which its transaction began."""
     return put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
 
 
@@ -237,20 +227,14 @@ def same_transaction(half: Half, other: Half) -> bool:
     """Return whether two half messages with the same key belong to the same transaction.
 
     A producer that has sent a message twice has two transactions with the same key, so the offsets at which
-    the transactions began are compared. Copies made by Apache's broker do not contain this offset. `other`
-    counts as such a copy, and so as part of the same transaction, if it lacks the offset and has more checks
-    than `half`.
+    they began are compared. Copies made by Apache's broker lack this offset, but have more checks.
     """
     by_apache = other.form.prepared is None and other.checks > half.checks
     return by_apache or other.first == half.first
 
 
 def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
-    """Return whether `message` is the message that the commit of a transaction has stored.
-
-    Such a message contains the log position of one of the transaction's half messages, or the queue offset at
-    which the transaction began.
-    """
+    """Return whether `message` is what a commit has stored for a half message at one of these positions."""
     properties = message.properties
     return (
         message.sys_flag & TRANSACTION_MASK == COMMITTED
@@ -272,27 +256,13 @@ def closed_by(body: bytes) -> list[int]:
 
 
 def check_body(half: Half, properties: bytes, position: int, offset: int, queue_id: int) -> bytes:
-    """Return the body of a transaction check: the half message's copy, with its real topic and queue.
+    """Return the body of a transaction check: a half message's copy, with its real topic and queue.
 
-    Args:
-        half: The half message that was copied.
-        properties: The property string of the copy.
-        position: The log position of the copy.
-        offset: The queue offset of the copy.
-        queue_id: The real queue.
+    `properties`, `position` and `offset` (in the queue) are those of the copy.
     """
     return encode_record(
-        half.real_topic,
-        half.body,
-        properties,
-        queue_id=queue_id,
-        queue_offset=offset,
-        physical_offset=position,
-        born_timestamp_ms=half.born_ms,
-        born_host=half.born_host,
-        store_timestamp_ms=half.store_timestamp_ms,
-        store_host=half.store_host,
-        flag=half.flag,
-        sys_flag=half.sys_flag & ~TRANSACTION_MASK,
-        reconsume_times=half.reconsume_times,
-    )
+        half.real_topic, half.body, properties, queue_id=queue_id, queue_offset=offset,
+        physical_offset=position, born_timestamp_ms=half.born_ms, born_host=half.born_host,
+        store_timestamp_ms=half.store_timestamp_ms, store_host=half.store_host, flag=half.flag,
+        sys_flag=half.sys_flag & ~TRANSACTION_MASK, reconsume_times=half.reconsume_times,
+    )  # fmt: skip

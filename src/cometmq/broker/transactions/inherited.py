@@ -56,17 +56,14 @@ class Inherited:
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
-        """Return the offset at which `load` begins with queue 0 of `topic`.
-
-        This is the stored consumer offset, limited to the queue's bounds.
-        """
+        """Return the stored consumer offset of queue 0 of `topic`, limited to the queue's bounds."""
         stored = offsets.query(TRANS_GROUP, topic, 0)
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
         """Fill an empty ledger from the stored offset of its head and from the op messages in the store.
 
-        Call this method before any new message is stored, and in a thread, because it may wait for the disk.
+        It must run in a thread, before any new message is stored.
         """
         ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
         begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)
@@ -82,20 +79,18 @@ class Inherited:
                 break
             offset = got.next_begin_offset
         if offset > begun:
-            log.info(
-                "read %d op messages; half messages are open from offset %d", offset - begun, ledger.head
-            )
+            text = "read %d op messages; half messages are open from offset %d"
+            log.info(text, offset - begun, ledger.head)
 
     def _closed_by(self, op: MessageExt) -> list[int]:
         if op.properties.get("TAGS") != REMOVED.decode():
             return []
         twin, store = op.prepared_transaction_offset, self._store
         if twin and twin >= store.log.min_position and store.lookups.record_at(twin) is None:
-            log.warning(
-                "the op message at log position %d is ignored, because its record at position %d is missing",
-                op.physical_offset,
-                twin,
+            text = (
+                "the op message at log position %d is ignored, because its record at position %d is missing"
             )
+            log.warning(text, op.physical_offset, twin)
             return []
         return closed_by(op.body)
 
@@ -116,8 +111,7 @@ class Inherited:
     async def is_settled(self, half: Half) -> bool:
         """Return whether a half message of an earlier run is closed although its op message is missing.
 
-        This is the case if the transaction was committed, if a later copy of the half message exists, or if
-        the half message is empty, because `fill` stored it in place of a destroyed one.
+        So it is if the transaction was committed, if a later copy exists, or if `fill` has stored it.
         """
         if half.offset >= self.end:
             return False

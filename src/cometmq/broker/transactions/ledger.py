@@ -72,10 +72,7 @@ class Ledger:
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """Record that the write which was to close the half message has failed.
-
-        The half message is open again.
-        """
+        """Open the half message again, because the write which was to close it has failed."""
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
@@ -86,10 +83,7 @@ class Ledger:
             self._closed[chunk] = self._closed.get(chunk, 0) | 1 << bit
 
     def close_range(self, start: int, stop: int) -> None:
-        """Mark the half messages with offsets from `start` to `stop` - 1 as closed.
-
-        Offsets at which no half message exists are permitted.
-        """
+        """Mark the offsets from `start` to `stop` - 1 as closed, also those without a half message."""
         start = max(start, self.head)
         while start < stop:
             chunk, bit = divmod(start, CHUNK)
@@ -107,32 +101,20 @@ class Ledger:
     # -- copies
 
     def copied(self, first: int, copy: int) -> None:
-        """Save `copy` as the offset of the newest copy of the transaction that began at the offset `first`.
-
-        The copy of a further transaction is not saved if the maximum MAX_COPIES is reached.
-        """
+        """Save the offset of the newest copy of a transaction that began at `first`, up to MAX_COPIES."""
         if first in self._newest or len(self._newest) < MAX_COPIES:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:
-        """Remove the saved offset of a transaction's newest copy if it is equal to `offset`.
-
-        Called when the transaction that began at the offset `first` has ended, because the half message or
-        copy at `offset` is closed.
-        """
+        """Forget the newest copy of a transaction that began at `first`, if it is the one at `offset`."""
         if self._newest.get(first) == offset:
             del self._newest[first]
 
     def standing_for(self, first: int, offset: int) -> int | None:
         """Return the offset of the open half message of a transaction that a producer wants to end.
 
-        Args:
-            first: The offset at which the transaction began.
-            offset: The offset of the half message in the producer's request.
-
-        Returns:
-            `offset`, if that half message is open. Otherwise the offset of the newest copy, because the copy
-                has replaced the half message. None if the newest copy is not open or unknown.
+        This is the `offset` in the request or, if that half message is closed, the offset of its newest copy.
+        Return None if the newest copy is closed or unknown. The transaction began at the offset `first`.
         """
         if self.is_open(offset):
             return offset

@@ -68,7 +68,7 @@ class Damaged(CommandError):
     """
 
 
-class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
+class TransactionRecords(msgspec.Struct, eq=False):
     """Appends the records of transactions to the store.
 
     The caller passes to `writer.appended` a function that receives the outcome of the write. If a method
@@ -85,20 +85,15 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
     def op(self, offset: int, twin: int = 0) -> None:
         """Append an op message, which closes the half message at the queue offset `offset`.
 
-        `twin` is the log position of the record because of which the half message is closed, 0 if there is
-        none.
+        `twin` is the log position of the record because of which it is closed, 0 if there is none.
         """
         for refusal in self.ops([(offset, twin)]).values():
             raise refusal
 
     def ops(self, closed: Sequence[tuple[int, int]]) -> dict[int, StoreRefused]:
-        """Append op messages in one group.
+        """Append op messages in one group, each given as the arguments of `op`.
 
-        Args:
-            closed: For each op message the offset of the half message to close, and the `twin` of `op`.
-
-        Returns:
-            The errors of the op messages that the store refused, by their index in `closed`.
+        Return the errors of those that the store refused, by their index in `closed`.
         """
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         appender = self.store.appender
@@ -111,11 +106,7 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
         return appender.append_all(ops, appender.limits_within_store)
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
-        """Append the op message that closes the half message at `offset`.
-
-        `twin` is the record because of which the half message is closed. It was appended before. If the store
-        refuses the op message, `pay` appends it later.
-        """
+        """Append the op message for a `twin`. If the store refuses it, `pay` appends it later."""
         try:
             self.op(offset, twin.physical_offset)
         except (StoreError, CommandError) as error:
@@ -146,17 +137,13 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Remove the op message for the half message at `offset` from those that `pay` appends later.
-
-        Called if the record because of which the half message was to be closed could not be written.
-        """
+        """Let `pay` append no op message for the half message at `offset`: its twin was not written."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def end(self, endings: Sequence[Ending]) -> dict[int, CommandError]:
         """Append the records of transactions that end in this tick: first all messages, then all op messages.
 
-        Returns:
-            The errors of transactions that could not be ended, by their index in `endings`.
+        Return the errors of those that could not be ended, by their index in `endings`.
         """
         failed: dict[int, CommandError] = {}
         twins: dict[int, TickMessage] = {}
@@ -190,10 +177,9 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
         return failed
 
     def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
-        """Return the message that the commit of a transaction stores.
+        """Return the message that a commit stores, which closes the half message or copy at `offset`.
 
-        `offset` is the queue offset of the half message or copy to close. `targets` caches the real queue and
-        the values that several committed messages of a tick have in common: to find them takes 2 µs.
+        `targets` caches what several committed messages of a tick have in common: to find it takes 2 µs.
         """
         form, flag, sys_flag, times = half.form, half.flag, half.sys_flag, half.reconsume_times
         key = form.real_topic, form.real_queue_id, form.tags_code, flag, sys_flag, times
@@ -223,18 +209,9 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Append an empty half message and the op message that closes it.
-
-        `offset` is the queue offset that the half message gets.
-        """
-        self.store.appender.append(
-            TRANS_HALF_TOPIC,
-            0,
-            b"",
-            b"",
-            born_timestamp_ms=self.clock.time_ms(),
-            born_host=self.address.packed,
-        )
+        """Append an empty half message, which gets the queue offset `offset`, and its op message."""
+        born_ms, host = self.clock.time_ms(), self.address.packed
+        self.store.appender.append(TRANS_HALF_TOPIC, 0, b"", b"", born_timestamp_ms=born_ms, born_host=host)
         self.op(offset)
 
     def resume(self, half: Half, properties: bytes) -> None:
@@ -244,10 +221,6 @@ class TransactionRecords(msgspec.Struct, eq=False, kw_only=True):
     def _append(
         self, topic: str, half: Half, properties: bytes, born_timestamp_ms: int | None = None
     ) -> TickMessage:
-        """Append a copy of a half message to queue 0 of a topic.
-
-        `born_timestamp_ms` is given if it differs from that of the half message.
-        """
         if half.damaged:
             why = f"the half message is damaged at log position {half.position}"
             raise Damaged(ResponseCode.SYSTEM_ERROR, why)

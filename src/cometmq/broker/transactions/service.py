@@ -34,48 +34,27 @@ class TransactionService:
     def __post_init__(self) -> None:
         self.ledger = Ledger()
         self.inherited = Inherited(self.store)
-        self.records = TransactionRecords(
-            clock=self.clock, store=self.store, topics=self.tables.topics, address=self.address,
-            writer=self.writer,
-        )  # fmt: skip
+        clock, store, writer, address = self.clock, self.store, self.writer, self.address
+        records = self.records = TransactionRecords(clock, store, self.tables.topics, address, writer)
         self.ends = TransactionEnds(
-            config=self.config, clock=self.clock, store=self.store, ledger=self.ledger,
-            inherited=self.inherited, records=self.records, writer=self.writer,
-            check_write=self.security.check_write,
-        )  # fmt: skip
+            clock, store, self.ledger, self.inherited, records, writer, self.security.check_write
+        )
         self.checks = TransactionChecks(
-            config=self.config, clock=self.clock, store=self.store, ledger=self.ledger,
-            inherited=self.inherited, records=self.records, writer=self.writer, offsets=self.tables.offsets,
-            producers=self.producers, address=self.address, may_write=self.security.may_write,
+            self.config, clock, store, self.ledger, self.inherited, records, writer, self.tables.offsets,
+            self.producers, address, self.security.may_write,
         )  # fmt: skip
+        self.start, self.stop = self.checks.start, self.checks.stop
 
     def restart(self) -> None:
-        """Discard the state, before `load` reads it from the store again.
-
-        This broker becomes the leader, and other leaders may have changed the store since the last `load`.
-        """
+        """Discard the state, before `load` reads it again: another leader may have changed the store."""
         self.ledger.clear()
         self.inherited.restart()
 
     def load(self) -> None:
-        """Determine which half messages are open. Must run in a thread, because it reads the disk.
-
-        Raises OSError.
-        """
+        """Determine which half messages are open. Must run in a thread. Raises OSError."""
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Store empty half messages in place of those that a crash has destroyed, see `Inherited.fill`.
-
-        This must be done before new half messages are stored.
-        """
+        """Do `Inherited.fill`. This must be done before new half messages are stored."""
         self.inherited.fill(self.records)
         self.writer.appended()
-
-    def start(self) -> None:
-        """Start the periodic transaction checks."""
-        self.checks.start()
-
-    async def stop(self) -> None:
-        """Stop the periodic transaction checks."""
-        await self.checks.stop()
