@@ -44,6 +44,7 @@ from cometmq.store import StoreRefused
 log = logs.logger(__name__)
 
 PUSH_TIMEOUT_S = 10.0
+Body = bytes | memoryview
 
 
 @dataclass(eq=False)
@@ -80,10 +81,8 @@ class ReplyProcessor:
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties contain an unexpected separator")
         # Bytes, whereas `admit` has checked only the number of characters.
         if len(properties) > MAX_PROPERTIES_BYTES:
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
-            )
+            why = f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed"
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
         problem = await self._push(connection, header, properties, frame.body)
         if problem and self._log_limit.allows():
             log.warning("%s", problem)
@@ -94,33 +93,19 @@ class ReplyProcessor:
         code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
         return frame.response(code, problem or None, header=answer)
 
-    def _check(self, topic: str, body: bytes | memoryview) -> None:
-        """Raise CommandError for a reply that cannot be stored.
-
-        This check runs before the reply is pushed.
-        """
+    def _check(self, topic: str, body: Body) -> None:
+        """Raise CommandError for a reply that cannot be stored, before it is pushed."""
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or is_system_topic(topic):
             raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
         largest = self.sends.store.appender.limits.body
         if len(body) > largest:
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the reply has {len(body)} bytes, at most {largest} are allowed (maxMessageSize)",
-            )
+            why = f"the reply has {len(body)} bytes, at most {largest} are allowed (maxMessageSize)"
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
 
     async def _push(
-        self,
-        connection: Connection,
-        header: SendMessageRequestHeader,
-        properties: bytes,
-        body: bytes | memoryview,
+        self, connection: Connection, header: SendMessageRequestHeader, properties: bytes, body: Body
     ) -> str:
-        """Push a reply to the client that waits for it.
-
-        Returns:
-            "" on success. Otherwise the reason why the client did not receive the reply, worded as by
-            Apache's broker.
-        """
+        """Push a reply to its client. Return "" or, worded as by Apache's broker, why that failed."""
         client_id = value_of(properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
         if not client_id:
             return "reply message properties[REPLY_TO_CLIENT] is null"
@@ -129,21 +114,14 @@ class ReplyProcessor:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = self.sends.clock.time_ms()
         pushed = PushReplyMessageRequestHeader(
-            producer_group=header.producer_group or "",
-            topic=header.topic,
+            producer_group=header.producer_group or "", topic=header.topic,
             default_topic=header.default_topic or "",
-            default_topic_queue_nums=header.default_topic_queue_nums or 0,
-            queue_id=header.queue_id,
-            sys_flag=header.sys_flag,
-            born_timestamp=header.born_timestamp,
-            flag=header.flag,
-            born_host=connection.peer,
-            store_host=self.address.text,
-            store_timestamp=now_ms,
+            default_topic_queue_nums=header.default_topic_queue_nums or 0, queue_id=header.queue_id,
+            sys_flag=header.sys_flag, born_timestamp=header.born_timestamp, flag=header.flag,
+            born_host=connection.peer, store_host=self.address.text, store_timestamp=now_ms,
             properties=put(properties, b"PUSH_REPLY_TIME", b"%d" % now_ms).decode("utf-8", "replace"),
-            reconsume_times=header.reconsume_times or 0,
-            unit_mode=bool(header.unit_mode),
-        )
+            reconsume_times=header.reconsume_times or 0, unit_mode=bool(header.unit_mode),
+        )  # fmt: skip
         request = Frame.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, body)
         try:
             taken = await channel.call(request, PUSH_TIMEOUT_S)
@@ -159,28 +137,17 @@ class ReplyProcessor:
         connection: Connection,
         header: SendMessageRequestHeader,
         properties: bytes,
-        body: bytes | memoryview,
+        body: Body,
         queue_id: int,
     ) -> SendMessageResponseHeader | None:
-        """Store a copy of a reply. Return the response, or None if the copy could not be stored.
-
-        As in Apache's broker, a failure is only logged, because the push has already been completed or has
-        failed.
-        """
+        """Store a copy of a reply. Return the response, or None after a failure, which is only logged."""
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:
             message = self.sends.store.appender.append(
-                header.topic,
-                queue_id,
-                body,
-                properties,
-                flag=header.flag,
-                sys_flag=header.sys_flag,
-                born_timestamp_ms=header.born_timestamp,
-                born_host=connection.peer_host,
-                reconsume_times=header.reconsume_times or 0,
-                tags_code=stored_tags_code(properties),
-            )
+                header.topic, queue_id, body, properties, flag=header.flag, sys_flag=header.sys_flag,
+                born_timestamp_ms=header.born_timestamp, born_host=connection.peer_host,
+                reconsume_times=header.reconsume_times or 0, tags_code=stored_tags_code(properties),
+            )  # fmt: skip
         except StoreRefused as refusal:
             problem: str | None = refusal.remark
         else:

@@ -51,10 +51,9 @@ class Successor(Protocol):
 
     @property
     def leader_addr(self) -> str | None:
-        """The broker address of the leader, if another member is the leader.
+        """The broker address of the leader, if that is another member.
 
-        The value is "" if no other leader is known yet. It is None if this member has failed or stopped, so
-        that it will not learn of a new leader.
+        It is "" if no other leader is known yet, and None if this member will not learn of a new leader.
         """
 
 
@@ -68,10 +67,7 @@ class _Held(NamedTuple):
 
 
 class Relay:
-    """Holds and forwards requests during and after a transfer of the leadership.
-
-    At all other times, the relay costs one comparison per send.
-    """
+    """Holds and forwards requests around a transfer of the leadership. Else it costs one comparison."""
 
     def __init__(self, client: RemotingClient, group: Successor) -> None:
         self._client = client
@@ -105,10 +101,7 @@ class Relay:
         return {code: self._handler(each) if code in codes else each for code, each in handlers.items()}
 
     def shortcuts(self, shortcuts: Mapping[bytes, Shortcut]) -> dict[bytes, Shortcut]:
-        """Return the shortcuts for sends, each disabled while the relay is active.
-
-        A request that no shortcut handles is decoded and goes to its normal handler, which can relay it.
-        """
+        """Return the shortcuts for sends, each disabled while the relay is active."""
         return {start: self._shortcut(each) for start, each in shortcuts.items()}
 
     def _shortcut(self, shortcut: Shortcut) -> Shortcut:
@@ -191,11 +184,7 @@ class Relay:
             self._back_off()
 
     def _answer_here(self, all_of_them: bool) -> None:
-        """Let this broker itself handle held requests.
-
-        These are all held requests if `all_of_them` is True. Otherwise they are only the requests that have
-        been held for at least HOLD_S.
-        """
+        """Let this broker itself handle held requests: all, or those held for at least HOLD_S."""
         since = self._loop.time() - HOLD_S
         held, self._held = self._held, []
         for each in held:

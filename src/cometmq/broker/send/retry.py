@@ -22,19 +22,8 @@ DLQ_QUEUES = 1
 MAX_RECONSUME_TIMES_SINCE = 121
 
 
-class RetryPlan(msgspec.Struct, frozen=True):
-    """Where a failed message is stored: topic, delay level (0: none), and whether it is a dead letter."""
-
-    topic: str
-    delay_level: int
-    dead: bool
-
-
 class RetryRules(msgspec.Struct, eq=False):
-    """Decides whether a failed message is retried or becomes a dead letter.
-
-    The decision depends on the settings of the consumer group and on the group's members.
-    """
+    """Decides, by the settings and members of a group, whether a failed message becomes a dead letter."""
 
     groups: SubscriptionGroups
     consumers: ConsumerTable
@@ -52,17 +41,11 @@ class RetryRules(msgspec.Struct, eq=False):
     def maximum(
         self, settings: SubscriptionGroupConfig, requested: int | None, version: int, member: Hashable = None
     ) -> int:
-        """Return the maximum number of retries that applies to a request.
+        """Return the maximum number of retries that applies to a request: its own or else the group's.
 
-        The result is the maximum in the request if the client's version supports one, otherwise the group's
-        maximum. If these two differ, the difference is logged (see `note_retry_limit`).
-
-        Args:
-            settings: The group's settings.
-            requested: The maximum in the request, if any.
-            version: The request's version.
-            member: The request's connection. It is None if a client itself has sent the message to its retry
-                topic; such a request may contain one more than the member's maximum, so it is not compared.
+        If these two differ, the difference is logged (see `note_retry_limit`). `member` is the request's
+        connection. It is None if a client itself has sent the message to its retry topic; such a request may
+        contain one more than the member's maximum, so it is not compared.
         """
         if requested is None or version < MAX_RECONSUME_TIMES_SINCE:
             return settings.retry_max_times
@@ -83,12 +66,11 @@ class RetryRules(msgspec.Struct, eq=False):
         return reconsume_times > maximum or self.locks.any_held(group, now_ms)
 
 
-def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> RetryPlan:
-    """Return the plan for a message that a consumer sends back: a retry or the dead-letter queue.
+def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> tuple[str, int]:
+    """Return the topic and the delay level of a message that a consumer sends back.
 
-    See docs/reference/storage.md, Send back.
+    The level is 0 for a dead letter (docs/reference/storage.md, Send back).
     """
     if reconsume_times >= maximum or delay_level < 0:
-        return RetryPlan(DLQ_PREFIX + group, 0, True)
-    level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times
-    return RetryPlan(RETRY_PREFIX + group, level, False)
+        return DLQ_PREFIX + group, 0
+    return RETRY_PREFIX + group, delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times

@@ -203,24 +203,15 @@ class SendProcessor:
         if not frame.is_oneway:
             sender = Sender(connection, b"%d" % frame.opaque, asked_queue_id, form.waits, more)
         traits = Traits(
-            flag=header.flag,
-            sys_flag=sys_flag,
-            reconsume_times=header.reconsume_times or 0,
-            tags_code=form.tags_code,
-            delay_ms=delay_ms,
-        )
+            flag=header.flag, sys_flag=sys_flag, reconsume_times=header.reconsume_times or 0,
+            tags_code=form.tags_code, delay_ms=delay_ms,
+        )  # fmt: skip
         appender.enqueue(
             TickMessage(
-                sender,
-                queue,
-                frame.body,
-                properties,
-                header.born_timestamp,
-                connection.peer_host,
-                unique if form.only_key else None,
-                traits,
+                sender, queue, frame.body, properties, header.born_timestamp, connection.peer_host,
+                unique if form.only_key else None, traits,
             )
-        )
+        )  # fmt: skip
         return None
 
     def _send_timed(
@@ -236,14 +227,10 @@ class SendProcessor:
         """Store a message with a delivery time. The response contains the recall handle."""
         try:
             message = self.timers.append(
-                timed,
-                frame.body,
-                flag=header.flag,
-                sys_flag=sys_flag,
-                born_timestamp_ms=header.born_timestamp,
-                born_host=connection.peer_host,
+                timed, frame.body, flag=header.flag, sys_flag=sys_flag,
+                born_timestamp_ms=header.born_timestamp, born_host=connection.peer_host,
                 reconsume_times=header.reconsume_times or 0,
-            )
+            )  # fmt: skip
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
         replies, opaque, more = self.writer.replies, frame.opaque, recall_field(self.timers.handle(timed))
@@ -269,38 +256,25 @@ class SendProcessor:
         queue_id: int,
         topic_flags: int,
     ) -> Frame | None:
-        """Store the messages of a batch in one queue, with consecutive offsets.
-
-        If one of the messages cannot be stored, no message is stored.
-        """
+        """Store the messages of a batch in one queue, with consecutive offsets: all or none."""
+        problem = ""
         if header.topic.startswith(RETRY_PREFIX):
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
-            )
-        if self._rules[header.topic].lite:
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"batches are not supported by {header.topic}, which has lite topics",
-            )
-        if header.sys_flag & TRANSACTION_BITS:
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a batch cannot be part of a transaction, but its sysFlag marks it as one",
-            )
+            problem = f"batch request does not support retry group {header.topic}"
+        elif self._rules[header.topic].lite:
+            problem = f"batches are not supported by {header.topic}, which has lite topics"
+        elif header.sys_flag & TRANSACTION_BITS:
+            problem = "a batch cannot be part of a transaction, but its sysFlag marks it as one"
+        if problem:
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, problem)
         shared, waits = self._shared_form(header.properties, compat.spreads_batch_properties(frame.version))
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
         try:
             batch = self.store.appender.append_batch(
-                header.topic,
-                queue_id,
-                frame.body,
-                shared,
-                sys_flag=sys_flag,
-                born_timestamp_ms=header.born_timestamp,
-                born_host=born_host,
+                header.topic, queue_id, frame.body, shared, sys_flag=sys_flag,
+                born_timestamp_ms=header.born_timestamp, born_host=born_host,
                 reconsume_times=header.reconsume_times or 0,
-            )
+            )  # fmt: skip
         except StoreRefused as refusal:
             raise self._refused(refusal) from None
         if frame.is_oneway:
@@ -335,27 +309,20 @@ class SendProcessor:
         return CommandError(refusal.response_code, refusal.remark)
 
     def admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
-        """Check a send to a topic whose data is not cached. Create the topic if allowed, and cache its data.
-
-        Raises:
-            CommandError: The send is refused.
-        """
-        config = self.config
-        now_ms = self.clock.time_ms()
-        if now_ms < config.start_accept_send_request_time_stamp:
-            until = config.start_accept_send_request_time_stamp
+        """Check a send to a topic whose data is not cached. Create the topic if allowed, and cache it."""
+        config, now_ms = self.config, self.clock.time_ms()
+        until = config.start_accept_send_request_time_stamp
+        if now_ms < until:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
                 f"broker unable to service, until {time_text(until)}, for {(until - now_ms) // 1000} s more "
                 "(startAcceptSendRequestTimeStamp)",
             )
         topics = self.tables.topics
-        writeable = bool(config.broker_permission & Perm.WRITE)
-        if not writeable and topics.is_order(header.topic):
-            raise CommandError(
-                ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] sending message is forbidden"
-            )
         topic = header.topic
+        if not config.broker_permission & Perm.WRITE and topics.is_order(topic):
+            why = f"the broker[{config.broker_ip1}] sending message is forbidden"
+            raise CommandError(ResponseCode.NO_PERMISSION, why)
         wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
         known = topic_of_send(topics, topic, frame.version, header.default_topic, wanted, header.unit_mode)
         rules = SendRules(
@@ -377,20 +344,12 @@ class SendProcessor:
         )
 
     def _redirect(
-        self,
-        frame: Frame,
-        header: SendMessageRequestHeader,
-        topic: str,
-        queue_id: int,
-        properties: bytes,
+        self, frame: Frame, header: SendMessageRequestHeader, topic: str, queue_id: int, properties: bytes
     ) -> Place:
-        """Return the queue in which a message is first stored, and the properties with which it is stored.
+        """Return where a message is first stored. Raises CommandError if it is refused.
 
         The queue differs from that of the send if the message is a dead letter, a half message, or a message
-        with a delay level. `timed` in the result is set if the message waits for a delivery time.
-
-        Raises:
-            CommandError: The message is refused.
+        with a delay level.
         """
         if topic not in self._rules or not self._rules[topic].lite:
             return self._place(frame, header, topic, queue_id, properties)
@@ -400,10 +359,8 @@ class SendProcessor:
         if place.topic == topic and place.timed is None:
             return place._replace(properties=self.lite_properties(topic, place.properties))
         if value_of(properties, LITE_TOPIC):
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a message of a lite topic cannot have a delivery time or be part of a transaction",
-            )
+            why = "a message of a lite topic cannot have a delivery time or be part of a transaction"
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
         return place
 
     def _place(
@@ -430,18 +387,12 @@ class SendProcessor:
     def _half_properties(
         self, frame: Frame, header: SendMessageRequestHeader, queue_id: int, properties: bytes
     ) -> bytes | None:
-        """Return the stored properties of a half message, or None for any other message.
-
-        Raises:
-            CommandError: A setting forbids half messages, or there are too many topics.
-        """
+        """Return the stored properties of a half message, or None for any other message."""
         if not is_transactional(properties, header.reconsume_times or 0):
             return None
         if self.config.reject_transaction_message:
-            raise CommandError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden",
-            )
+            why = f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden"
+            raise CommandError(ResponseCode.NO_PERMISSION, why)
         self.tables.topics.ensure(TRANS_HALF_TOPIC, 1)
         half = half_properties(header.topic, queue_id, properties)
         return compat.half_properties(frame.version, half)
@@ -455,11 +406,7 @@ def topic_of_send(
     queue_nums: int,
     unit_mode: bool | None,
 ) -> TopicConfig:
-    """Return the configuration of a send's topic. Create the topic if that is allowed.
-
-    Raises:
-        CommandError: Clients may not send to the topic.
-    """
+    """Return the configuration of a send's topic, which is created if allowed. Raises CommandError."""
     check_topic(topic, version)
     if not topics.is_sendable(topic):
         raise CommandError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
@@ -478,10 +425,7 @@ def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
     """Return the destination (topic, queue id) of a message that has waited in another topic.
 
     As for a send, the topic is checked and may be created. If the queue no longer exists, another queue is
-    chosen.
-
-    Raises:
-        CommandError: The message cannot be stored in its destination.
+    chosen. Raises CommandError if the message cannot be stored in its destination.
     """
     topic = value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
     queue_text = value_of(properties, b"REAL_QID").decode("utf-8", "replace")
@@ -489,10 +433,7 @@ def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
 
 
 def checked_destination(topics: TopicTable, topic: str, queue_text: str) -> tuple[str, int]:
-    """Return the destination of a message, given its properties REAL_TOPIC and REAL_QID ("" if absent).
-
-    See `destination`. Raises CommandError.
-    """
+    """Return the `destination` of a message with these properties REAL_TOPIC and REAL_QID ("" if absent)."""
     if not topic or not queue_text.isdecimal() or len(queue_text) > 10:
         why = f"it has no destination: topic {topic or None}, queue {queue_text or None}"
         raise CommandError(ResponseCode.SYSTEM_ERROR, why)
@@ -516,9 +457,8 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
     try:
         level = delays.effective(to_int(text)) if text else 0
     except Mismatch:
-        raise CommandError(
-            ResponseCode.MESSAGE_ILLEGAL, f"property DELAY is not a number: {printable(text, 40)}"
-        ) from None
+        why = f"property DELAY is not a number: {printable(text, 40)}"
+        raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why) from None
     if level == 0:
         return Place(topic, queue_id, properties)
     if text != str(level):
@@ -528,11 +468,7 @@ def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -
 
 
 def fitting(place: Place, record: bytes) -> Place:
-    """Return the place of a retry or dead letter, with properties that fit into a record.
-
-    If the properties that a retry adds make them too long, the message gets those of its record: otherwise it
-    could never be stored again.
-    """
+    """Return the place of a retry or dead letter, with the properties of its record if those are too long."""
     if len(place.properties) <= MAX_PROPERTIES_BYTES or place.delay_ms is not None:
         return place
     return place._replace(properties=drop(properties_of(record), b"POP_CK"))
@@ -548,19 +484,12 @@ def move(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a copy of a message of the log in another queue.
+    """Store a copy of a message of the log in another queue. Raises StoreRefused.
 
     Args:
-        appender: The store's appender.
-        message: The message.
-        place: The queue, and the properties of the new record.
-        reconsume_times: The number of retries in the new record.
         prepared_position: The log position of the half message, if the message belongs to a transaction.
         tags_code: The tags code of the new record; None for the hash of the TAGS property.
         makes_room: See `Appender.append`.
-
-    Raises:
-        StoreRefused: The store does not accept the message.
     """
     return appender.append(
         place.topic, place.queue_id, message.body, place.properties,

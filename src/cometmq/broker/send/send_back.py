@@ -60,10 +60,8 @@ class SendBackProcessor(msgspec.Struct, eq=False):
         group = header.group
         settings = self.rules.group(group)
         if not self.config.broker_permission & Perm.WRITE:
-            raise CommandError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self.config.broker_ip1}] sending message is forbidden",
-            )
+            why = f"the broker[{self.config.broker_ip1}] sending message is forbidden"
+            raise CommandError(ResponseCode.NO_PERMISSION, why)
         if settings.retry_queue_nums <= 0:
             return frame.response(ResponseCode.SUCCESS)
         if not has_retry_topic(group):
@@ -79,20 +77,20 @@ class SendBackProcessor(msgspec.Struct, eq=False):
         record, is_certain = found
         message = decode_record(record, 0)
         if self.check_read is not None:
-            topic = message.topic
+            source = message.topic
             if message.properties.get("ORIGIN_GROUP", group) == group:  # Two groups may share a retry topic
-                topic = subscribed_topic(topic, group)
-            self.check_read(connection, frame, topic if is_certain else None)
+                source = subscribed_topic(source, group)
+            self.check_read(connection, frame, source if is_certain else None)
         properties = properties_of_retry(message, record, group)
         maximum = self.rules.maximum(settings, header.max_reconsume_times, frame.version, connection)
-        plan = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
+        topic, delay_level = plan_send_back(group, message.reconsume_times, maximum, header.delay_level)
         queue_id = 0
-        if plan.dead:
-            self.tables.topics.ensure(plan.topic, DLQ_QUEUES)
-        else:
+        if topic == known.topic_name:
             queue_id = random.randrange(max(1, min(settings.retry_queue_nums, known.write_queue_nums)))
-        properties = put(properties, b"DELAY", b"%d" % plan.delay_level)
-        place = fitting(delayed(self.delays, plan.topic, queue_id, properties), record)
+        else:
+            self.tables.topics.ensure(topic, DLQ_QUEUES)
+        properties = put(properties, b"DELAY", b"%d" % delay_level)
+        place = fitting(delayed(self.delays, topic, queue_id, properties), record)
         try:
             move(self.store.appender, message, place, min(message.reconsume_times + 1, INT_MAX))
         except StoreRefused as refusal:
@@ -118,9 +116,9 @@ class SendBackProcessor(msgspec.Struct, eq=False):
 
 
 def properties_of_retry(message: MessageExt, record: bytes, group: str) -> bytes:
-    """Return the properties of a sent-back message, together with the properties that a retry adds.
+    """Return the properties of a sent-back message, with those that a retry adds.
 
-    The stored bytes are edited directly, because not all stored properties can be decoded and encoded again.
+    The stored bytes are edited, because not all stored properties can be decoded and encoded again.
     """
     properties = properties_of(record)
     if not message.properties.get("RETRY_TOPIC"):

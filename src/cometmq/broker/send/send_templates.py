@@ -110,13 +110,10 @@ class SendTemplates:
         # The cached results of parsing. The key is the constant parts of a header, which surround the born
         # time, the unique key and the request number.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # The distinct traits of the cached headers, each mapped to itself, so that headers with equal traits
-        # share one object.
+        # The traits of the cached headers, each mapped to itself, so that equal ones share one object.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
-        # The hashes of headers that have arrived once. A header is cached when its hash arrives a second
-        # time. If two headers have the same hash, the second one is cached at its first arrival, which does
-        # no harm.
+        # The hashes of headers that have arrived once. A header is cached when its hash arrives again.
         self._seen: set[int] = set()
         self._patience = MAX_MISSES
         self._resting = 0
@@ -134,8 +131,7 @@ class SendTemplates:
     def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
         """Handle a send whose header is `buffer[start:end]` and whose body is `buffer[end:stop]`.
 
-        Returns:
-            False if the header is not cached: the caller must then parse and handle the send.
+        Return False if the header is not cached: the caller must then parse and handle the send.
         """
         head, _, rest = buffer[start:end].tobytes().partition(BORN)
         for cut in self._cuts.get(len(rest), ()):
@@ -159,16 +155,10 @@ class SendTemplates:
             properties, more = properties + unique, transaction_field(unique)
         self._enqueue(
             TickMessage(
-                Sender(connection, opaque, queue_id, form.waits, more),
-                queue,
-                buffer[end:stop],
-                properties,
-                int(born),
-                connection.peer_host,
-                unique if form.only_key else None,
-                traits,
+                Sender(connection, opaque, queue_id, form.waits, more), queue, buffer[end:stop], properties,
+                int(born), connection.peer_host, unique if form.only_key else None, traits,
             )
-        )
+        )  # fmt: skip
         return True
 
     # -- learning
@@ -224,12 +214,9 @@ class SendTemplates:
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, int, StoredForm, Traits, bool] | None:
         """Parse and check a send header. Return the parts of the result that can be cached.
 
-        Returns:
-            The topic and the queue id in which the message is stored, the requested queue id, the stored
-            form, the traits, and the value for `Known.names_key`. The born time, the unique key and the
-            request number are left out, because they differ in each send. The result is None if their parsed
-            values differ from those in `parts`, or if the header is not that of a single plain message or
-            half message.
+        These are the topic and the queue id in which the message is stored, the requested queue id, the
+        stored form, the traits, and `Known.names_key`. The result is None if the parsed born time, unique key
+        or request number differ from those in `parts`, or if this is not one plain message or half message.
         """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)

@@ -54,11 +54,7 @@ class StoredForms:
         self._by_5x = stored_forms(self._cluster, told)
 
     def find(self, properties: str | None, version: int) -> tuple[StoredForm, bytes]:
-        """Return the stored form of a send's property string, and the message's unique key.
-
-        Raises:
-            CommandError: The property string is ambiguous.
-        """
+        """Return the stored form of a send's property string, and its unique key. Raises CommandError."""
         forms = self._by_5x if version >= VERSION_5_0_0 else self._by_4x
         return forms.find(sent_properties(properties))
 
@@ -66,11 +62,8 @@ class StoredForms:
 def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> TemplateCache[StoredForm]:
     """Return a cache of property strings in the form in which a broker stores them.
 
-    The cache's method `find` raises CommandError for a property string that is ambiguous.
-
-    Args:
-        cluster: The name of the cluster, which is stored in each message.
-        told: The other properties that a broker adds for 5.x clients, or None for 4.9 clients.
+    `told` are the properties, beside the cluster's name, that a broker adds for 5.x clients, or None for 4.9
+    clients. The cache's method `find` raises CommandError for a property string that is ambiguous.
     """
     pair = cluster_pair(cluster)
 
@@ -79,10 +72,8 @@ def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> Tem
             properties = put(properties, name, value)
         stored, waits = stored_form(properties, pair, keep_wait=told is not None)
         if has_stray_separator(stored):
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a property name or value contains a separator (0x01 or 0x02)",
-            )
+            why = "a property name or value contains a separator (0x01 or 0x02)"
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
         plain = all(stored.find(name) < 0 for name in _NOT_PLAIN)
         return StoredForm(*template_fields(stored, unique), waits, plain)
 
@@ -94,11 +85,7 @@ def cluster_pair(cluster: str) -> bytes:
 
 
 def sent_properties(properties: str | None) -> bytes:
-    """Return the property string of a send as bytes.
-
-    Raises:
-        CommandError: The string is too long for a record.
-    """
+    """Return the property string of a send as bytes. Raises CommandError if it is too long for a record."""
     if not properties:
         return b""
     if len(properties) > MAX_PROPERTIES_BYTES:
@@ -147,11 +134,7 @@ LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 
 
 def is_transactional(properties: bytes, reconsume_times: int) -> bool:
-    """Return whether a send begins a transaction.
-
-    A consumer may resend a failed message as a copy with a delay. Such a copy may still have the property
-    TRAN_MSG, but it begins no transaction.
-    """
+    """Return whether a send begins a transaction. A consumer's delayed copy with TRAN_MSG begins none."""
     if value_of(properties, b"TRAN_MSG").lower() != b"true":
         return False
     return reconsume_times <= 0 or value_of(properties, b"DELAY") in (b"", b"0")
@@ -177,16 +160,12 @@ def routed_by_priority(properties: bytes, queue_id: int, write_queues: int) -> t
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
     """Return the properties with which a half message is stored.
 
-    Raises:
-        CommandError: The message has a delay, or it names no producer group. Without a producer group, no
-            producer could end the transaction.
+    Raises CommandError if it has a delay, or no producer group that could end the transaction.
     """
     for name in LATER:
         if value_of(properties, name) not in (b"", b"0"):
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"a message of a transaction cannot have a delivery time: property {name.decode()}",
-            )
+            why = f"a message of a transaction cannot have a delivery time: property {name.decode()}"
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)
     if not value_of(properties, b"PGROUP"):
         why = "a message of a transaction names the producer group that ends it: property PGROUP is missing"
         raise CommandError(ResponseCode.MESSAGE_ILLEGAL, why)

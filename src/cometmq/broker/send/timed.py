@@ -74,8 +74,7 @@ class TimedSends:
     def timed(self, topic: str, queue_id: int, properties: bytes) -> Timed | None:
         """Return the form in which a message waits in the timer topic, or None if it can be delivered now.
 
-        Raises:
-            CommandError: The delivery time is invalid, or too many messages are waiting already.
+        Raises CommandError if the delivery time is invalid, or if too many messages are waiting already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
         # A message with TIMER_OUT_MS has already waited for its delivery time, so it does not wait again.
@@ -121,27 +120,15 @@ class TimedSends:
         born_host: bytes,
         reconsume_times: int = 0,
     ) -> TickMessage:
-        """Store a message in the timer topic until its delivery time.
-
-        Raises:
-            StoreRefused: The store does not accept the message.
-            CommandError: The timer topic cannot be created.
-        """
+        """Store a message in the timer topic until its delivery time. Raises StoreRefused or CommandError."""
         self.tables.topics.ensure(TIMER_TOPIC, 1)
         now_ms = self.clock.time_ms()
         ahead_ms = mono_ms(self.clock) - now_ms
         message = self.store.appender.append(
-            TIMER_TOPIC,
-            0,
-            body,
-            timed.properties,
-            flag=flag,
-            sys_flag=sys_flag,
-            born_timestamp_ms=born_timestamp_ms,
-            born_host=born_host,
-            reconsume_times=reconsume_times,
+            TIMER_TOPIC, 0, body, timed.properties, flag=flag, sys_flag=sys_flag,
+            born_timestamp_ms=born_timestamp_ms, born_host=born_host, reconsume_times=reconsume_times,
             tags_code=timed.code.pack(),
-        )
+        )  # fmt: skip
         self.steps.note(message.queue_offset, ahead_ms)
         return message
 
