@@ -421,7 +421,6 @@ class BrokerParts:
         self.replies.configure(self.config.region_id, self.config.trace_on)
         self.store.configure(self.config.store)
         self.writer.configure()
-        self.replication.configure()
         if "logLevel" in keys:
             logs.use_levels(self.config.log_level)
         if "brokerPermission" in keys:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.replication.ha_master import (
     HEADER,
     NOWHERE,
@@ -13,7 +14,6 @@ from cometmq.broker.replication.ha_master import (
     Beat,
     Close,
     HaMaster,
-    HaRules,
     LogState,
     Reports,
     Send,
@@ -21,14 +21,19 @@ from cometmq.broker.replication.ha_master import (
 )
 from cometmq.broker.replication.ha_slave import Pieces
 from cometmq.errors import ProtocolError
+from cometmq.store import StoreConfig
 
 SEGMENT = 1000
 LOG = LogState(first=0, sendable=2500, end=2500, segment_size=SEGMENT)
 
 
-def master(*slaves: tuple[str, int], log: LogState = LOG, **rules: object) -> HaMaster:
+def made_for(role: str = "ASYNC_MASTER", **settings: object) -> HaMaster:
+    return HaMaster(BrokerConfig(store=StoreConfig(broker_role=role), **settings))  # type: ignore[arg-type]
+
+
+def master(*slaves: tuple[str, int], log: LogState = LOG, **settings: object) -> HaMaster:
     """Return a master whose slaves, by address, reported a position each and have received all data since."""
-    made = HaMaster(HaRules(sync_master=True, **rules))  # type: ignore[arg-type]
+    made = made_for("SYNC_MASTER", **settings)
     for number, (host, position) in enumerate(slaves, 1):
         made.opened(0.0, number, host)
         made.reported(0.0, number, position)
@@ -39,7 +44,7 @@ def master(*slaves: tuple[str, int], log: LogState = LOG, **rules: object) -> Ha
 
 
 def test_nothing_is_sent_before_the_first_report():
-    ha = HaMaster(HaRules())
+    ha = made_for()
     ha.opened(0.0, 1, "a")
     assert ha.turn(0.0, LOG) == []
     assert ha.turn(19.0, LOG) == []
@@ -59,7 +64,7 @@ def test_nothing_is_sent_before_the_first_report():
     ],
 )
 def test_the_first_report_says_where_to_begin(reported, first, expected):
-    ha = HaMaster(HaRules())
+    ha = made_for()
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, reported)
     assert ha.turn(0.0, LOG._replace(first=first)) == ([expected] if expected else [])
@@ -74,7 +79,7 @@ def test_the_first_report_says_where_to_begin(reported, first, expected):
     ],
 )
 def test_a_first_report_that_cannot_be_served_ends_the_connection(reported, first, words):
-    ha = HaMaster(HaRules(sync_master=True))
+    ha = made_for("SYNC_MASTER")
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, reported)
     (effect,) = ha.turn(0.0, LOG._replace(first=first))
@@ -96,7 +101,7 @@ def test_a_later_report_that_cannot_be_true_ends_the_connection(reported, words)
 
 def test_a_slave_is_sent_one_piece_after_the_other():
     log = LogState(0, 3 * SEND_BYTES, 3 * SEND_BYTES, 1 << 30)
-    ha = HaMaster(HaRules())
+    ha = made_for()
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, 0)
     assert ha.turn(0.0, log) == [Send(1, 0, SEND_BYTES)]
@@ -106,7 +111,7 @@ def test_a_slave_is_sent_one_piece_after_the_other():
 
 
 def test_what_is_not_on_the_device_is_not_sent():
-    ha = HaMaster(HaRules())
+    ha = made_for()
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, 2100)
     assert ha.turn(0.0, LOG._replace(sendable=2100)) == []
@@ -130,15 +135,15 @@ def test_an_idle_connection_gets_heart_beats():
         ([("a", 2500)], {"in_sync_replicas": 2}, 2500, 1),
         ([("a", 2500)], {"in_sync_replicas": 3}, 2500, None),
         ([("a", 2500), ("b", 2500)], {"in_sync_replicas": 3}, 2500, 2),
-        ([("a", 2500)], {"slave_fallbehind_max": 100}, 2599, 1),
-        ([("a", 2500)], {"slave_fallbehind_max": 100}, 2600, None),
-        ([("a", 2500), ("b", 2000)], {"slave_fallbehind_max": 100}, 2550, 1),
-        ([], {"auto_in_sync_replicas": True}, 2500, 0),
-        ([], {"auto_in_sync_replicas": True, "min_in_sync_replicas": 2}, 2500, None),
-        ([("a", 2500)], {"auto_in_sync_replicas": True, "in_sync_replicas": 3}, 2500, 1),
+        ([("a", 2500)], {"ha_slave_fallbehind_max": 100}, 2599, 1),
+        ([("a", 2500)], {"ha_slave_fallbehind_max": 100}, 2600, None),
+        ([("a", 2500), ("b", 2000)], {"ha_slave_fallbehind_max": 100}, 2550, 1),
+        ([], {"enable_auto_in_sync_replicas": True}, 2500, 0),
+        ([], {"enable_auto_in_sync_replicas": True, "min_in_sync_replicas": 2}, 2500, None),
+        ([("a", 2500)], {"enable_auto_in_sync_replicas": True, "in_sync_replicas": 3}, 2500, 1),
         (
             [("a", 2500), ("b", 2500), ("c", 2500)],
-            {"auto_in_sync_replicas": True, "in_sync_replicas": 3},
+            {"enable_auto_in_sync_replicas": True, "in_sync_replicas": 3},
             2500,
             2,
         ),
@@ -149,7 +154,7 @@ def test_a_write_waits_for_so_many_slaves(slaves, rules, end, expected):
 
 
 def test_an_async_master_waits_for_nobody():
-    assert HaMaster(HaRules(in_sync_replicas=3)).needed(100) == 0
+    assert made_for(in_sync_replicas=3).needed(100) == 0
 
 
 @pytest.mark.parametrize(
@@ -193,7 +198,7 @@ def test_a_slave_that_is_gone_counts_no_more():
 
 
 def test_events_of_connections_that_are_gone_are_ignored():
-    ha = HaMaster(HaRules())
+    ha = made_for()
     ha.reported(0.0, 7, 5)
     ha.taken(0.0, 7)
     ha.closed(7)

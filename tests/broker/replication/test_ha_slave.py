@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.replication.ha_slave import (
     COMPARE_INTERVAL_S,
     RETRY_INTERVAL_S,
@@ -25,7 +26,7 @@ OTHER = MasterAddress("n:1", "n:2")
 
 def following(end: int = 500) -> HaSlave:
     """Return a slave that is connected and has reported the position `end` at time 0."""
-    slave = HaSlave()
+    slave = HaSlave(BrokerConfig())
     slave.follow(0.0, MASTER)
     assert slave.turn(0.0, end, end) == [Compare("m:1")]
     slave.compared(0.0, "")
@@ -36,13 +37,13 @@ def following(end: int = 500) -> HaSlave:
 
 
 def test_without_a_master_nothing_is_done():
-    slave = HaSlave()
+    slave = HaSlave(BrokerConfig())
     slave.follow(0.0, None)
     assert (slave.turn(100.0, 0, 0), slave.phase) == ([], Phase.NO_MASTER)
 
 
 def test_the_first_report_waits_until_everything_is_safe():
-    slave = HaSlave()
+    slave = HaSlave(BrokerConfig())
     slave.follow(0.0, MASTER)
     slave.turn(0.0, 500, 400)
     slave.compared(0.0, "")

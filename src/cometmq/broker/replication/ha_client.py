@@ -89,26 +89,19 @@ class HaClient:
         visible: Callable[[int, Arrivals], None],
     ) -> None:
         """Create the client. `visible` is called with the messages that consumers can read from now on."""
-        self._config = config
         self._clock = clock
         self._store = store
         self._remoting = remoting
         self._tick = tick
         self._visible = visible
         self._loop = asyncio.get_running_loop()
-        self.core = HaSlave()
-        self.configure()
+        self.core = HaSlave(config)
         self.received_bytes = Rate()
         self.read_ms = self.written_ms = 0
         self._link: MasterLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._logged_state = ""
         self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="check of the master")
-
-    def configure(self) -> None:
-        """Apply changes of the settings `haSendHeartbeatInterval` and `haHousekeepingInterval`."""
-        self.core.beat_s = self._config.ha_send_heartbeat_interval / 1000
-        self.core.silence_s = self._config.ha_housekeeping_interval / 1000
 
     def start(self) -> None:
         """Start to follow the master once its address is known."""

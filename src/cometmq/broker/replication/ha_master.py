@@ -26,6 +26,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.store import SYNC_MASTER
+
 TURN_INTERVAL_S = 0.5
 """The maximum interval, in seconds, between two calls of `HaMaster.turn`, which also detects timeouts."""
 SEND_BYTES = 1 << 20
@@ -34,21 +37,6 @@ NOWHERE = 1 << 62
 """Stands for a missing log position. It is greater than every real position."""
 REPORT = struct.Struct(">q")
 HEADER = struct.Struct(">qi")
-
-
-class HaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The broker settings on which the decisions of HaMaster depend.
-
-    `beat_s` is `haSendHeartbeatInterval`, and `silence_s` is `haHousekeepingInterval`.
-    """
-
-    sync_master: bool = False
-    in_sync_replicas: int = 1
-    min_in_sync_replicas: int = 1
-    auto_in_sync_replicas: bool = False
-    slave_fallbehind_max: int = 256 << 20
-    beat_s: float = 5.0
-    silence_s: float = 20.0
 
 
 class LogState(NamedTuple):
@@ -107,8 +95,9 @@ class Slave(msgspec.Struct, eq=False):
 class HaMaster:
     """The slaves of a master. Each connection is identified by a number that the caller has assigned."""
 
-    def __init__(self, rules: HaRules) -> None:
-        self.rules = rules
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._sync_master = config.store.broker_role == SYNC_MASTER  # it changes only at a start
         self.slaves: dict[int, Slave] = {}
 
     # -- events
@@ -151,19 +140,18 @@ class HaMaster:
 
     def needed(self, end: int) -> int | None:
         """Return how many slaves a write up to `end` must wait for, or None if too few slaves keep up."""
-        rules = self.rules
-        if not rules.sync_master:
+        config = self._config
+        if not self._sync_master:
             return 0
-        near = self.near(end)
-        wanted = max(2, rules.in_sync_replicas) - 1
-        if rules.auto_in_sync_replicas:
-            wanted = max(min(wanted, near), rules.min_in_sync_replicas - 1)
+        near = sum(self.is_near(slave, end) for slave in self.slaves.values())
+        wanted = max(2, config.in_sync_replicas) - 1
+        if config.enable_auto_in_sync_replicas:
+            wanted = max(min(wanted, near), config.min_in_sync_replicas - 1)
         return wanted if wanted <= near else None
 
-    def near(self, end: int) -> int:
-        """Return the number of slaves that are less than `haSlaveFallbehindMax` bytes behind `end`."""
-        most = self.rules.slave_fallbehind_max
-        return sum(slave.acked >= 0 and end - slave.acked < most for slave in self.slaves.values())
+    def is_near(self, slave: Slave, end: int) -> bool:
+        """Return whether a slave is less than `haSlaveFallbehindMax` bytes behind `end`."""
+        return slave.acked >= 0 and end - slave.acked < self._config.ha_slave_fallbehind_max
 
     def copies(self, position: int) -> int:
         """Return the number of slaves that have the log up to `position`.
@@ -215,7 +203,8 @@ class HaMaster:
 
     def _silent(self, now: float, slave: Slave) -> str:
         silent_s = now - slave.heard_at
-        return f"it was silent for {silent_s:.0f} s" if silent_s >= self.rules.silence_s else ""
+        late = silent_s >= self._config.ha_housekeeping_interval / 1000
+        return f"it was silent for {silent_s:.0f} s" if late else ""
 
     def _next(self, now: float, number: int, slave: Slave, log: LogState) -> Effect | None:
         start = slave.sent
@@ -226,7 +215,7 @@ class HaMaster:
             slave.busy = True
             slave.sent_at = now
             return Send(number, start, size)
-        if now - slave.sent_at >= self.rules.beat_s:
+        if now - slave.sent_at >= self._config.ha_send_heartbeat_interval / 1000:
             slave.sent_at = now
             return Beat(number, start)
         return None

@@ -27,7 +27,6 @@ from cometmq.broker.replication.ha_master import (
     Beat,
     Close,
     HaMaster,
-    HaRules,
     LogState,
     Reports,
     Send,
@@ -37,25 +36,12 @@ from cometmq.broker.replication.waits import Waiter, Waits
 from cometmq.periodic import Periodic, Tasks
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Tick, network_of, stop_accepting
-from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotInMemory, Reads
+from cometmq.store import CACHED, Buffer, Clock, MessageStore, NotInMemory, Reads
 
 log = logs.logger(__name__)
 
 MAX_SLAVES = 32
 _REPORT_BYTES = 4096
-
-
-def rules_of(config: BrokerConfig) -> HaRules:
-    """Return the settings that HaMaster uses. `brokerRole` is the role with which the broker was started."""
-    return HaRules(
-        sync_master=config.store.broker_role == SYNC_MASTER,
-        in_sync_replicas=config.in_sync_replicas,
-        min_in_sync_replicas=config.min_in_sync_replicas,
-        auto_in_sync_replicas=config.enable_auto_in_sync_replicas,
-        slave_fallbehind_max=config.ha_slave_fallbehind_max,
-        beat_s=config.ha_send_heartbeat_interval / 1000,
-        silence_s=config.ha_housekeeping_interval / 1000,
-    )
 
 
 class SlaveLink(asyncio.BufferedProtocol):
@@ -108,7 +94,7 @@ class HaServer:
         self._store = store
         self._tick = tick
         self._loop = asyncio.get_running_loop()
-        self.core = HaMaster(rules_of(config))
+        self.core = HaMaster(config)
         self.links: dict[int, SlaveLink] = {}
         self._waits = Waits(clock, int(ResponseCode.FLUSH_SLAVE_TIMEOUT))
         self._reading = Tasks()
@@ -145,10 +131,6 @@ class HaServer:
         for link in list(self.links.values()):
             self._close(link)
         self._waits.end_all(int(ResponseCode.SLAVE_NOT_AVAILABLE))
-
-    def configure(self) -> None:
-        """Apply changed settings, except `brokerRole`, which changes only at a start."""
-        self.core.rules = rules_of(self._config)
 
     # -- events
 

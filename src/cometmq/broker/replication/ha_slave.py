@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.replication.ha_master import HEADER
 from cometmq.errors import ProtocolError
 
@@ -119,13 +120,8 @@ def find_divergence(own: Tail | None, master: MasterLog) -> str:
 class HaSlave:
     """The state of a slave's replication, and the rules for its next step."""
 
-    def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """Create the state of a slave that does not know its master yet.
-
-        `beat_s` is the setting `haSendHeartbeatInterval`, and `silence_s` is `haHousekeepingInterval`.
-        """
-        self.beat_s = beat_s
-        self.silence_s = silence_s
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
         self.master: MasterAddress | None = None
         self.phase = Phase.NO_MASTER
         self.problem = ""
@@ -205,7 +201,7 @@ class HaSlave:
             self.phase = Phase.COMPARING
             self._effects.append(Compare(self.master.addr))
         elif self.phase is Phase.FOLLOWING:
-            if now - self._heard_at >= self.silence_s:
+            if now - self._heard_at >= self._config.ha_housekeeping_interval / 1000:
                 reason = f"the master was silent for {now - self._heard_at:.0f} s"
                 self.lost(now, reason)
                 self._effects.append(Disconnect(reason))
@@ -221,8 +217,8 @@ class HaSlave:
         log is on the disk. The master begins to send at the first reported position. An earlier report would
         make the master send again what the slave already has.
         """
-        first = self._reported < 0
-        if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):
+        first, beat_s = self._reported < 0, self._config.ha_send_heartbeat_interval / 1000
+        if (safe == end) if first else (safe > self._reported or now - self._reported_at >= beat_s):
             self._reported = safe
             self._reported_at = now
             self._effects.append(Report(safe))

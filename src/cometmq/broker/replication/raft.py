@@ -106,9 +106,6 @@ class RaftReplication:
         await self.member.stop()
         await self._leader_services.stop()
 
-    def configure(self) -> None:
-        """Do nothing, because no setting of a raft group can change while the broker runs."""
-
     # -- LeaderRole
 
     async def prepare(self) -> None:
@@ -266,11 +263,9 @@ class RaftReplication:
         except CommandError:
             raise
         except CometError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         except OSError as error:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, f"not written: {error.strerror or error}"
-            ) from error
+            raise CommandError.failed(f"not written: {error.strerror or error}") from error
         return frame.response()
 
     @handles(RequestCode.CHANGE_RAFT_GROUP)

@@ -37,7 +37,7 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupTable,
     TopicConfigTable,
 )
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header
 from cometmq.protocol.headers.admin import CopySettingsHeader
@@ -155,8 +155,7 @@ class RaftTables:
 
     def check(self) -> int:
         if not self._member.leading:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
+            raise CommandError.failed(
                 f"{self.member} does not lead its raft group; change topics and groups at "
                 f"its leader, {self._member.node.leader or 'which is unknown now'}",
             )
@@ -165,13 +164,13 @@ class RaftTables:
     async def keep(self, since: int) -> None:
         problem = await self._copy_to_majority(since)
         if problem:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"it is done, but {problem}")
+            raise CommandError.failed(f"it is done, but {problem}")
 
     async def confirm(self) -> int:
         since = self.check()
         problem = await self._copy_to_majority(since)
         if problem:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"nothing is done: {problem}")
+            raise CommandError.failed(f"nothing is done: {problem}")
         return since
 
     async def _copy_to_majority(self, since: int) -> str:
@@ -304,8 +303,7 @@ class RaftTables:
 
         def check() -> None:
             if (node.leader, node.term) != (header.leader, header.term) or self._member.leading:
-                raise CommandError(
-                    ResponseCode.SYSTEM_ERROR,
+                raise CommandError.failed(
                     f"{self.member} follows {node.leader or 'no leader'} in term {node.term}, "
                     f"but the request is from leader {header.leader} of term {header.term}",
                 )
@@ -315,8 +313,7 @@ class RaftTables:
         # Fail if this member has not yet applied all deletions of topics. If it became the leader without
         # them, the queues of deleted topics could reappear.
         if self._sync.deletions_wait:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
+            raise CommandError.failed(
                 f"the log of {self.member} has not reached the position of the leader's deletions of topics "
                 "yet",
             )

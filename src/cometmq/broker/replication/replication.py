@@ -130,12 +130,6 @@ class Replication:
         """Whether this broker is a slave that does not know its master."""
         return self.slave is not None and self.slave.core.master is None
 
-    def configure(self) -> None:
-        """Apply changed settings of replication."""
-        for part in (self.master, self.slave):
-            if part is not None:
-                part.configure()
-
     async def retire(self) -> None:
         """Do nothing: master and slaves need no notice before the broker stops."""
 
@@ -150,11 +144,7 @@ class Replication:
     # -- requests of tools
 
     def facts(self) -> dict[str, str]:
-        """Return the runtime table's entries about replication.
-
-        Each broker reports its role and its lag. A slave also reports its master, and a master the number of
-        its slaves.
-        """
+        """Return the runtime table's entries about replication."""
         if self.slave is not None:
             core = self.slave.core
             return {
@@ -210,7 +200,7 @@ class Replication:
                     addr=link.peer,
                     slave_ack_offset=slave.acked,
                     diff=end - max(slave.acked, 0),
-                    in_sync=slave.acked >= 0 and end - slave.acked < core.rules.slave_fallbehind_max,
+                    in_sync=core.is_near(slave, end),
                     transferred_byte_in_second=link.sent.bytes_a_second(now),
                     transfer_from_where=slave.sent,
                 )

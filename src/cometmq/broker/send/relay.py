@@ -226,7 +226,7 @@ class Relay:
             return
         if given is None:
             remark = f"the new leader may have stored the message: {error}"
-            held.answer.set_exception(CommandError(ResponseCode.SYSTEM_ERROR, remark))
+            held.answer.set_exception(CommandError.failed(remark))
         elif refused:
             insort(self._held, held)
         else:

@@ -313,8 +313,7 @@ class SendProcessor:
         config, now_ms = self.config, self.clock.time_ms()
         until = config.start_accept_send_request_time_stamp
         if now_ms < until:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
+            raise CommandError.failed(
                 f"broker unable to service, until {time_text(until)}, for {(until - now_ms) // 1000} s more "
                 "(startAcceptSendRequestTimeStamp)",
             )
@@ -436,7 +435,7 @@ def checked_destination(topics: TopicTable, topic: str, queue_text: str) -> tupl
     """Return the `destination` of a message with these properties REAL_TOPIC and REAL_QID ("" if absent)."""
     if not topic or not queue_text.isdecimal() or len(queue_text) > 10:
         why = f"it has no destination: topic {topic or None}, queue {queue_text or None}"
-        raise CommandError(ResponseCode.SYSTEM_ERROR, why)
+        raise CommandError.failed(why)
     queue_id = int(queue_text)
     # Clients may not send to the revive log, but Apache's broker leaves records for it in the timer topic.
     known = topics.get(topic) if topic.startswith(REVIVE_TOPIC_PREFIX) else None
@@ -447,7 +446,7 @@ def checked_destination(topics: TopicTable, topic: str, queue_text: str) -> tupl
         return topic, queue_id
     if not known.write_queue_nums:
         why = f"topic {topic} has no queue {queue_id}, and none to write to"
-        raise CommandError(ResponseCode.SYSTEM_ERROR, why)
+        raise CommandError.failed(why)
     return topic, queue_id % known.write_queue_nums
 
 

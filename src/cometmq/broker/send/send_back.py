@@ -73,7 +73,7 @@ class SendBackProcessor(msgspec.Struct, eq=False):
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
         found = await self.store.executor.query(partial(self.store.lookups.named_record, header.offset))
         if found is None:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+            raise CommandError.failed(f"look message by offset failed, {header.offset}")
         record, is_certain = found
         message = decode_record(record, 0)
         if self.check_read is not None:
@@ -95,7 +95,7 @@ class SendBackProcessor(msgspec.Struct, eq=False):
             move(self.store.appender, message, place, min(message.reconsume_times + 1, INT_MAX))
         except StoreRefused as refusal:
             self.stats.put_failed += 1
-            raise CommandError(ResponseCode.SYSTEM_ERROR, refusal.remark) from None
+            raise CommandError.failed(refusal.remark) from None
 
         def answer(code: int, remark: str | None) -> None:
             if code == ResponseCode.FLUSH_DISK_TIMEOUT:

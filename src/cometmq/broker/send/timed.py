@@ -141,17 +141,14 @@ class TimedSends:
 
     def _refuse_if_not_taken(self, *, recall: bool) -> None:
         if not self.config.timer_wheel_enable:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
-            )
+            raise CommandError.failed("accurate timer message is not enabled, timerWheelEnable is false")
         timers = self.tables.timers
         most, waiting = self.config.timer_max_waiting, timers.waiting
         # Recalls have a limit of their own: timerMaxWaiting or, if greater, the number of waiting messages.
         if recall:
             most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
+            raise CommandError.failed(
                 f"timer message is under flow control, max num limit is {most} (timerMaxWaiting): {waiting} "
                 f"{'recalls' if recall else 'messages'} wait",
             )

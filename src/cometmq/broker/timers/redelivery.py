@@ -14,9 +14,6 @@ from cometmq.store import MessageStore, StoreRefused, TickMessage
 class Undeliverable(CommandError):
     """A message can never be delivered. The remark contains the reason."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(ResponseCode.SYSTEM_ERROR, why)
-
 
 def redeliver(
     store: MessageStore, topics: TopicTable, message: MessageExt, properties: bytes, link: int
@@ -38,7 +35,7 @@ def redeliver(
 def check_body(message: MessageExt) -> None:
     """Raise Undeliverable for a damaged body, because the new CRC of a copy would hide the damage."""
     if message.body and body_crc(message.body) != message.body_crc:
-        raise Undeliverable(f"the message is damaged at log position {message.physical_offset}")
+        raise Undeliverable.failed(f"the message is damaged at log position {message.physical_offset}")
 
 
 def append_again(
@@ -57,5 +54,5 @@ def append_again(
         )
     except StoreRefused as refusal:
         if refusal.response_code == ResponseCode.MESSAGE_ILLEGAL:
-            raise Undeliverable(refusal.remark) from None
+            raise Undeliverable.failed(refusal.remark) from None
         raise

@@ -35,12 +35,10 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.remoting import Connection
 from cometmq.store import (
-    CACHED,
     Arrivals,
     Clock,
     GetStatus,
     MessageStore,
-    NotInMemory,
     ReadResult,
     Reads,
     link_to,
@@ -245,21 +243,14 @@ class ScheduleService:
     def run(self, cursor: LevelCursor) -> None:
         """Deliver the due messages of a delay level, and start the timer for the level's next delivery."""
         cursor.timer, cursor.busy = None, True
-        try:
-            self._deliver(cursor, self._read(cursor))
-        except (NotInMemory, OSError) as trouble:
-            self._tasks.start(self._run_cold(cursor, trouble))
-        except Exception:
-            self._failed(cursor)
+        self._tasks.start(self._run(cursor))
 
-    def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> ReadResult:
+    def _read(self, cursor: LevelCursor, reads: Reads) -> ReadResult:
         return self.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
 
-    async def _run_cold(self, cursor: LevelCursor, trouble: NotInMemory | OSError) -> None:
+    async def _run(self, cursor: LevelCursor) -> None:
         try:
-            if isinstance(trouble, OSError):
-                raise trouble
-            got = await self.store.executor.query(partial(self._read, cursor), trouble)
+            got = await self.store.executor.query(partial(self._read, cursor))
             if not self._stopped:
                 self._deliver(cursor, got)
         except OSError as failure:

@@ -58,8 +58,7 @@ ENDED = "the transaction has ended, or was given up"
 def _no_answer(_code: int, **_remark: str | None) -> None: ...
 
 
-def refused(remark: str) -> CommandError:
-    return CommandError(ResponseCode.SYSTEM_ERROR, remark)
+refused = CommandError.failed
 
 
 @dataclass(eq=False)

@@ -29,7 +29,6 @@ from cometmq.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
-    ResponseCode,
 )
 from cometmq.protocol.properties.values import stored_tags_code
 from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
@@ -222,8 +221,7 @@ class TransactionRecords(msgspec.Struct, eq=False):
         self, topic: str, half: Half, properties: bytes, born_timestamp_ms: int | None = None
     ) -> TickMessage:
         if half.damaged:
-            why = f"the half message is damaged at log position {half.position}"
-            raise Damaged(ResponseCode.SYSTEM_ERROR, why)
+            raise Damaged.failed(f"the half message is damaged at log position {half.position}")
         return self.store.appender.append(
             topic, 0, half.body, properties,
             flag=half.flag, sys_flag=half.sys_flag,
@@ -239,4 +237,4 @@ def _command_error(error: Exception) -> CommandError:
     if isinstance(error, StoreRefused):
         return CommandError(error.response_code, error.remark)
     log.error("ending a transaction failed", exc_info=error)
-    return CommandError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+    return CommandError.failed(f"{type(error).__name__}: {error}")
