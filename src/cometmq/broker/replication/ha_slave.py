@@ -85,8 +85,6 @@ class Report(NamedTuple):
 class Disconnect(NamedTuple):
     """Close the connection, or cancel the attempt to connect. `HaSlave.lost` need not be called."""
 
-    reason: str
-
 
 Effect = Compare | Connect | Report | Disconnect
 
@@ -141,7 +139,7 @@ class HaSlave:
         if master is None or master == self.master:
             return
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
-            self._effects.append(Disconnect(f"the master is {master.addr} now"))
+            self._effects.append(Disconnect())
         self.master = master
         self.phase = Phase.PAUSING
         self._next_at = now
@@ -159,7 +157,7 @@ class HaSlave:
     def report_divergence(self, now: float, why: str) -> None:
         """Stop the slave, because the master's log no longer matches the slave's log."""
         if self.phase in (Phase.CONNECTING, Phase.FOLLOWING):
-            self._effects.append(Disconnect(why))
+            self._effects.append(Disconnect())
         if self.phase in (Phase.PAUSING, Phase.CONNECTING, Phase.FOLLOWING):
             self._stop(now, why)
 
@@ -202,9 +200,8 @@ class HaSlave:
             self._effects.append(Compare(self.master.addr))
         elif self.phase is Phase.FOLLOWING:
             if now - self._heard_at >= self._config.ha_housekeeping_interval / 1000:
-                reason = f"the master was silent for {now - self._heard_at:.0f} s"
-                self.lost(now, reason)
-                self._effects.append(Disconnect(reason))
+                self.lost(now, f"the master was silent for {now - self._heard_at:.0f} s")
+                self._effects.append(Disconnect())
             else:
                 self._report(now, end, safe)
         effects, self._effects = self._effects, []

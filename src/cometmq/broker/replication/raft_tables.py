@@ -157,7 +157,7 @@ class RaftTables:
         if not self._member.leading:
             raise CommandError.failed(
                 f"{self.member} does not lead its raft group; change topics and groups at "
-                f"its leader, {self._member.node.leader or 'which is unknown now'}",
+                f"its leader, {self._member.node.leader or 'which is unknown now'}"
             )
         return self._tables.versions.term or 0
 
@@ -305,7 +305,7 @@ class RaftTables:
             if (node.leader, node.term) != (header.leader, header.term) or self._member.leading:
                 raise CommandError.failed(
                     f"{self.member} follows {node.leader or 'no leader'} in term {node.term}, "
-                    f"but the request is from leader {header.leader} of term {header.term}",
+                    f"but the request is from leader {header.leader} of term {header.term}"
                 )
 
         check()
@@ -315,7 +315,7 @@ class RaftTables:
         if self._sync.deletions_wait:
             raise CommandError.failed(
                 f"the log of {self.member} has not reached the position of the leader's deletions of topics "
-                "yet",
+                "yet"
             )
         await self._tables.settings_saved()
         check()

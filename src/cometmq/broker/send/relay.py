@@ -22,6 +22,7 @@ from itertools import chain, count
 from typing import NamedTuple, Protocol
 
 from cometmq.errors import CometError, CommandError, RemotingError
+from cometmq.periodic import Backoff
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Handler, RemotingClient, Shortcut
@@ -84,7 +85,7 @@ class Relay:
         self._leader = ""
         self._open = False  # Whether the new leader has accepted a request
         self._retry_at = 0.0
-        self._retry_s = RETRY_INTERVAL_S
+        self._failures = Backoff(RETRY_INTERVAL_S, MAX_RETRY_INTERVAL_S)
 
     def begin(self) -> None:
         """Begin to relay requests, because this leader begins to transfer its leadership, or has lost it."""
@@ -172,7 +173,8 @@ class Relay:
         if not addr or not self._held:
             return
         if addr != self._leader:
-            self._leader, self._open, self._retry_at, self._retry_s = addr, False, 0.0, RETRY_INTERVAL_S
+            self._leader, self._open, self._retry_at = addr, False, 0.0
+            self._failures.reset()
         if not self._open and (self._passed or self._loop.time() < self._retry_at):
             return
         try:
@@ -234,8 +236,7 @@ class Relay:
 
     def _back_off(self) -> None:
         self._open = False
-        self._retry_at = self._loop.time() + self._retry_s
-        self._retry_s = min(2 * self._retry_s, MAX_RETRY_INTERVAL_S)
+        self._retry_at = self._loop.time() + self._failures.next_s()
 
 
 def _size_of(frame: Frame) -> int:

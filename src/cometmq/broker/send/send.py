@@ -315,7 +315,7 @@ class SendProcessor:
         if now_ms < until:
             raise CommandError.failed(
                 f"broker unable to service, until {time_text(until)}, for {(until - now_ms) // 1000} s more "
-                "(startAcceptSendRequestTimeStamp)",
+                "(startAcceptSendRequestTimeStamp)"
             )
         topics = self.tables.topics
         topic = header.topic

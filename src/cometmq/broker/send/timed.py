@@ -150,7 +150,7 @@ class TimedSends:
         if waiting >= most:
             raise CommandError.failed(
                 f"timer message is under flow control, max num limit is {most} (timerMaxWaiting): {waiting} "
-                f"{'recalls' if recall else 'messages'} wait",
+                f"{'recalls' if recall else 'messages'} wait"
             )
 
     def _illegal(self, what: str) -> CommandError:

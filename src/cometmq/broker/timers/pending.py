@@ -195,10 +195,7 @@ class Pending:
 
     def wait_ms(self, now: Times) -> int:
         """Return the time until the next message is due, in ms, or NEVER. It assumes that no clock is set."""
-        waits = (
-            (self._by_wall.next_ms(), now.wall_ms),
-            (self._by_delay.next_ms(), now.monotonic_ms),
-        )
+        waits = ((self._by_wall.next_ms(), now.wall_ms), (self._by_delay.next_ms(), now.monotonic_ms))
         return min(max(next_ms - now_ms, 0) if next_ms < NEVER else NEVER for next_ms, now_ms in waits)
 
     # -- moving to the end of the log

@@ -34,15 +34,7 @@ from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode, ha
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.remoting import Connection
-from cometmq.store import (
-    Arrivals,
-    Clock,
-    GetStatus,
-    MessageStore,
-    ReadResult,
-    Reads,
-    link_to,
-)
+from cometmq.store import Arrivals, Clock, GetStatus, MessageStore, ReadResult, Reads, link_to
 
 log = logs.logger(__name__)
 

@@ -279,7 +279,9 @@ class TransactionChecks:
 
     def _log_given_up(self, half: Half, why: str) -> None:
         if self._log_limit.allows():
-            log.error("transaction %s of group %s will not be checked again: %s", half.key, half.group, why)
+            log.error(
+                "transaction %s of group %s will not be checked again: %s", half.key, half.form.group, why
+            )
 
     def _copy(self, half: Half, *, checked: bool) -> Callable[[], None]:
         properties = copy_properties(half, checked=checked)
@@ -300,14 +302,14 @@ class TransactionChecks:
         A producer without write permission for the topic is skipped: any client can register for the group,
         and the check contains the message.
         """
-        clients = self.producers.online(half.group)
+        clients = self.producers.online(half.form.group)
         begin = next(self._turn) % max(len(clients), 1)
         in_turn = (*clients[begin:], *clients[:begin])
-        client = next((each for each in in_turn if self.may_write(each.channel, half.real_topic)), None)
+        client = next((each for each in in_turn if self.may_write(each.channel, half.form.real_topic)), None)
         if client is None:
             if self._log_limit.allows():
                 text = "no producer of group %s is connected to check transaction %s"
-                log.warning(text, half.group, half.key)
+                log.warning(text, half.form.group, half.key)
             return
         header = CheckTransactionStateRequestHeader(
             tran_state_table_offset=offset,

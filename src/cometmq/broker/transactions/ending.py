@@ -157,13 +157,13 @@ class TransactionEnds:
         if half is None:
             raise refused("Find prepared transaction message failed")
         if self.check_write is not None:
-            self.check_write(connection, frame, half.real_topic)
+            self.check_write(connection, frame, half.form.real_topic)
         if compat.is_5x(frame.version) and not header.from_transaction_check:
             immunity_ms = half.form.immunity_ms
             if immunity_ms is not None and self.clock.time_ms() - half.since_ms > immunity_ms:
                 why = "CHECK_IMMUNITY_TIME_IN_SECONDS has passed: the producer will be asked"
                 raise CommandError(ResponseCode.ILLEGAL_OPERATION, why)
-        if half.group != header.producer_group:
+        if half.form.group != header.producer_group:
             check_group(header.producer_group, frame.version)
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
@@ -208,7 +208,7 @@ class TransactionEnds:
         for number, error in failed.items():
             half, offset, _, answer = endings[number]
             self.ledger.give_back(offset)
-            self._log_refusal(error, half.key, half.group)
+            self._log_refusal(error, half.key, half.form.group)
             answer(error.code, remark=error.remark)
         stored = [ending for number, ending in enumerate(endings) if number not in failed]
 

@@ -102,14 +102,6 @@ class Half(msgspec.Struct, frozen=True, gc=False):
         return (self.unique or value_of(self.properties, b"UNIQ_KEY")).decode("utf-8", "replace")
 
     @property
-    def group(self) -> str:
-        return self.form.group
-
-    @property
-    def real_topic(self) -> str:
-        return self.form.real_topic
-
-    @property
     def checks(self) -> int:
         """The number of checks so far."""
         return self.form.checks or 0
@@ -261,7 +253,7 @@ def check_body(half: Half, properties: bytes, position: int, offset: int, queue_
     `properties`, `position` and `offset` (in the queue) are those of the copy.
     """
     return encode_record(
-        half.real_topic, half.body, properties, queue_id=queue_id, queue_offset=offset,
+        half.form.real_topic, half.body, properties, queue_id=queue_id, queue_offset=offset,
         physical_offset=position, born_timestamp_ms=half.born_ms, born_host=half.born_host,
         store_timestamp_ms=half.store_timestamp_ms, store_host=half.store_host, flag=half.flag,
         sys_flag=half.sys_flag & ~TRANSACTION_MASK, reconsume_times=half.reconsume_times,

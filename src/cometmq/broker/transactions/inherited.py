@@ -11,14 +11,7 @@ from __future__ import annotations
 
 from cometmq import logs
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
-from cometmq.broker.transactions.half import (
-    REMOVED,
-    Half,
-    closed_by,
-    ends,
-    half_of,
-    same_transaction,
-)
+from cometmq.broker.transactions.half import REMOVED, Half, closed_by, ends, half_of, same_transaction
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.broker.transactions.records import TransactionRecords
 from cometmq.errors import CommandError, RecordError, StoreError
@@ -115,7 +108,7 @@ class Inherited:
         """
         if half.offset >= self.end:
             return False
-        if not half.group:
+        if not half.form.group:
             return True  # only `fill` stores half messages without a producer group
         if not half.key:
             return False
@@ -126,7 +119,7 @@ class Inherited:
                 if copy.offset > half.offset:
                     return True
                 positions.add(copy.position)
-        found = await self._with_key(half.real_topic, half)
+        found = await self._with_key(half.form.real_topic, half)
         return any(ends(decode_record(record), half, positions) for record in found)
 
     async def is_resumed(self, given_up: Half) -> bool:

@@ -25,11 +25,7 @@ from cometmq.broker.send.send import checked_destination
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.transactions.half import REMOVED, Half, with_beginning
 from cometmq.errors import CommandError, StoreError
-from cometmq.protocol.codes import (
-    TRANS_CHECK_MAX_TIME_TOPIC,
-    TRANS_HALF_TOPIC,
-    TRANS_OP_HALF_TOPIC,
-)
+from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from cometmq.protocol.properties.values import stored_tags_code
 from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
 from cometmq.store import Clock, ConsumeQueue, MessageStore, StoreRefused, TickMessage, Traits
