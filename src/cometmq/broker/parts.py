@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cometmq import logs
@@ -96,7 +95,7 @@ class BrokerParts:
         self._guard = guard = security.guard
         self._clock = clock
         self._address = address
-        self._settings_file = SettingsFile(partial(replace_file, store.disk))
+        self._settings_file = SettingsFile(lambda path, data: replace_file(store.disk, path, data))
         self._loop = asyncio.get_running_loop()
         self._limits_due = False  # Whether a call of `_use_topic_limits` is scheduled
         self.store = store
