@@ -68,10 +68,8 @@ class LeaderServices:
         if self._resting is not None:
             await self._resting
         self.tables.adopt()
-        self.schedule.restart()
-        self.timers.restart()
-        self.transactions.restart()
-        self.pops.restart()
+        for service in (self.schedule, self.timers, self.transactions, self.pops):
+            service.restart()
         await asyncio.to_thread(self.transactions.load)
 
     def lead(self) -> None:
@@ -79,10 +77,8 @@ class LeaderServices:
         self._leads = True
         self._become(MASTER_ID)
         self.transactions.fill()
-        self.schedule.start()
-        self.timers.start()
-        self.transactions.start()
-        self.pops.start()
+        for service in (self.schedule, self.timers, self.transactions, self.pops):
+            service.start()
         self.lite.lead()
         # Increase the data version of the topics. As a follower, this broker may already have registered with
         # the current version. Name servers ignore a follower's topics. If the version stayed the same, they

@@ -317,11 +317,9 @@ class BrokerParts:
         self._count_topics()
         self.pulls.start()
         if not self.store.slave:
-            self.schedule.start()
-            self.timers.start()
             self.store.retention.before_delete = self.timers.move_on
-            self.transactions.start()
-            self.pops.start()
+            for service in (self.schedule, self.timers, self.transactions, self.pops):
+                service.start()
         self.lite.start()
         for timer in self._periodic:
             timer.start()
@@ -358,12 +356,8 @@ class BrokerParts:
             timer.cancel()
         await self.security.stop()
         self.protection.stop()
-        await self.schedule.stop()
-        await self.timers.stop()
-        await self.transactions.stop()
-        await self.pops.stop()
-        await self.lite.stop()
-        await self.pulls.stop()
+        for part in (self.schedule, self.timers, self.transactions, self.pops, self.lite, self.pulls):
+            await part.stop()
         await self.writer.drain(drain_s)
         await self.replication.stop()
         if self._relay is not None:

@@ -116,16 +116,12 @@ class Filter:
 
     If the class cannot be loaded, raises an exception, exceeds its time or ends its process, the consumer
     receives SYSTEM_ERROR; if the class cannot filter at present, FLOW_CONTROL.
-
-    Attributes:
-        used_at: The time of the last use, on the loop's clock.
-        judged: The total size, in bytes, of the messages that this class is filtering or has yet to filter.
     """
 
     name: str
     source: str
-    used_at: float = 0.0
-    judged: int = 0
+    used_at: float = 0.0  # The time of the last use, on the loop's clock
+    judged: int = 0  # The size in bytes of the messages that this class is filtering or has yet to filter
     process: Process | None = None
     _line: asyncio.Lock = field(default_factory=asyncio.Lock)
     _problem: str = ""

@@ -39,19 +39,12 @@ MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # maximum size of messages that wait for
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that a broker passes to the filter server that it starts.
+    """The settings that a broker passes to the filter server that it starts."""
 
-    Attributes:
-        broker: The address at which the filter server reaches the broker.
-        host: The host that consumers connect to.
-        interface: The local address to listen on.
-        token: A secret that proves to the broker that it has started this filter server.
-    """
-
-    broker: str
-    host: str
-    interface: str
-    token: str
+    broker: str  # The address at which the filter server reaches the broker
+    host: str  # The host that consumers connect to
+    interface: str  # The local address to listen on
+    token: str  # A secret that proves to the broker that it has started this filter server
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -14,14 +14,9 @@ MAX_LABEL_CHARACTERS = 255
 
 
 class Family(msgspec.Struct, eq=False):
-    """The samples of one metric.
+    """The samples of one metric: for each, the label values in the order of `labels`, and a number."""
 
-    Attributes:
-        name: The name without the unit and without the suffix `_total` of a counter.
-        samples: For each sample, a tuple of label values (in the order of `labels`) and the measured number.
-    """
-
-    name: str
+    name: str  # Without the unit, and without the suffix `_total` of a counter
     words: str
     kind: Literal["gauge", "counter"]
     labels: tuple[str, ...]
@@ -71,6 +66,14 @@ class Families:
         if family is None:
             family = self.table[name] = Family(name, words, kind, (*self._names, *labels), unit)
         family.samples.append(((*self._values, *map(_label, labels.values())), float(value)))
+
+
+class Source(Protocol):
+    """The source of the samples. Threads call its methods, which raise TimeoutError if it is too busy."""
+
+    def families(self) -> Families: ...
+
+    def why_not_ready(self) -> str: ...
 
 
 def _label(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
 
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import (
@@ -22,18 +21,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from cometmq import logs
-from cometmq.metrics.families import Families, Family
+from cometmq.metrics.families import Families, Family, Source
 from cometmq.metrics.settings import MetricsSettings
 
 log = logs.logger(__name__)
 
 SCHEMA = ""
-
-
-class Source(Protocol):
-    """The source of the samples that are pushed."""
-
-    def families(self) -> Families: ...
 
 
 class OtlpPush:

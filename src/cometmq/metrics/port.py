@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
-from typing import Any, Protocol
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from cometmq.errors import ConfigError
-from cometmq.metrics.families import Families
+from cometmq.metrics.families import Source
 from cometmq.text import printable
 
 MAX_CONNECTIONS = 8
@@ -41,14 +41,6 @@ REUSE_FACTOR = 10
 """How long a response text is reused, at least: this factor times the duration of its creation."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
-
-
-class Source(Protocol):
-    """The source of the samples that are served."""
-
-    def families(self) -> Families: ...
-
-    def why_not_ready(self) -> str: ...
 
 
 class MetricsPort:

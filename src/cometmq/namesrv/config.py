@@ -28,30 +28,17 @@ from cometmq.settings import (
 )
 
 # Settings of Apache's name server, with their defaults, that are accepted but have no effect here: they
-# configure threads and buffers, and this server is a single event loop.
+# configure threads and buffers, and this server is a single event loop that opens no connections (useTLS).
 WITHOUT_USE = {
-    "rocketmqHome": "",
-    "productEnvName": "center",
-    "serverWorkerThreads": "8",
-    "serverCallbackExecutorThreads": "0",
-    "serverSelectorThreads": "3",
-    "serverOnewaySemaphoreValue": "256",
-    "serverAsyncSemaphoreValue": "64",
-    "serverSocketSndBufSize": "0",
-    "serverSocketRcvBufSize": "0",
-    "writeBufferHighWaterMark": "0",
-    "writeBufferLowWaterMark": "0",
-    "serverSocketBacklog": "1024",
-    "serverPooledByteBufAllocatorEnable": "true",
-    "useEpollNativeSelector": "false",
-    "clientRequestThreadPoolNums": "8",
-    "defaultThreadPoolNums": "16",
-    "clientRequestThreadPoolQueueCapacity": "50000",
-    "defaultThreadPoolQueueCapacity": "10000",
-    "unRegisterBrokerQueueCapacity": "3000",
-    "waitSecondsForService": "45",
-    "useTLS": "false",  # no effect, because a name server opens no connections
-}
+    "rocketmqHome": "", "productEnvName": "center", "serverWorkerThreads": "8",
+    "serverCallbackExecutorThreads": "0", "serverSelectorThreads": "3", "serverOnewaySemaphoreValue": "256",
+    "serverAsyncSemaphoreValue": "64", "serverSocketSndBufSize": "0", "serverSocketRcvBufSize": "0",
+    "writeBufferHighWaterMark": "0", "writeBufferLowWaterMark": "0", "serverSocketBacklog": "1024",
+    "serverPooledByteBufAllocatorEnable": "true", "useEpollNativeSelector": "false",
+    "clientRequestThreadPoolNums": "8", "defaultThreadPoolNums": "16",
+    "clientRequestThreadPoolQueueCapacity": "50000", "defaultThreadPoolQueueCapacity": "10000",
+    "unRegisterBrokerQueueCapacity": "3000", "waitSecondsForService": "45", "useTLS": "false",
+}  # fmt: skip
 # Optional modes of Apache's name server that are not implemented here, with their defaults.
 NOT_BUILT = {
     "clusterTest": "false",

@@ -1,15 +1,9 @@
 """The name server's state: live brokers and topic routes. It uses no sockets; callers pass the time in ms.
 
-There are five tables, as in Apache's RouteInfoManager. Each line names a table's key, then its value:
-
-- topic: its queues by broker name
-- broker name: the addresses by broker id
-- cluster: its broker names
-- broker address: the time of its last registration or heartbeat
-- broker address: its filter servers
-
-Two more tables (topics by broker name, addresses by connection) are derived from these five, so that the work
-for an event depends on one broker only.
+There are five tables, as in Apache's RouteInfoManager: the queues by topic and broker name, the addresses by
+broker name and id, the broker names by cluster and, by broker address, the time of the last registration or
+heartbeat and the filter servers. Two more (topics by broker name, addresses by connection) are derived from
+these, so that the work for an event depends on one broker only.
 
 Methods for events change the tables and return what the caller needs to answer the request. Queries return
 copies that the caller may keep. The behaviour is that of 4.9.7, except for three cases in which 4.9.7 loses
@@ -41,16 +35,7 @@ MAX_QUEUES = 2_000_000  # maximum entries, one per topic and broker; 2,000,000 e
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a REGISTER_BROKER request.
-
-    Attributes:
-        filter_servers: The addresses of filter servers, or None from a broker older than 3.0.11, which sends
-            none.
-        heartbeat_timeout_ms: The time in ms after which this broker expires, if it sets one (5.x).
-        single_topic_needs_known: Whether to refuse an unknown broker that registers only one topic, because
-            its other topics would seem to be deleted (5.x).
-        replaces_topics: Whether topics that are not listed are removed (deleteTopicWithBrokerRegistration).
-    """
+    """The content of a REGISTER_BROKER request."""
 
     cluster: str
     broker_name: str
@@ -59,11 +44,12 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     ha_server_addr: str | None = None
     data_version: bodies.DataVersion
     topics: Mapping[str, bodies.TopicConfig] = {}
-    filter_servers: list[str] | None = None
-    heartbeat_timeout_ms: int | None = None
+    filter_servers: list[str] | None = None  # None from a broker older than 3.0.11, which sends none
+    heartbeat_timeout_ms: int | None = None  # The time after which this broker expires, if it sets one (5.x)
     zone_name: str | None = None
+    # Whether to refuse an unknown broker with only one topic: its others would seem to be deleted (5.x)
     single_topic_needs_known: bool = False
-    replaces_topics: bool = False
+    replaces_topics: bool = False  # Whether topics that are not listed are removed
 
 
 class Registered(NamedTuple):

@@ -37,12 +37,9 @@ class _NotHttp(Exception):
 
 
 class AddressServer:
-    """Queries an address server for the name servers periodically. Its methods must run in the event loop.
+    """Queries an address server (8080 is its default port) for the name servers of a unit periodically.
 
-    Args:
-        domain: The address server's host, or host:port if the port is not 8080.
-        unit: The unit (RocketMQ's unitName) whose name servers are requested.
-        found: Called with each list of addresses that was received. The list is never empty.
+    Its methods must run in the event loop. `found` receives each list of addresses, which is never empty.
     """
 
     def __init__(

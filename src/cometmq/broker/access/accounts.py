@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntFlag
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -146,29 +146,23 @@ class _Reader:
             if problem := check_key(name, keys[name]):
                 raise YamlError(pairs[name].line, problem)
         white = pairs.get("whiteRemoteAddress")
-        admin = self._text(pairs["admin"], "admin").lower() if "admin" in pairs else "false"
+        admin = self._text(pairs["admin"], "admin").lower() if "admin" in pairs else ""
         if admin not in ("true", "false", ""):
             raise YamlError(pairs["admin"].line, f"admin must be true or false, not {admin[:_SHOWN]!r}")
-        defaults = {
-            name: self._default(name, pairs.get(name)) for name in ("defaultTopicPerm", "defaultGroupPerm")
-        }
-        none = Account(access_key="", secret_key="")
         return Account(
             access_key=keys["accessKey"],
             secret_key=keys["secretKey"],
-            white=self._pattern(white)
-            if white is not None and white.value not in ("", "null", "~")
-            else None,
+            white=self._pattern(white) if _is_given(white) else None,
             admin=admin == "true",
-            default_topic=defaults["defaultTopicPerm"] or none.default_topic,
-            default_group=defaults["defaultGroupPerm"] or none.default_group,
+            default_topic=self._default("defaultTopicPerm", pairs.get("defaultTopicPerm")),
+            default_group=self._default("defaultGroupPerm", pairs.get("defaultGroupPerm")),
             topics=dict(self._perms("topicPerms", pairs.get("topicPerms"))),
             groups=dict(self._perms("groupPerms", pairs.get("groupPerms"))),
         )
 
-    def _default(self, name: str, node: Node | None) -> Rule | None:
-        if node is None or node.value in ("", "null", "~"):
-            return None
+    def _default(self, name: str, node: Node | None) -> Rule:
+        if not _is_given(node):
+            return Rule(Perm.DENY, f"no {name}, which is DENY")
         text = self._text(node, name)
         return Rule(self._perm(node, name, text), f"{name}: {text.strip()}")
 
@@ -229,7 +223,7 @@ class _Reader:
         return node.value
 
     def _items(self, node: Node | None) -> list[Node]:
-        if node is None or node.value in ("", "null", "~"):
+        if not _is_given(node):
             return []
         if not isinstance(node.value, list):
             raise YamlError(node.line, "expected a list, whose lines begin with -")
@@ -239,6 +233,10 @@ class _Reader:
         if not isinstance(node.value, str):
             raise YamlError(node.line, f"{what} must be text")
         return node.value
+
+
+def _is_given(node: Node | None) -> TypeGuard[Node]:
+    return node is not None and node.value not in ("", "null", "~")
 
 
 def to_plain(account: Account) -> dict[str, Any]:

@@ -55,12 +55,8 @@ class Policy:
     ) -> Verdict:
         """Decide whether an account may make a request.
 
-        Args:
-            access_key: The access key in the request, if any.
-            rights: Returns the rights that the request requires, as rights.needed does. It is called only if
-                no white list allows the request and its signature is valid.
-            host: The client's address without port.
-            is_signed: Returns whether the request has a valid signature of the account.
+        `rights` returns the rights that the request requires, as rights.needed does. It is called only if no
+        white list allows the client's address `host`, and `is_signed` accepts the account's signature.
         """
         white = self._white_listed("", host)
         if white is not None:

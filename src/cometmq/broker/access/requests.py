@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from cometmq import logs
+from cometmq.broker.access import REFUSALS
 from cometmq.broker.access.accounts import Account, AclFile, account_of, to_plain
 from cometmq.broker.access.addresses import split_patterns
 from cometmq.broker.access.decision import Policy, explained
@@ -41,52 +43,39 @@ class AclRequests:
     @handles(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG)
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Add an account, or change an existing one."""
-        header = frame.header(headers.CreateAccessConfigRequestHeader)
-        guard = self._checked(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
+        header, files = frame.header(headers.CreateAccessConfigRequestHeader), self.guard.files
 
         def change() -> Policy:
-            return guard.files.put(changed(guard.files.account(header.access_key), header))
+            return files.put(changed(files.account(header.access_key), header))
 
-        what = f"account {header.access_key!r} is written"
-        await self._change(guard, connection, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED, change, what)
-        return frame.response()
+        return await self._change(connection, frame, change, f"account {header.access_key!r} is written")
 
     @handles(RequestCode.DELETE_ACL_CONFIG)
     async def delete_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Remove an account."""
         access_key = frame.header(headers.DeleteAccessConfigRequestHeader).access_key
-        code = ResponseCode.DELETE_ACL_CONFIG_FAILED
-        guard = self._checked(frame, code)
-
-        def change() -> Policy:
-            return guard.files.delete(access_key)
-
-        await self._change(guard, connection, code, change, f"account {access_key!r} is deleted")
-        return frame.response()
+        change = partial(self.guard.files.delete, access_key)
+        return await self._change(connection, frame, change, f"account {access_key!r} is deleted")
 
     @handles(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
     async def update_global_white_addrs_config(self, connection: Connection, frame: Frame) -> Frame:
         """Replace the global white list of an ACL file."""
         header = frame.header(headers.UpdateGlobalWhiteAddrsConfigRequestHeader)
-        code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
-        guard = self._checked(frame, code)
 
         def change() -> Policy:
             patterns = split_patterns(header.global_white_addrs)
-            return guard.files.set_white(patterns, header.acl_file_full_path or "")
+            return self.guard.files.set_white(patterns, header.acl_file_full_path or "")
 
         what = f"the global white list is {header.global_white_addrs!r}"
-        await self._change(guard, connection, code, change, what)
-        return frame.response()
+        return await self._change(connection, frame, change, what)
 
     @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the data version of each ACL file. A data version counts the changes to its file."""
-        guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
-        versions = guard.files.versions
-        none = DataVersion()
+        _check_size(frame)
+        files, versions = self.guard.files, self.guard.files.versions
         header = headers.AclConfigVersionResponseHeader(
-            version=versions.get(guard.files.default, none).encode().decode(),
+            version=versions.get(files.default, DataVersion()).encode().decode(),
             all_acl_file_version=msgspec.json.encode(
                 {path: msgspec.Raw(each.encode()) for path, each in versions.items()}
             ).decode(),
@@ -99,36 +88,28 @@ class AclRequests:
     @handles(RequestCode.LIST_ACCOUNTS)
     async def list_accounts(self, _connection: Connection, frame: Frame) -> Frame:
         """Return all accounts without secret keys, and the global white lists (CometMQ's own request)."""
-        guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
-        async with guard.lock:
-            body = await asyncio.to_thread(_listing, guard.files.contents)
+        _check_size(frame)
+        async with self.guard.lock:
+            body = await asyncio.to_thread(_listing, self.guard.files.contents)
         return frame.response(body=body)
 
     @handles(RequestCode.EXPLAIN_ACCESS)
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
         """Return whether the current policy allows an account's action, and why (CometMQ's own request)."""
-        guard = self._checked(frame, ResponseCode.SYSTEM_ERROR)
-        header = frame.header(headers.ExplainAccessRequestHeader)
+        _check_size(frame)
+        header, policy = frame.header(headers.ExplainAccessRequestHeader), self.guard.policy
         try:
-            verdict = explained(
-                guard.policy, header.user, header.action, header.resource or "", header.host or ""
-            )
+            verdict = explained(policy, header.user, header.action, header.resource or "", header.host or "")
         except ConfigError as error:
             raise CommandError.failed(str(error)) from None
         return frame.response(
             header=headers.ExplainAccessResponseHeader(allowed=verdict.allowed, reason=verdict.reason)
         )
 
-    def _checked(self, frame: Frame, code: int) -> Guard:
-        """Return the object that checks access. Raises CommandError if the request's fields are too long."""
-        size = sum(map(len, (frame.ext or {}).values()))
-        if size > BODY_MAX:
-            raise CommandError(code, f"the settings have {size} characters, at most {BODY_MAX} are allowed")
-        return self.guard
-
     async def _change(
-        self, guard: Guard, connection: Connection, code: int, change: Callable[[], Policy], what: str
-    ) -> None:
+        self, connection: Connection, frame: Frame, change: Callable[[], Policy], what: str
+    ) -> Frame:
+        code, guard = _check_size(frame), self.guard
         async with guard.lock:
             try:
                 guard.policy = await asyncio.to_thread(change)
@@ -139,6 +120,15 @@ class AclRequests:
             except (ConfigError, OSError) as error:
                 raise CommandError(code, str(error)) from None
         log.info("access control: %s, requested by %s", what, connection.peer)
+        return frame.response()
+
+
+def _check_size(frame: Frame) -> ResponseCode:
+    """Return the code with which a request is refused. Raises CommandError if its fields are too long."""
+    code, size = REFUSALS[RequestCode(frame.code)], sum(map(len, (frame.ext or {}).values()))
+    if size > BODY_MAX:
+        raise CommandError(code, f"the settings have {size} characters, at most {BODY_MAX} are allowed")
+    return code
 
 
 def changed(before: Account | None, header: headers.CreateAccessConfigRequestHeader) -> Account:

@@ -7,7 +7,7 @@ an admin, so a kind that is added later is refused to other accounts until this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cometmq.broker.access.accounts import Perm
@@ -107,13 +107,19 @@ def _pop(frame: Frame) -> Rights:
     return consumer_rights(subscribed_topic(ext.get("topic", ""), group), group)
 
 
-def _batch_ack(frame: Frame) -> Rights:
+def _each(body: str, groups: Iterable[tuple[str, list[str]]]) -> Rights:
+    """Return the rights to groups and their topics. Raises BodyError if there are too many in the body."""
     rights: dict[Right, None] = {}
-    for ack in bodies.BatchAckMessageRequestBody.decode(frame.body).acks:
-        rights[group_right(ack.consumer_group)] = rights[topic_right(Perm.SUB, ack.topic)] = None
+    for group, topics in groups:
+        rights.update(dict.fromkeys([group_right(group), *(topic_right(Perm.SUB, each) for each in topics)]))
         if len(rights) > MAX_RESOURCES:
-            raise BodyError("BatchAckMessageRequestBody", f"more than {MAX_RESOURCES} topics and groups")
+            raise BodyError(body, f"more than {MAX_RESOURCES} topics and groups")
     return list(rights)
+
+
+def _batch_ack(frame: Frame) -> Rights:
+    acks = bodies.BatchAckMessageRequestBody.decode(frame.body).acks
+    return _each("BatchAckMessageRequestBody", ((ack.consumer_group, [ack.topic]) for ack in acks))
 
 
 def _fields(
@@ -134,23 +140,16 @@ def _fields(
 
 
 def _heartbeat(frame: Frame) -> Rights:
-    rights: dict[Right, None] = {}
-    for consumer in bodies.HeartbeatData.decode(frame.body).consumer_data_set:
-        rights[group_right(consumer.group_name)] = None
-        for wanted in consumer.subscription_data_set:
-            rights[topic_right(Perm.SUB, wanted.topic)] = None
-        if len(rights) > MAX_RESOURCES:
-            raise BodyError("HeartbeatData", f"more than {MAX_RESOURCES} topics and groups")
-    return list(rights)
+    consumers = bodies.HeartbeatData.decode(frame.body).consumer_data_set
+    return _each(
+        "HeartbeatData",
+        ((each.group_name, [s.topic for s in each.subscription_data_set]) for each in consumers),
+    )
 
 
 def _lite_subscriptions(frame: Frame) -> Rights:
-    rights: dict[Right, None] = {}
-    for entry in bodies.LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set:
-        rights[group_right(entry.group)] = rights[topic_right(Perm.SUB, entry.topic)] = None
-        if len(rights) > MAX_RESOURCES:
-            raise BodyError("LiteSubscriptionCtlRequestBody", f"more than {MAX_RESOURCES} topics and groups")
-    return list(rights)
+    entries = bodies.LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set
+    return _each("LiteSubscriptionCtlRequestBody", ((entry.group, [entry.topic]) for entry in entries))
 
 
 def _locks(frame: Frame) -> Rights:

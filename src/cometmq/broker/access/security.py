@@ -8,10 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from cometmq.broker.access import REFUSALS
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, ConfigError
-from cometmq.protocol.codes import RequestCode, ResponseCode, handlers_of
+from cometmq.protocol.codes import ResponseCode, handlers_of
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Handler, ServerTls, client_tls, server_tls
 
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
 
 CheckTopic = Callable[[Connection, Frame, str | None], None]
 """A check of the right to a topic that only the request's handler can determine. Raises CommandError."""
-# The requests about access control, and the code with which a broker without access control refuses each.
-REFUSALS = {
-    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
-    RequestCode.DELETE_ACL_CONFIG: ResponseCode.DELETE_ACL_CONFIG_FAILED,
-    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
-    RequestCode.GET_BROKER_CLUSTER_ACL_INFO: ResponseCode.SYSTEM_ERROR,
-    RequestCode.LIST_ACCOUNTS: ResponseCode.SYSTEM_ERROR,
-    RequestCode.EXPLAIN_ACCESS: ResponseCode.SYSTEM_ERROR,
-}
 
 
 class Security(NamedTuple):

@@ -80,25 +80,15 @@ Lag = tuple[str, str, int, int]  # (group, topic, queue id, number of messages n
 
 
 class _Progress(msgspec.Struct):
-    """The progress of a group in a topic, over all queues.
+    """The progress of a group in a topic, over all queues."""
 
-    Attributes:
-        behind: The lag in messages.
-        consumed: The sum of the consumer offsets.
-        oldest_ms: The age of the oldest message that is not consumed.
-        pops: Whether the group pops from the topic. The other fields are 0 if it does not.
-        leased: The number of leased messages.
-        ready: The number of messages that have not been popped.
-        queueing_ms: The age of the oldest message that has not been popped.
-    """
-
-    behind: int = 0
-    consumed: int = 0
-    oldest_ms: int = 0
-    pops: bool = False
+    behind: int = 0  # The lag in messages
+    consumed: int = 0  # The sum of the consumer offsets
+    oldest_ms: int = 0  # The age of the oldest message that is not consumed
+    pops: bool = False  # Whether the group pops from the topic; if not, the following fields are 0
     leased: int = 0
-    ready: int = 0
-    queueing_ms: int = 0
+    ready: int = 0  # The number of messages that have not been popped
+    queueing_ms: int = 0  # The age of the oldest message that has not been popped
 
 
 class BrokerMetrics(msgspec.Struct, eq=False):
@@ -345,7 +335,10 @@ class BrokerMetrics(msgspec.Struct, eq=False):
         offsets = self.tables.offsets
         async for group in turns.each(sorted(offsets.groups() | self.consumers.groups.keys())):
             online = self.consumers.groups.get(group)
-            self._members(families, group, online)
+            members = len(online.by_channel) if online is not None else 0
+            families.gauge(
+                "rocketmq_group_count", "Online members.", members, **self._of_broker(), group=group
+            )
             async for topic in turns.each(sorted(offsets.topics_of(group))):
                 found = _Progress(pops=online is not None and online.pops)
                 async for queue_id, offset in turns.each(offsets.queues(group, topic).items()):
@@ -376,10 +369,6 @@ class BrokerMetrics(msgspec.Struct, eq=False):
             if families.cut:
                 break
         return lags
-
-    def _members(self, families: Families, group: str, online: ConsumerGroup | None) -> None:
-        count = len(online.by_channel) if online is not None else 0
-        families.gauge("rocketmq_group_count", "Online members.", count, **self._of_broker(), group=group)
 
     def _progress(
         self,

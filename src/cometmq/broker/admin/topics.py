@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
+B = TypeVar("B", bound=bodies.Body)
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
@@ -79,10 +81,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace several topics (a request of 5.x). If one topic is invalid, change none."""
-        try:
-            found = bodies.TopicConfigList.decode(frame.body).topic_config_list
-        except BodyError as error:
-            raise CommandError.failed(str(error)) from error
+        found = _decoded(bodies.TopicConfigList, frame).topic_config_list
         wanted = []
         for each in found:
             words = (each.attributes or {}).items()
@@ -233,19 +232,12 @@ class TopicAdmin(msgspec.Struct, eq=False):
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update_and_create_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace a consumer group."""
-        try:
-            config = SubscriptionGroupConfig.decode(frame.body)
-        except BodyError as error:
-            raise CommandError.failed(str(error)) from error
-        return await self._put_groups(connection, frame, [config])
+        return await self._put_groups(connection, frame, [_decoded(SubscriptionGroupConfig, frame)])
 
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace several consumer groups (a request of 5.x). If one is invalid, change none."""
-        try:
-            found = bodies.SubscriptionGroupList.decode(frame.body).group_config_list
-        except BodyError as error:
-            raise CommandError.failed(str(error)) from error
+        found = _decoded(bodies.SubscriptionGroupList, frame).group_config_list
         return await self._put_groups(connection, frame, found)
 
     async def _put_groups(
@@ -301,6 +293,14 @@ class TopicAdmin(msgspec.Struct, eq=False):
         if with_offsets:
             await _written(f"group {group} is deleted", self.tables.offsets_file.save_now)
         return frame.response()
+
+
+def _decoded(kind: type[B], frame: Frame) -> B:
+    """Return the body of a request, or refuse the request with the text of the BodyError."""
+    try:
+        return kind.decode(frame.body)
+    except BodyError as error:
+        raise CommandError.failed(str(error)) from error
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:

@@ -19,16 +19,10 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.lite import MAX_LITE_TOPIC_LENGTH
 from cometmq.remoting import Connection, Handler
 
-CHECK_BY_THEMSELVES = frozenset(
-    {
-        RequestCode.SEND_MESSAGE,
-        RequestCode.SEND_MESSAGE_V2,
-        RequestCode.SEND_BATCH_MESSAGE,
-        RequestCode.PULL_MESSAGE,
-        RequestCode.LITE_PULL_MESSAGE,
-        RequestCode.END_TRANSACTION,
-    }
-)
+CHECK_BY_THEMSELVES = frozenset({
+    RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.END_TRANSACTION,
+})  # fmt: skip
 """Frequent requests, whose handlers check a topic or group name only the first time that they receive it."""
 
 

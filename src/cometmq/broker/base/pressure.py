@@ -13,9 +13,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.settings import camel
 
 SENDS = (
-    RequestCode.SEND_MESSAGE,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
+    *(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE),
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
 # For request codes, the setting that limits the wait of such requests. In Apache's broker, it limits the wait
@@ -33,19 +31,12 @@ MARKS = {LAG: "TIMEOUT_CLEAN_QUEUE", FLUSH: "PCBUSY_CLEAN_QUEUE", PENDING: "OVER
 
 
 class Load(NamedTuple):
-    """The load of a broker at one moment.
+    """The load of a broker at one moment."""
 
-    Attributes:
-        lag_ms: The delay of the event loop in ms: the smaller one of the last two measurements.
-        sync_ms: The time in ms that the current sync has taken so far, if senders wait for it; otherwise 0.
-        waiting: The number of senders that wait for a sync or for copies on other brokers.
-        unflushed: The number of bytes of the log that have not been synced to the disk.
-    """
-
-    lag_ms: int = 0
-    sync_ms: int = 0
-    waiting: int = 0
-    unflushed: int = 0
+    lag_ms: int = 0  # The delay of the event loop: the smaller one of the last two measurements
+    sync_ms: int = 0  # The time that the current sync has taken so far, if senders wait for it
+    waiting: int = 0  # The number of senders that wait for a sync or for copies on other brokers
+    unflushed: int = 0  # The number of bytes of the log that have not been synced to the disk
 
 
 class Excess(NamedTuple):

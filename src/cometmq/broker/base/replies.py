@@ -21,19 +21,13 @@ from cometmq.store import TickMessage
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
-    """The sender of a message, to whose request the broker must respond.
-
-    Attributes:
-        opaque: The request's number, in decimal digits.
-        waits: Whether the response must wait until the message is as durable as the broker promises.
-        more: Further ext fields of the response, see `transaction_field` and `recall_field`.
-    """
+    """The sender of a message, to whose request the broker must respond."""
 
     connection: Connection
-    opaque: bytes
+    opaque: bytes  # The request's number, in decimal digits
     queue_id: int
-    waits: bool
-    more: bytes = b""
+    waits: bool  # Whether to respond only when the message is as durable as the broker promises
+    more: bytes = b""  # Further ext fields of the response, see `transaction_field` and `recall_field`
 
 
 _lengths = struct.Struct(">II").pack

@@ -14,8 +14,6 @@ import msgspec
 # The periods, in seconds, over which rates are reported.
 SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
-GROUP_SPAN_MS = 10_000  # Length, in ms, of an interval in `group_spans`
-GROUP_SPANS = 7
 MAX_GROUP_TOTALS = 100_000
 """The maximum number of counters in `group_totals`. Beyond this number, all of them restart at 0."""
 
@@ -92,13 +90,10 @@ class Stats:
         self.found = 0
         self.miss = 0
         self.transferred = 0
-        # The number of messages sent to consumers in the current interval, by group and topic. This dict is
-        # also the last element of `group_spans`, which drops intervals after a minute.
+        # The number of messages sent to consumers in the current interval, by group and topic
         self.group_get: dict[tuple[str, str], int] = {}
+        self._interval_began_ms = mono_ms
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The intervals of the last minute. Each has a start time and, by group and topic, the number of
-        # messages sent to consumers. The last interval is the current one.
-        self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
@@ -112,11 +107,12 @@ class Stats:
     def sample(self, now_ms: int, mono_ms: int) -> None:
         """Save the current counters for the calculation of rates.
 
-        After GROUP_SPAN_MS, begin a new interval. On the first call of a day (UTC), save the counters from
+        After SPAN_MS, begin a new interval. On the first call of a day (UTC), save the counters from
         which the numbers of messages of today and yesterday are calculated.
         """
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
-        if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
+        if mono_ms - self._interval_began_ms >= SPAN_MS:
+            self._interval_began_ms = mono_ms
             self.group_counts.add(self.group_get, mono_ms)
             self.broker_counts.add({name: self._since(name) for name in self._counted}, mono_ms)
             self._counted = {name: getattr(self, name) for name in self._counted}
@@ -125,7 +121,6 @@ class Stats:
             for key, count in self.group_get.items():
                 self.group_totals[key] = self.group_totals.get(key, 0) + count
             self.group_get = {}
-            self.group_spans.append((mono_ms, self.group_get))
         day = now_ms // DAY_MS
         if day != self._day:
             self._day = day
@@ -147,9 +142,7 @@ class Stats:
 
     def group_rate(self, group: str, topic: str, mono_ms: int) -> float:
         """Return the messages per second that a group received from a topic in the last minute."""
-        elapsed_ms = mono_ms - self.group_spans[0][0]
-        taken = sum(counts.get((group, topic), 0) for _, counts in self.group_spans)
-        return taken * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0
+        return self.group_got(group, topic, mono_ms)[0].per_second
 
     def group_total(self, group: str, topic: str) -> int:
         """Return the number of messages that a group has received from a topic since the start."""

@@ -104,11 +104,8 @@ class SqlFilters:
     async def compile(self, key: Key, asker: Hashable) -> None:
         """Compile an expression, and store its filter or its error in the table.
 
-        Only one compilation runs at a time. The compilations of one connection (`asker`) queue among
-        themselves first, so that many of them do not delay other connections.
-
-        Raises:
-            CommandError: The broker is stopping.
+        Only one compilation runs at a time. The compilations of one connection (`asker`) queue together
+        first, so that many do not delay other connections. Raises CommandError if the broker is stopping.
         """
         own = self._turns_of.setdefault(asker, asyncio.Lock())
         async with own, self._turn:
@@ -144,9 +141,6 @@ class Verdicts(dict[Values, bool]):
     the filter. A missing result is evaluated and added. After MAX_VERDICTS evaluations the cache is cleared.
     If it has saved few evaluations of a filter with several properties, the next PAUSED_SCANS scans do not
     use it: a lookup needs the values of all properties, while an evaluation often needs only the first.
-
-    Attributes:
-        checked: The number of records that were checked with the cache since it was cleared.
     """
 
     __slots__ = ("_evaluated", "_paused", "_sql", "checked")
@@ -155,7 +149,7 @@ class Verdicts(dict[Values, bool]):
         self._sql = sql
         self._evaluated = 0
         self._paused = 0  # The next scans, up to this number, do not use the cache
-        self.checked = 0
+        self.checked = 0  # The number of records checked with the cache since it was cleared
 
     def begin_scan(self) -> bool:
         """Begin a scan of records. Return whether the scan uses the cached results."""

@@ -30,9 +30,7 @@ MAX_RETRY_INTERVAL_S = 30.0
 class TableFile:
     """Writes a table to its file. All methods must be called in the event loop's thread.
 
-    Args:
-        content: Returns the table as plain values, or an awaitable of them.
-        flush_first: Is awaited after `content` and before the write. Raises OSError on failure.
+    `content` returns plain values, or an awaitable. Then `flush_first` is awaited, which may raise OSError.
     """
 
     disk: Disk

@@ -16,13 +16,7 @@ MARK_EVERY = 64 << 20
 
 
 class TimerState:
-    """The last saved progress of the timer messages, and counters.
-
-    Attributes:
-        waiting: The number of waiting messages, including recalls.
-        counted: The version of `counts`: the number of changes since the start, and the time of the last
-            change.
-    """
+    """The last saved progress of the timer messages, and counters."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -30,9 +24,10 @@ class TimerState:
         self.counts: dict[str, int] = {}
         self._counted_ms: dict[str, int] = {}
         self._began_ms = now_ms()
+        # The version of `counts`: the number of changes since the start, and the time of the last change
         self.counted = DataVersion(timestamp=self._began_ms, counter=0, state_version=0)
         self.changes = 0
-        self.waiting = self.recalls = 0
+        self.waiting = self.recalls = 0  # The number of waiting messages, including recalls, and of these
         self.take: Callable[[], TimerTable | None] = lambda: None
         """Returns the current progress of timer messages, or None if it cannot be determined."""
         self._taken = -1  # value of `changes` when `mark` was last set; -1 if `mark` has not been set

@@ -10,16 +10,11 @@ from cometmq.protocol.bodies import DataVersion
 
 
 class Versions(msgspec.Struct, eq=False):
-    """Creates the versions of tables.
-
-    Attributes:
-        term: In a raft group, the leader's term (5.x's stateVersion); otherwise None.
-        counts: Whether a change creates a new version. It is False on a follower, because its changes
-            disappear with the next copy of the leader's table.
-    """
+    """Creates the versions of tables."""
 
     now_ms: Callable[[], int]
-    term: int | None = None
+    term: int | None = None  # In a raft group, the leader's term (5.x's stateVersion)
+    # Whether a change creates a version. A follower's disappear with the next copy of the leader's table.
     counts: bool = True
 
     def first(self) -> DataVersion:
