@@ -33,8 +33,8 @@ broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/r
 broker/test_modes.py: broker/tables/consume_modes
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
-broker/test_pops.py: broker/pop/checks broker/pop/plan broker/pop/polls broker/pop/requests broker/pop/retries
-    broker/pop/service
+broker/test_pops.py: broker/pop/checks broker/pop/lease_files broker/pop/plan broker/pop/polls
+    broker/pop/requests broker/pop/retries broker/pop/service
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
@@ -43,7 +43,6 @@ broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
 broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server
     broker/replication/raft_wire
-broker/test_revive.py: broker/pop/lease_table broker/pop/order_info
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/retry_records broker/base/writer

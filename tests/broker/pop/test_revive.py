@@ -11,8 +11,8 @@ from tests.interop.stores import loads
 from tests.kit.brokers import copy_running, running, store_raw
 from tests.kit.waiting import until
 
-from cometmq.broker.pop import lease_table, order_info, revive, service
-from cometmq.broker.pop.lease_table import restore
+from cometmq.broker.pop import lease_files, revive, service
+from cometmq.broker.pop.lease_files import restore_leases
 from cometmq.broker.pop.leases import Leases, Pop
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.protocol.bodies import AckMsg, BatchAckMsg, PopCheckPoint
@@ -228,7 +228,7 @@ class TestAKill:
             offsets.commit("G", "Orders", queue_id, offset)
         leases = Leases(offsets, 5)
         entries = {str(queue_id): table for queue_id in range(5)} | {"7": table, "8": {"floor": "x"}}
-        restore({"leaseTable": {"Orders@G": entries}}, leases, offsets, lambda *_: 9, 0, 0)
+        restore_leases({"leaseTable": {"Orders@G": entries}}, leases, offsets, lambda *_: 9, 0, 0)
         heads = {queue.key[2]: (queue.head, list(queue.leases)) for queue in leases}
         assert heads == {1: (4, [1, 3]), 2: (4, [3])}
         assert [offsets.query("G", "Orders", queue_id) for queue_id in range(5)] == [0, 1, 3, 9, 2]
@@ -252,7 +252,7 @@ class TestAKill:
             assert (await PopClient(peer).pop()).bodies == ["3", "4", "5"]
 
     async def test_the_table_is_built_while_other_tasks_run(self, monkeypatch):
-        monkeypatch.setattr(lease_table, "PER_TURN", 4)
+        monkeypatch.setattr(lease_files, "PER_TURN", 4)
         offsets = ConsumerOffsets()
         leases = Leases(offsets, 5)
         for queue_id in range(3):
@@ -260,7 +260,7 @@ class TestAKill:
             offsets.commit(*key, 0)
             popped = [(offset, Pop(1, 0, 0), 100, True) for offset in (*range(9), 11)]
             leases.restore(key, 12, popped)
-        building = asyncio.create_task(lease_table.to_table(leases, 0, 50))
+        building = asyncio.create_task(lease_files.leases_table(leases, 0, 50))
         turns = 0
         while not building.done():
             turns += 1
@@ -275,7 +275,7 @@ class TestAKill:
         offsets.commit("G", "Orders", 0, 1)
         leases = Leases(offsets, 5)
         table = {"floor": 1, "head": 9, "pops": [[1, 0, 1 << 50, True, "1 1 6 1"]]}
-        restore({"leaseTable": {"Orders@G": {"0": table}}}, leases, offsets, lambda *_: 4, 0, 0)
+        restore_leases({"leaseTable": {"Orders@G": {"0": table}}}, leases, offsets, lambda *_: 4, 0, 0)
         (queue,) = leases
         assert (queue.head, list(queue.leases)) == (4, [1])
 
@@ -333,10 +333,10 @@ class TestAClockThatWasSetBack:
     def test_ordinary_leases(self, leases):
         entry = {"floor": 4, "head": 5, "pops": [[8_000, 4, 10_000, True, "4 1"]]}
         table = {"leaseTable": {"Orders@G": {"0": entry}}, "writtenAt": 9_000}
-        restore(table, leases, self.offsets, lambda *_: 5, 50, 1_000)
+        restore_leases(table, leases, self.offsets, lambda *_: 5, 50, 1_000)
         assert leases.next_deadline_ms() == 50 + 1_000
 
     def test_ordered_leases(self, leases):
         entry = {"popTime": 8_000, "i": 2_000, "o": [4], "ot": {4: 10_000}, "l": 9_000, "cm": 0}
-        order_info.restore({"table": {"Orders@G": {0: entry}}}, leases, self.offsets, 50, 1_000)
+        lease_files.restore_ordered({"table": {"Orders@G": {0: entry}}}, leases, self.offsets, 50, 1_000)
         assert leases.next_deadline_ms() == 50 + 1_000

@@ -191,12 +191,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
         return weights
 
     def _consumer(
-        self,
-        connection: Connection,
-        client: Client,
-        data: ConsumerData,
-        now_ms: int,
-        weight: int,
+        self, connection: Connection, client: Client, data: ConsumerData, now_ms: int, weight: int
     ) -> None:
         group = data.group_name
         settings = self.tables.groups.find(group)

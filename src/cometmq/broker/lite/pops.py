@@ -63,7 +63,7 @@ class LitePop(CheckedPop):
     queues: list[str] = field(default_factory=list)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class LitePops(PopServer[LitePop]):
     """Serves the pops from lite topics."""
 

@@ -181,9 +181,7 @@ class LiteProcessor:
         until_ms = self.service.clock.time_ms() + invisible_ms
         return frame.response(
             header=ChangeInvisibleTimeResponseHeader(
-                pop_time=pop_ms,
-                invisible_time=max(until_ms - pop_ms, 0),
-                revive_qid=handle.revive_queue_id,
+                pop_time=pop_ms, invisible_time=max(until_ms - pop_ms, 0), revive_qid=handle.revive_queue_id
             )
         )
 

@@ -83,9 +83,8 @@ class LiteService:
         self.subscriptions = LiteSubscriptions()
         self.leases = Leases(self.queues, self.clock.time_ms())
         self.pops = LitePops(
-            clock=self.clock, store=self.store, stats=self.stats, tick=self.tick, groups=self.tables.groups,
-            queues=self.queues, subscriptions=self.subscriptions, leases=self.leases,
-            retries=self.retries,
+            self.clock, self.store, self.tick, self.stats, self.leases, self.retries, self.tables.groups,
+            self.queues, self.subscriptions,
         )  # fmt: skip
         self._checks = Periodic(self._loop, CHECK_S, self.check, name="removal of expired lite topics")
 

@@ -34,7 +34,7 @@ def checked_attempt_id(text: str | None) -> str:
     return text or ""
 
 
-class PopChecks(msgspec.Struct, eq=False, kw_only=True):
+class PopChecks(msgspec.Struct, eq=False):
     """Checks pops against the broker's settings, topics and groups."""
 
     config: BrokerConfig

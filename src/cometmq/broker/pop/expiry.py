@@ -39,7 +39,7 @@ POSTPONED_MS = 2_000
 """The time, in ms, after which a lease expires again whose message could not be copied."""
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class LeaseExpiry:
     """Handles the leases that expire. `freed` is called with each queue whose ordered leases have expired."""
 

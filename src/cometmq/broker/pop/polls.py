@@ -176,7 +176,7 @@ class Polls(ParkedTable[P]):
         return super()._unpark(found)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class PopServer(Generic[P]):
     """Parks pops that find nothing and serves them again: the common part of all kinds of pops.
 
@@ -198,9 +198,7 @@ class PopServer(Generic[P]):
         self._timer = DeadlineTimer(self._loop, self._expire_polls)
         self._stopping = False
         self._log_limit = logs.LogLimiter()
-        self.expiry = LeaseExpiry(
-            clock=self.clock, leases=self.leases, retries=self.retries, freed=self.freed
-        )
+        self.expiry = LeaseExpiry(self.clock, self.leases, self.retries, self.freed)
 
     def serve(self, request: P) -> None:
         """Read messages for a pop, and answer or park it."""

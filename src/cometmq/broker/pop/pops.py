@@ -25,14 +25,7 @@ from cometmq.broker.filters.sql_filters import FilterScan
 from cometmq.broker.groups.offset_requests import is_on_disk
 from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
 from cometmq.broker.pop.plan import Place, plan
-from cometmq.broker.pop.polls import (
-    FOUND,
-    POLLING_FULL,
-    POLLING_TIMEOUT,
-    CheckedPop,
-    PollKey,
-    PopServer,
-)
+from cometmq.broker.pop.polls import FOUND, POLLING_FULL, POLLING_TIMEOUT, CheckedPop, PollKey, PopServer
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
@@ -41,15 +34,7 @@ from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.pop import TopicKind
 from cometmq.protocol.record.one import queue_offset_of, record_starts
 from cometmq.protocol.sql import SqlFilter
-from cometmq.store import (
-    CACHED,
-    Arrivals,
-    Buffer,
-    GetStatus,
-    NotInMemory,
-    ReadResult,
-    Reads,
-)
+from cometmq.store import CACHED, Arrivals, Buffer, GetStatus, NotInMemory, ReadResult, Reads
 
 log = logs.logger(__name__)
 
@@ -104,7 +89,7 @@ class PopRequest(CheckedPop):
     scan: FilterScan | None = None
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Pops(PopServer[PopRequest]):
     """Serves the pops of a broker, except those from lite topics."""
 
@@ -237,11 +222,7 @@ class Pops(PopServer[PopRequest]):
         return max(store.max_offset(topic, queue_id) - 1, 0)
 
     def _read(
-        self,
-        request: PopRequest,
-        place: Place,
-        queue: LeasedQueue,
-        reads: Reads = CACHED,
+        self, request: PopRequest, place: Place, queue: LeasedQueue, reads: Reads = CACHED
     ) -> ReadResult:
         _, topic, queue_id = place
         wanted = request.wanted

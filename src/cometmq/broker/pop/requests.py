@@ -171,8 +171,7 @@ class PopProcessor:
             left -= len(offsets)
             if left < 0:
                 raise CommandError(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"a request can ack at most {MAX_ACKS_PER_REQUEST} messages",
+                    ResponseCode.MESSAGE_ILLEGAL, f"a request can ack at most {MAX_ACKS_PER_REQUEST} messages"
                 )
             end = self.service.store.max_offset(topic, ack.queue_id)
             for offset in offsets:

@@ -62,7 +62,7 @@ class Overdue(NamedTuple):
     counts: bool
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Retries:
     """Stores copies of overdue messages."""
 

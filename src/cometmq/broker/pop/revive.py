@@ -32,14 +32,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import BodyError, CommandError, RecordError, StoreError
 from cometmq.message import MessageExt
 from cometmq.periodic import Periodic, Tasks
-from cometmq.protocol.bodies import (
-    ACK_TAG,
-    BATCH_ACK_TAG,
-    CHECKPOINT_TAG,
-    AckMsg,
-    BatchAckMsg,
-    PopCheckPoint,
-)
+from cometmq.protocol.bodies import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, AckMsg, BatchAckMsg, PopCheckPoint
 from cometmq.protocol.codes import REVIVE_GROUP, REVIVE_TOPIC_PREFIX
 from cometmq.protocol.properties.values import encode_properties, stored_tags_code
 from cometmq.protocol.record.one import decode_record, record_starts
@@ -117,7 +110,7 @@ class Checkpoint:
     heap_ms: int = 0
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class ReviveLog:
     """Reads and writes the revive log of a broker."""
 

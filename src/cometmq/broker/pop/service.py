@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.filters.sql_filters import SqlFilters
-from cometmq.broker.pop import lease_table, order_info
+from cometmq.broker.pop import lease_files
 from cometmq.broker.pop.checks import PopChecks
 from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.pops import Pops
@@ -28,8 +28,6 @@ from cometmq.store import Clock, MessageStore
 
 SWEEP_S = 10.0
 SAVE_S = 2.0
-ORDER_INFO = "consumerOrderInfo.json"
-LEASES = "popLeases.json"
 
 
 @dataclass(eq=False)
@@ -48,50 +46,38 @@ class PopService:
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.tables.offsets, self.clock.time_ms())
-        self.checks = PopChecks(
-            config=self.config, store=self.store, tables=self.tables, filters=self.filters
-        )
-        self.retries = Retries(store=self.store, tables=self.tables, writer=self.writer)
+        self.checks = PopChecks(self.config, self.store, self.tables, self.filters)
+        self.retries = Retries(self.store, self.tables, self.writer)
         self.revive = ReviveLog(
-            config=self.config, clock=self.clock, store=self.store, tables=self.tables, writer=self.writer,
-            leases=self.leases, retries=self.retries,
-        )  # fmt: skip
-        self._order_file_used = False
-        path = os.path.join(self.config.store.root, "config", ORDER_INFO)
-        self._order_file = TableFile(
-            self.store.disk,
-            path,
-            self._order_table,
-            self.tables.log_flushed,
+            self.config, self.clock, self.store, self.tables, self.writer, self.leases, self.retries
         )
-        self.pops = Pops(
-            clock=self.clock, store=self.store, tick=self.tick, tables=self.tables, stats=self.stats,
-            leases=self.leases, retries=self.retries, arrivals=self.arrivals,
-        )  # fmt: skip
+        self._order_file_used = self._lease_file_used = False
+        self._order_file = self._file(lease_files.ORDER_INFO, lease_files.ordered_table)
+        self.lease_file = self._file(lease_files.LEASES, lease_files.leases_table)
         # The offset of a queue that was set back must not be on the disk together with its former leases.
         self.tables.offsets_file.flush_first = self._before_offsets
-        self.lease_file = TableFile(
+        self.pops = Pops(
+            self.clock,
+            self.store,
+            self.tick,
+            self.stats,
+            self.leases,
+            self.retries,
+            self.tables,
+            self.arrivals,
+        )
+        loop = asyncio.get_running_loop()
+        self._saves = Periodic(loop, SAVE_S, self._save_leases, name="writing the leases of popped messages")
+        self._sweeps = Periodic(loop, SWEEP_S, self._sweep, name="sweep of parked pops and early acks")
+
+    def _file(self, name: str, table: Callable[[Leases, int, int], Any]) -> TableFile:
+        path = os.path.join(self.config.store.root, "config", name)
+        return TableFile(
             self.store.disk,
-            os.path.join(self.config.store.root, "config", LEASES),
-            self._lease_table,
+            path,
+            lambda: table(self.leases, mono_ms(self.clock), self.clock.time_ms()),
             self.tables.log_flushed,
         )
-        self._lease_file_used = False
-        self._saves = Periodic(
-            asyncio.get_running_loop(),
-            SAVE_S,
-            self._save_leases,
-            name="writing the leases of popped messages",
-        )
-        self._sweeps = Periodic(
-            asyncio.get_running_loop(), SWEEP_S, self._sweep, name="sweep of parked pops and early acks"
-        )
-
-    def _order_table(self) -> dict[str, Any]:
-        return order_info.to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
-
-    def _lease_table(self) -> Awaitable[dict[str, Any]]:
-        return lease_table.to_table(self.leases, mono_ms(self.clock), self.clock.time_ms())
 
     def _sweep(self) -> None:
         self.pops.sweep()
@@ -109,15 +95,10 @@ class PopService:
             await self.lease_file.save_now()
 
     def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
-        """Mark a message as consumed.
+        """Mark a message as consumed. Return False if it is not leased under this handle.
 
-        Args:
-            key: The group, the topic in which the message was found, and the queue id.
-            offset: The message's queue offset.
-            pop_ms: The pop time in its receipt handle.
-
-        Returns:
-            False if the message is not leased under this handle.
+        `key` has the group, the topic in which the message was found, and the queue id. `pop_ms` is the pop
+        time in the receipt handle.
         """
         return self.pops.ack(key, offset, pop_ms) or self.revive.ack(PopKey(*key, pop_ms), offset)
 
@@ -136,10 +117,10 @@ class PopService:
         table = self._order_file.load_or_empty()
         self._order_file_used = bool(table.get("table"))
         now_ms, wall_ms = mono_ms(self.clock), self.clock.time_ms()
-        order_info.restore(table, self.leases, self.tables.offsets, now_ms, wall_ms)
+        lease_files.restore_ordered(table, self.leases, self.tables.offsets, now_ms, wall_ms)
         table = self.lease_file.load_or_empty()
         if not self.store.recovered.clean:
-            lease_table.restore(
+            lease_files.restore_leases(
                 table, self.leases, self.tables.offsets, self.store.max_offset, now_ms, wall_ms
             )
 
@@ -174,7 +155,8 @@ class PopService:
 
     async def save(self) -> None:
         """Write the files of leases, because the broker stops and the revive log has its records."""
-        if self._order_file_used or self._order_table()["table"]:
+        ordered = any(queue.ordered or queue.deliveries for queue in self.leases)
+        if self._order_file_used or ordered:
             await self._order_file.finish()
         if self._lease_file_used:
             await self.lease_file.finish()
