@@ -7,10 +7,10 @@ import msgspec
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.subscriptions import ExpressionError, is_tag_type, tag_codes
-from cometmq.broker.pull.checks import READ, Wanted
+from cometmq.broker.pull.checks import READ, Wanted, illegal_queue, refused_group, refused_topic
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, SqlError
-from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, RETRY_PREFIX, VERSION_5_0_0, ResponseCode
 from cometmq.protocol.pop import TopicKind
 from cometmq.store import MessageStore
@@ -66,11 +66,7 @@ class PopChecks(msgspec.Struct, eq=False):
             )
 
     def check(self, group_name: str, topic_name: str, queue_id: int) -> SubscriptionGroupConfig:
-        """Check the right state of the broker, the topic, the queue and the group. Return the group.
-
-        Raises:
-            CommandError: The request is refused.
-        """
+        """Check the broker, the topic, the queue and the group. Return the group. Raises CommandError."""
         config = self.config
         self.check_master()
         if not config.broker_permission & READ:
@@ -80,20 +76,14 @@ class PopChecks(msgspec.Struct, eq=False):
         if topic_name.startswith(RETRY_PREFIX):
             # Several groups may share a retry topic. The pop of a topic reads the group's retries, too.
             raise CommandError(ResponseCode.NO_PERMISSION, "retry topics cannot be popped: pop their topic")
-        topic = self._topic(topic_name)
+        topic = self.tables.topics.table.get(topic_name)
+        if topic is None or not topic.perm & READ:
+            raise refused_topic(topic_name, topic, "peeking")
         if queue_id >= topic.read_queue_nums:
-            raise CommandError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId[{queue_id}] is illegal, topic:[{topic_name}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
-            )
+            raise CommandError(ResponseCode.INVALID_PARAMETER, illegal_queue(queue_id, topic))
         group = self.tables.groups.find(group_name)
-        if group is None:
-            raise CommandError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group_name}] does not exist"
-            )
-        if not group.consume_enable:
-            raise CommandError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group_name}")
+        if group is None or not group.consume_enable:
+            raise refused_group(group_name, group)
         retry_topic = TopicKind.RETRY_V1.topic(topic_name, group_name)
         if len(retry_topic) > MAX_TOPIC_LENGTH:
             raise CommandError(
@@ -102,14 +92,6 @@ class PopChecks(msgspec.Struct, eq=False):
                 f"than {MAX_TOPIC_LENGTH}: use a shorter topic or group",
             )
         return group
-
-    def _topic(self, name: str) -> TopicConfig:
-        topic = self.tables.topics.table.get(name)
-        if topic is None:
-            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
-        if not topic.perm & READ:
-            raise CommandError(ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden")
-        return topic
 
     def wanted(self, expression: str | None, expression_type: str | None) -> Wanted:
         """Return the filter of a request.
@@ -132,15 +114,9 @@ class PopChecks(msgspec.Struct, eq=False):
         self.check_master()
         topic = self.tables.topics.table.get(topic_name)
         if topic is None:
-            raise CommandError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic_name}] not exist, apply first please!"
-            )
+            raise refused_topic(topic_name, topic, "peeking")
         if not 0 <= queue_id < topic.read_queue_nums:
-            raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"queueId[{queue_id}] is illegal, topic:[{topic_name}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
-            )
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, illegal_queue(queue_id, topic))
         low, high = self.store.min_offset(topic_name, queue_id), self.store.max_offset(topic_name, queue_id)
         if not low <= offset < high:
             raise CommandError(

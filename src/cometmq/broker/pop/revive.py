@@ -68,30 +68,14 @@ class PopKey(NamedTuple):
     pop_ms: int
 
 
-class CheckpointKey(NamedTuple):
-    """What identifies a checkpoint in the records of acks. A pop may have several checkpoints.
-
-    Receipt handles contain it, too. However, once a client has changed a lease, the start in its handle is
-    the message's own offset.
-    """
-
-    group: str
-    topic: str
-    queue_id: int
-    start: int
-    pop_ms: int
-
-    @property
-    def pop(self) -> PopKey:
-        return PopKey(self.group, self.topic, self.queue_id, self.pop_ms)
-
-
 @dataclass(slots=True, eq=False)
 class Checkpoint:
     """A checkpoint of the revive log whose messages are not all done.
 
     Attributes:
-        key: What identifies the checkpoint.
+        pop: The pop, which may have several checkpoints.
+        start: The first offset. With the pop, it identifies the checkpoint in records of acks. In a receipt
+            handle, it is the message's own offset once a client has changed the lease.
         place: Its queue and offset in the revive log.
         all: The offsets of all its messages.
         open: The offsets of messages that are neither acked nor copied, and whether each is being copied.
@@ -100,7 +84,8 @@ class Checkpoint:
         changed: Whether the revive log does not contain the present state.
     """
 
-    key: CheckpointKey
+    pop: PopKey
+    start: int
     place: tuple[int, int]
     all: list[int]
     open: dict[int, bool]
@@ -222,31 +207,31 @@ class ReviveLog:
         own = self.config.broker_name
         if not read.topic or not read.group or (read.broker_name or own) != own:
             return
-        key = CheckpointKey(read.group, read.topic, read.queue_id, read.start_offset, read.pop_time)
+        pop, start = PopKey(read.group, read.topic, read.queue_id, read.pop_time), read.start_offset
         acked = read.bit_map
         offsets = read.offsets()
-        early = self._take_early(key.pop, offsets)
+        early = self._take_early(pop, offsets)
         left = {each: False for bit, each in enumerate(offsets) if not acked >> bit & 1 and each not in early}
         # If the clock was set back since the checkpoint was written, the leases do not last longer.
         now_ms = max(self.clock.time_ms(), message.born_timestamp_ms)
         remaining_ms = read.pop_time + read.invisible_time - now_ms
         due_ms = mono_ms(self.clock) + max(remaining_ms, 0) + ACK_GRACE_MS
-        former = self._pending.get(key.pop, {}).get(key.start)
+        former = self._pending.get(pop, {}).get(start)
         if former is not None:  # A later checkpoint with the same key replaces the former one
             former.open.clear()
             self._forget(former)
-        checkpoint = Checkpoint(key, place, offsets, left, due_ms, not read.suspend, bool(early))
+        checkpoint = Checkpoint(pop, start, place, offsets, left, due_ms, not read.suspend, bool(early))
         self._by_queue.setdefault(place[0], {})[place[1]] = checkpoint
         if left:
-            self._pending.setdefault(key.pop, {})[key.start] = checkpoint
+            self._pending.setdefault(pop, {})[start] = checkpoint
             self._pending_count += 1
             self._schedule(checkpoint)
 
     def _forget(self, checkpoint: Checkpoint) -> None:
-        of_pop = self._pending[checkpoint.key.pop]
-        del of_pop[checkpoint.key.start]
+        of_pop = self._pending[checkpoint.pop]
+        del of_pop[checkpoint.start]
         if not of_pop:
-            del self._pending[checkpoint.key.pop]
+            del self._pending[checkpoint.pop]
         self._pending_count -= 1
 
     # -- acks and renewals by consumers
@@ -327,8 +312,7 @@ class ReviveLog:
     def _done(self, checkpoint: Checkpoint, offset: int) -> None:
         """Record that a message is acked or copied."""
         checkpoint.open.pop(offset, None)
-        key = checkpoint.key
-        if not checkpoint.open and self._pending.get(key.pop, {}).get(key.start) is checkpoint:
+        if not checkpoint.open and self._pending.get(checkpoint.pop, {}).get(checkpoint.start) is checkpoint:
             self._forget(checkpoint)
             self._commit(checkpoint.place[0])
 
@@ -371,7 +355,7 @@ class ReviveLog:
     def _copy(self, checkpoint: Checkpoint, offset: int) -> None:
         checkpoint.open[offset] = True
         checkpoint.changed = True
-        key = checkpoint.key
+        pop = checkpoint.pop
 
         def done(ok: bool) -> None:
             if ok:
@@ -381,7 +365,7 @@ class ReviveLog:
                 checkpoint.due_ms = mono_ms(self.clock) + RETRY_MS
                 self._schedule(checkpoint)
 
-        overdue = Overdue(key.group, key.topic, key.queue_id, offset, key.pop_ms, checkpoint.counts)
+        overdue = Overdue(*pop[:3], offset, pop.pop_ms, checkpoint.counts)
         self.retries.copy(overdue, done)
 
     # -- the stop
@@ -405,10 +389,8 @@ class ReviveLog:
                 if not checkpoint.changed:
                     continue
                 if checkpoint.open:
-                    self._write_checkpoint(
-                        checkpoint.key, list(checkpoint.open), checkpoint.due_ms, checkpoint.counts,
-                        checkpoint.place[0],
-                    )  # fmt: skip
+                    state = list(checkpoint.open), checkpoint.due_ms, checkpoint.counts, checkpoint.place[0]
+                    self._write_checkpoint(checkpoint.pop, checkpoint.start, *state)
                 else:
                     self._write_acks(checkpoint)
 
@@ -418,10 +400,11 @@ class ReviveLog:
             if queue.leases and not queue.ordered:
                 for leases in _by_pop(queue):
                     first = leases[0]
-                    key = CheckpointKey(*queue.key, first.pop.start, first.pop.pop_ms)
+                    pop = PopKey(*queue.key, first.pop.pop_ms)
                     due_ms = max(lease.deadline_ms for lease in leases)
                     counts = all(lease.counts for lease in leases)
-                    self._write_checkpoint(key, [lease.offset for lease in leases], due_ms, counts)
+                    offsets = [lease.offset for lease in leases]
+                    self._write_checkpoint(pop, first.pop.start, offsets, due_ms, counts)
                 self.writer.appended(partial(self._move_to_head, queue, queue.head))
 
     def _move_to_head(self, queue: LeasedQueue, head: int, _code: int, remark: str | None) -> None:
@@ -429,33 +412,39 @@ class ReviveLog:
             self.tables.offsets.commit(*queue.key, head)
 
     def _write_checkpoint(
-        self, key: CheckpointKey, offsets: list[int], due_ms: int, counts: bool, queue_id: int = REVIVE_QUEUE
+        self,
+        pop: PopKey,
+        start: int,
+        offsets: list[int],
+        due_ms: int,
+        counts: bool,
+        queue_id: int = REVIVE_QUEUE,
     ) -> None:
         until_ms = self.clock.time_ms() + max(due_ms - mono_ms(self.clock), 0)
         checkpoint = PopCheckPoint(
-            start_offset=key.start,
-            pop_time=key.pop_ms,
-            invisible_time=max(until_ms - key.pop_ms, 0),
+            start_offset=start,
+            pop_time=pop.pop_ms,
+            invisible_time=max(until_ms - pop.pop_ms, 0),
             num=len(offsets),
-            queue_id=key.queue_id,
-            topic=key.topic,
-            group=key.group,
-            revive_time=max(until_ms, key.pop_ms),
-            queue_offset_diff=[offset - key.start for offset in offsets],
+            queue_id=pop.queue_id,
+            topic=pop.topic,
+            group=pop.group,
+            revive_time=max(until_ms, pop.pop_ms),
+            queue_offset_diff=[offset - start for offset in offsets],
             broker_name=self.config.broker_name,
             suspend=not counts,
         )
         self._append(queue_id, CHECKPOINT_TAG, checkpoint.unique_key, checkpoint.encode())
 
     def _write_acks(self, checkpoint: Checkpoint) -> None:
-        key = checkpoint.key
+        pop = checkpoint.pop
         ack = BatchAckMsg(
             ack_offset=-1,
-            start_offset=key.start,
-            group=key.group,
-            topic=key.topic,
-            queue_id=key.queue_id,
-            pop_time=key.pop_ms,
+            start_offset=checkpoint.start,
+            group=pop.group,
+            topic=pop.topic,
+            queue_id=pop.queue_id,
+            pop_time=pop.pop_ms,
             broker_name=self.config.broker_name,
             ack_offset_list=checkpoint.all,
         )

@@ -56,28 +56,19 @@ class PopService:
         self.lease_file = self._file(lease_files.LEASES, lease_files.leases_table)
         # The offset of a queue that was set back must not be on the disk together with its former leases.
         self.tables.offsets_file.flush_first = self._before_offsets
-        self.pops = Pops(
-            self.clock,
-            self.store,
-            self.tick,
-            self.stats,
-            self.leases,
-            self.retries,
-            self.tables,
-            self.arrivals,
-        )
+        given = self.clock, self.store, self.tick, self.stats, self.leases, self.retries
+        self.pops = Pops(*given, self.tables, self.arrivals)
         loop = asyncio.get_running_loop()
         self._saves = Periodic(loop, SAVE_S, self._save_leases, name="writing the leases of popped messages")
         self._sweeps = Periodic(loop, SWEEP_S, self._sweep, name="sweep of parked pops and early acks")
 
     def _file(self, name: str, table: Callable[[Leases, int, int], Any]) -> TableFile:
         path = os.path.join(self.config.store.root, "config", name)
-        return TableFile(
-            self.store.disk,
-            path,
-            lambda: table(self.leases, mono_ms(self.clock), self.clock.time_ms()),
-            self.tables.log_flushed,
-        )
+
+        def content() -> Any:
+            return table(self.leases, mono_ms(self.clock), self.clock.time_ms())
+
+        return TableFile(self.store.disk, path, content, self.tables.log_flushed)
 
     def _sweep(self) -> None:
         self.pops.sweep()
@@ -155,8 +146,7 @@ class PopService:
 
     async def save(self) -> None:
         """Write the files of leases, because the broker stops and the revive log has its records."""
-        ordered = any(queue.ordered or queue.deliveries for queue in self.leases)
-        if self._order_file_used or ordered:
+        if self._order_file_used or lease_files.ordered_table(self.leases, 0, 0)["table"]:
             await self._order_file.finish()
         if self._lease_file_used:
             await self.lease_file.finish()

@@ -11,7 +11,7 @@ from cometmq.broker.groups.clients import ConsumerTable
 from cometmq.broker.groups.subscriptions import ExpressionError, is_tag_type, tag_codes
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, SqlError
-from cometmq.protocol.bodies import SubscriptionData
+from cometmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.codes import Perm, ResponseCode
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
@@ -45,30 +45,14 @@ class PullChecks(msgspec.Struct, eq=False):
                 ResponseCode.NO_PERMISSION, f"the broker[{config.broker_ip1}] pulling message is forbidden"
             )
         group = self.tables.groups.find(header.consumer_group)
-        if group is None:
-            raise CommandError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group}] does not exist",
-            )
-        if not group.consume_enable:
-            raise CommandError(
-                ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}"
-            )
+        if group is None or not group.consume_enable:
+            raise refused_group(header.consumer_group, group)
         topic = self.tables.topics.table.get(header.topic)
-        if topic is None:
-            raise CommandError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!"
-            )
-        if not topic.perm & READ:
-            raise CommandError(
-                ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden"
-            )
+        if topic is None or not topic.perm & READ:
+            raise refused_topic(header.topic, topic, "pulling")
         if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise CommandError(
-                compat.invalid_parameter(version),
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{connection.peer}]",
-            )
+            problem = f"{illegal_queue(header.queue_id, topic)} consumer:[{connection.peer}]"
+            raise CommandError(compat.invalid_parameter(version), problem)
         if header.sys_flag & SUBSCRIPTION:
             expression, expression_type = header.subscription, header.expression_type
         else:
@@ -112,3 +96,27 @@ class PullChecks(msgspec.Struct, eq=False):
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest", ext={}
             )
         return subscription
+
+
+def refused_group(name: str, group: SubscriptionGroupConfig | None) -> CommandError:
+    """Return the error for a group that is unknown or disabled."""
+    if group is None:
+        return CommandError(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist"
+        )
+    return CommandError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+
+
+def refused_topic(name: str, topic: TopicConfig | None, verb: str) -> CommandError:
+    """Return the error for a topic that is unknown or not readable."""
+    if topic is None:
+        return CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    return CommandError(ResponseCode.NO_PERMISSION, f"the topic[{name}] {verb} message is forbidden")
+
+
+def illegal_queue(queue_id: int, topic: TopicConfig) -> str:
+    """Return the remark for a queue that its topic does not have."""
+    return (
+        f"queueId[{queue_id}] is illegal, topic:[{topic.topic_name}] "
+        f"topicConfig.readQueueNums:[{topic.read_queue_nums}]"
+    )
