@@ -21,20 +21,19 @@ admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups a
     admin/servers admin/stats admin/topic_admin admin/values
 admin/test_lite.py: broker/admin/lite
 broker/test_checks.py: broker/transactions/service
-broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
+broker/test_client_requests.py: broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
 broker/test_consumers.py: broker/admin/clients
 broker/test_decision.py: broker/access/rights
 broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/transactions/records
-broker/test_lite_failover.py: broker/lite/copying
 broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/requests broker/lite/service
     broker/lite/subscriptions
 broker/test_modes.py: broker/tables/consume_modes
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
-broker/test_pops.py: broker/pop/checks broker/pop/lease_files broker/pop/plan broker/pop/polls
-    broker/pop/requests broker/pop/retries broker/pop/service
+broker/test_pops.py: broker/pop/checks broker/pop/lease_files broker/pop/polls broker/pop/requests
+    broker/pop/retries broker/pop/service
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
@@ -43,7 +42,6 @@ broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
 broker/test_replication.py: broker/replication/ha_client broker/replication/ha_server
     broker/replication/raft_wire
-broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
 broker/test_send.py: broker/base/members broker/base/replies broker/base/retry_records broker/base/writer
     broker/tables/topics

@@ -29,18 +29,15 @@ from cometmq.broker.base.writer import Writer
 from cometmq.broker.filter_servers import FilterServers
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.groups.client_requests import ClientProcessor
-from cometmq.broker.groups.clients import ConsumerTable, ProducerTable
+from cometmq.broker.groups.clients import ConsumerTable, GroupNotices, ProducerTable
 from cometmq.broker.groups.locks import QueueLocks
-from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.offset_requests import OffsetProcessor
-from cometmq.broker.lite.copying import LiteStateCopy
 from cometmq.broker.lite.requests import LiteProcessor
-from cometmq.broker.lite.service import LiteService
+from cometmq.broker.lite.service import LiteService, LiteStateCopy
 from cometmq.broker.pop.modes import ConsumeModes
 from cometmq.broker.pop.requests import PopProcessor
 from cometmq.broker.pop.service import PopService
 from cometmq.broker.pull.checks import PullChecks
-from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
@@ -189,10 +186,10 @@ class BrokerParts:
         filters = SqlFilters(config)
         self.slow_readers = SlowReaders(config, tables.groups)
         checks = PullChecks(config, tables, self.consumers, filters)
-        moved = OffsetMovedEvents(clock, store, tables.topics, writer, address)
         self.pulls = PullProcessor(
-            config, store, tick, tables, stats, checks, moved, self.slow_readers, self.security.is_admin
-        )
+            config, store, tick, tables, stats, checks, self.slow_readers, self.security.is_admin, clock,
+            writer, address,
+        )  # fmt: skip
         arrivals = self.pulls.long_poll
         self.pops = PopService(config, clock, store, tables, stats, tick, writer, filters, arrivals)
         self.lite = LiteService(config, clock, store, tables, stats, tick, self.pops.retries, arrivals)

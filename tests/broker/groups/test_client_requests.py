@@ -9,10 +9,9 @@ from tests.kit.brokers import Peer, records, refused, running, subscription
 from tests.kit.waiting import until
 
 from cometmq.broker.base import attributes
-from cometmq.broker.groups.clients import EXPIRED_MS
+from cometmq.broker.groups.clients import EXPIRED_MS, REST_S
 from cometmq.broker.groups.clients import MAX_GROUPS_PER_CONNECTION as MAX_GROUPS
 from cometmq.broker.groups.locks import LOCK_LIVE_MS
-from cometmq.broker.groups.notices import REST_S
 from cometmq.broker.tables import subscription_groups
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (

@@ -9,7 +9,7 @@ from tests.broker.pop.conftest import RETRY_TOPIC, V5, offset_in
 from tests.kit.brokers import create, take
 from tests.kit.waiting import until
 
-from cometmq.broker.pop import plan
+from cometmq.broker.pop import pops
 
 PRIORITY = "_SYS_MSG_PRIORITY_"
 
@@ -55,12 +55,12 @@ async def test_the_factor_of_a_group_is_its_share_of_such_pops(urgent, peer, con
     await peer.set_group(b'{"groupName":"G","attributes":{"priority.factor":"40"}}')
     await urgent(3)
     await urgent(0)
-    monkeypatch.setattr(plan.random, "randrange", lambda end: 40 if end == 100 else 0)
+    monkeypatch.setattr(pops.random, "randrange", lambda end: 40 if end == 100 else 0)
     assert (await consumer.pop(1)).bodies == ["0"]
 
 
 async def test_a_retry_keeps_its_priority(cluster, urgent, peer, consumer, monkeypatch):
-    monkeypatch.setattr(plan, "RETRY_FIRST", 0.0)
+    monkeypatch.setattr(pops, "RETRY_FIRST", 0.0)
     for priority in (0, 1, 3):
         await urgent(priority)
     found = await consumer.pop()

@@ -10,8 +10,7 @@ from cometmq import logs
 from cometmq.broker.base import compat
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.turns import Turns, encoded
-from cometmq.broker.groups.clients import ClientInfo, ConsumerTable
-from cometmq.broker.groups.notices import send_oneway
+from cometmq.broker.groups.clients import ClientInfo, ConsumerTable, send_oneway
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CometError, CommandError
 from cometmq.message import MessageQueue

@@ -23,10 +23,10 @@ from cometmq.broker.groups.clients import (
     Client,
     ConsumerGroup,
     ConsumerTable,
+    GroupNotices,
     ProducerTable,
 )
 from cometmq.broker.groups.locks import QueueLocks
-from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.subscriptions import is_tag_type
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, SqlError

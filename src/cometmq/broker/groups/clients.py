@@ -1,4 +1,4 @@
-"""The connected clients: producer groups, consumer groups, their members and subscriptions.
+"""The connected clients: producer groups, consumer groups, their members, subscriptions and notifications.
 
 Callers pass times in ms of a monotonic clock that does not count the time of a suspended machine. A heartbeat
 adds a client to the groups that it contains. Only an unregister request, a lost connection or 120 s of
@@ -8,14 +8,23 @@ silence removes the client; a group that is missing from a later heartbeat keeps
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from cometmq import logs
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.tables.subscription_groups import SubscriptionGroups
+from cometmq.errors import RemotingError
 from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionData
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import ConsumerGroupRequestHeader
 from cometmq.protocol.subscriptions import Settings, Wants, wants_of
+from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
@@ -28,6 +37,10 @@ MAX_GROUPS_PER_CONNECTION = 1_000
 WEIGHT_CHARACTERS = 16_384
 MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
 MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters of a client id; real client ids have about 40
+
+# Minimum interval, in seconds, between two notifications of the same group. If the group has not been
+# notified within this interval, a change is reported in the next iteration of the event loop.
+REST_S = 0.2
 
 POP_TYPE = "CONSUME_POP"  # The consume type of groups whose members pop messages
 # Client id, language and version of a client, and the type of a client that uses gRPC
@@ -355,3 +368,59 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
     def groups_of_topic(self, topic: str) -> set[str]:
         """Return the names of the online groups that subscribe to a topic."""
         return {name for name, known in self.groups.items() if topic in known.subscriptions}
+
+
+@dataclass(eq=False)
+class GroupNotices:
+    """Notifies the members of a group when its membership changes (NOTIFY_CONSUMER_IDS_CHANGED).
+
+    All changes within one iteration of the event loop cause one notification. Between two notifications of a
+    group there is a minimum interval. Otherwise a client that repeatedly joins and leaves, or changes its
+    subscriptions, could keep a group of thousands of members busy with rebalancing.
+    """
+
+    config: BrokerConfig
+    groups: SubscriptionGroups
+    consumers: ConsumerTable
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed: dict[str, bool] = {}  # Whether each group has changed since its last notification
+
+    def changed(self, group: str) -> None:
+        """Notify the members of a changed group.
+
+        The notification is sent in the next iteration of the event loop, or once the minimum interval since
+        the group's last notification has passed.
+        """
+        if group not in self._changed:
+            self._loop.call_soon(self._next, group)
+        self._changed[group] = True
+
+    def _next(self, group: str) -> None:
+        if self._changed[group]:
+            self._changed[group] = False
+            self._loop.call_later(REST_S, self._next, group)
+            self._send_notice(group)
+        else:
+            del self._changed[group]
+
+    def _send_notice(self, group: str) -> None:
+        settings = self.groups.table.get(group)
+        if not self.config.notify_consumer_ids_changed_enable or (
+            settings is not None and not settings.notify_consumer_ids_changed_enable
+        ):
+            return
+        header = ConsumerGroupRequestHeader(consumer_group=group)
+        for client in self.consumers.online(group):
+            send_oneway(client.channel, Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
+
+
+def send_oneway(channel: Connection, frame: Frame) -> None:
+    """Send a one-way request. If the connection is closed, do nothing: another handler handles the close."""
+    if channel.closed:
+        return
+    try:
+        channel.oneway(frame)
+    except RemotingError as error:
+        log.debug("oneway %d to %s not sent: %s", frame.code, channel.peer, error)

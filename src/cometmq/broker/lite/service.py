@@ -16,7 +16,7 @@ from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms
-from cometmq.broker.groups.notices import send_oneway
+from cometmq.broker.groups.clients import send_oneway
 from cometmq.broker.lite.following import ParentQueues
 from cometmq.broker.lite.lite_queues import LiteQueues
 from cometmq.broker.lite.pops import LitePops
@@ -28,10 +28,11 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
 from cometmq.protocol import lite
-from cometmq.protocol.bodies import OffsetOption, SubscriptionGroupConfig
+from cometmq.protocol.bodies import LiteState, OffsetOption, SubscriptionGroupConfig
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import NotifyUnsubscribeLiteRequestHeader
+from cometmq.protocol.headers.admin import GetLiteStateHeader
 from cometmq.protocol.properties.values import put, value_of
 from cometmq.remoting import Connection, Tick
 from cometmq.store import Arrivals, Clock, MessageStore, TickMessage
@@ -67,9 +68,8 @@ class LiteService:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._started = self.is_open = (
-            False  # Whether the broker serves requests; whether the database is open
-        )
+        # Whether the broker serves requests; whether the database is open
+        self._started = self.is_open = False
         self.parent_queues: ParentQueues
         self._parents: dict[str, int] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -409,3 +409,46 @@ class LiteService:
         if found:
             log.info("%d expired lite topics were examined, %d remain", len(found), self.queues.count)
         return len(found)
+
+
+class LiteStateCopy:
+    """A replica's copy of consumer offsets in lite topics, and of subscriptions to them.
+
+    It requests the changes since its last request. The queues themselves are not copied, because the replica
+    derives them from its log.
+    """
+
+    def __init__(self, service: LiteService) -> None:
+        self._service = service
+        self._epoch = ""
+        self._since = 0
+        self._subscriptions = 0
+
+    def request(self) -> GetLiteStateHeader | None:
+        """Return the request for the next changes, or None if this broker has no lite topics."""
+        if not self._service.is_open:
+            return None
+        return GetLiteStateHeader(self._epoch, self._since, self._subscriptions)
+
+    def take(self, table: LiteState) -> bool:
+        """Apply the changes in a response. Return whether the master has more of them.
+
+        The changes are requested again later if messages of this broker's log are still being read.
+        """
+        if not self._service.is_open:
+            return False
+        queues = self._service.queues
+        if table.subscriptions is not None:
+            queues.replace_subscriptions(table.subscriptions)
+            self._subscriptions = table.subscription_change
+        parents = {lite.parent_of(lmq) for _, lmq, _, _ in table.changes}
+        if not self._service.parent_queues.are_ready(parents):
+            return False
+        for _, lmq, group, offset in table.changes:
+            if queues.query(group, lmq, 0) != offset:
+                queues.commit(group, lmq, 0, offset)
+        if table.epoch != self._epoch:
+            self._epoch, self._since = table.epoch, 0
+        if table.changes:
+            self._since = table.changes[-1][0]
+        return table.more

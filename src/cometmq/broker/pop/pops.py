@@ -1,6 +1,6 @@
 """Pops with long polling: messages are read, leased and delivered to one of a group's consumers.
 
-A pop reads from the queues of its topic and of the group's retry topic (plan.py), with the same reads and
+A pop reads from the queues of its topic and of the group's retry topic (`plan`), with the same reads and
 filters as a pull. If a pop finds nothing, it is parked until messages arrive, leases of an ordered pop end,
 its time is over, or its client withdraws it. An SQL92 filter, or a tag that few messages have, is evaluated
 in turns, so that a scan never blocks the event loop for longer than a pull's.
@@ -11,8 +11,9 @@ nothing.
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -24,12 +25,12 @@ from cometmq.broker.base.times import mono_ms
 from cometmq.broker.filters.sql_filters import FilterScan
 from cometmq.broker.groups.offset_requests import is_on_disk
 from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
-from cometmq.broker.pop.plan import Place, plan
 from cometmq.broker.pop.polls import FOUND, POLLING_FULL, POLLING_TIMEOUT, CheckedPop, PollKey, PopServer
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
+from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.pop import TopicKind
 from cometmq.protocol.record.one import queue_offset_of, record_starts
@@ -42,7 +43,19 @@ SCAN_S = 0.001
 """The maximum duration of the filter scan of one pop, in seconds, as it blocks the event loop."""
 SCAN_SHARE = 0.5
 MAX_SCANS_PER_TICK = 4
+RETRY_FIRST = 0.2
+"""The share of pops that read from the retry topic first, as in Apache's broker."""
+PRIORITY_FACTOR = "priority.factor"
+"""The attribute of a group with the percentage of its pops that read the highest priority first."""
 _MAX_READS = 4  # Number of reads from one queue in a turn: more follow if filters or acks leave nothing
+
+
+class Place(NamedTuple):
+    """A queue from which a pop reads."""
+
+    kind: TopicKind
+    topic: str
+    queue_id: int
 
 
 class PoppedQueue(NamedTuple):
@@ -381,3 +394,48 @@ def split(buffers: Sequence[Buffer]) -> list[Buffer]:
         starts, end = record_starts(buffer)
         found += [buffer[begin:stop] for begin, stop in zip(starts, [*starts[1:], end], strict=True)]
     return found
+
+
+def plan(
+    topics: Mapping[str, TopicConfig],
+    settings: SubscriptionGroupConfig | None,
+    group: str,
+    topic: str,
+    queue_id: int,
+    ordered: bool,
+) -> deque[Place]:
+    """Return the queues of a pop, in the order in which it reads them.
+
+    A pop begins with a random queue of its topic. The group's retry topic comes first in a share of the pops
+    and last in the others; ordered pops do not read it. In a topic of type PRIORITY, the queue id is the
+    priority of its messages: pops read the highest queue first. The retry topic of such a topic has as many
+    queues, so that a retry keeps its priority. Each of its queues is read directly before or after the queue
+    with the same id.
+    """
+    places: list[Place] = []
+    known = topics.get(topic)
+    if queue_id >= 0:
+        places.append(Place(TopicKind.NORMAL, topic, queue_id))
+    elif known is not None and (count := known.read_queue_nums) > 0:
+        first = random.randrange(count)
+        places += [Place(TopicKind.NORMAL, topic, (first + each) % count) for each in range(count)]
+    if ordered:
+        return deque(places)
+    retries = [
+        (kind, name, retry.read_queue_nums)
+        for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2)
+        if (retry := topics.get(name := kind.topic(topic, group))) is not None
+    ]
+    if retries:
+        kind, name, count = retries[0] if len(retries) == 1 else random.choice(retries)
+        several = [Place(kind, name, each) for each in range(count)]
+        places = several + places if random.random() < RETRY_FIRST else places + several
+    if known is not None and has_priorities(known) and random.randrange(100) < _factor(settings):
+        places.sort(key=lambda place: place.queue_id, reverse=True)  # Keeps the order of equal queue ids
+    return deque(places)
+
+
+def _factor(settings: SubscriptionGroupConfig | None) -> int:
+    """Return the percentage of a group's pops that read the highest priority first."""
+    text = ((settings and settings.attributes) or {}).get(PRIORITY_FACTOR, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 100

@@ -178,7 +178,7 @@ class Retries:
         """Return the topic and the queue id of a retry, which exist then.
 
         The retry topic has one queue. That of a topic with priorities has as many as that topic, so that a
-        retry does not wait for those of lower priority (plan.py).
+        retry does not wait for those of lower priority (`plan`).
         """
         topics, topic = self.tables.topics, overdue.topic
         if topic.startswith(RETRY_PREFIX):

@@ -32,28 +32,38 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.base import compat
+from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.deadlines import DeadlineTimer
 from cometmq.broker.base.replies import pull_reply
 from cometmq.broker.base.retry_records import sent_back_only
 from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.writer import Writer
 from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
 from cometmq.broker.pull.checks import PullChecks, Wanted
 from cometmq.broker.pull.long_poll import RECHECK_MS, LongPoll, ParkedPull
-from cometmq.broker.pull.offset_moved import OffsetMovedEvents
 from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
-from cometmq.errors import CommandError
-from cometmq.periodic import Periodic
-from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, RequestCode, ResponseCode, handles
+from cometmq.errors import CommandError, StoreError
+from cometmq.periodic import Periodic, Tasks
+from cometmq.protocol.bodies import OffsetMovedEvent
+from cometmq.protocol.codes import (
+    OFFSET_MOVED_EVENT,
+    TOOLS_CONSUMER_GROUP,
+    RequestCode,
+    ResponseCode,
+    handles,
+)
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
+from cometmq.protocol.properties.values import encode_properties, tags_code
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection, Tick
 from cometmq.store import (
     CACHED,
     Arrivals,
+    Clock,
     GetStatus,
     MessageStore,
     NotInMemory,
@@ -143,9 +153,11 @@ class PullProcessor:
     tables: DurableTables
     stats: Stats
     checks: PullChecks
-    moved: OffsetMovedEvents
     slow_readers: SlowReaders
     is_admin: Callable[[Connection, Frame], bool]
+    clock: Clock
+    writer: Writer
+    address: BrokerAddress
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -154,7 +166,7 @@ class PullProcessor:
         self._given = 0  # Total bytes of messages sent to consumers
         self._timer = DeadlineTimer(self._loop, self._expire)
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of parked pulls")
-        self._beside_tasks: set[asyncio.Task[None]] = set()
+        self._beside_tasks = Tasks()
         self._backlog: Backlog[PullRequest] = Backlog(
             self.serve_late, lambda: self.store.log.end, self._loop.time
         )
@@ -248,14 +260,7 @@ class PullProcessor:
     def _beside(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Complete a pull in a task. Until the task ends, read no requests from the pull's connection."""
         connection.hold()
-        task = self._loop.create_task(work)
-        self._beside_tasks.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._beside_tasks.discard(task)
-            connection.release()
-
-        task.add_done_callback(done)
+        self._beside_tasks.start(work).add_done_callback(lambda _task: connection.release())
 
     async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
@@ -363,11 +368,37 @@ class PullProcessor:
         log.info(
             "offset %d of topic %s queue %d, requested by group %s, is corrected to %d", *where, group, begin
         )
-        self.moved.store_event(group, topic, queue_id, offset, begin)
+        self._store_moved_event(group, topic, queue_id, offset, begin)
         # Schedule the next event-loop tick only after the current one: this method may run at the end of a
         # tick, and a running tick cannot schedule the next one.
         self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
+
+    def _store_moved_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
+        """Store an event in the topic OFFSET_MOVED_EVENT: the offset `asked` has been corrected to `begin`.
+
+        If the store accepts no messages at present, the event is lost.
+        """
+        event = OffsetMovedEvent(
+            consumer_group=group,
+            message_queue=self.tables.topics.queue(topic, queue_id),
+            offset_request=asked,
+            offset_new=begin,
+        )
+        try:
+            self.store.appender.append(
+                OFFSET_MOVED_EVENT,
+                0,
+                event.encode(),
+                encode_properties({"KEYS": group, "TAGS": group}),
+                born_timestamp_ms=self.clock.time_ms(),
+                born_host=self.address.packed,
+                tags_code=tags_code(group),
+            )
+        except StoreError as error:
+            log.warning("%s event of group %s could not be stored: %s", OFFSET_MOVED_EVENT, group, error)
+            return
+        self.writer.appended()
 
     def _suggested_broker(self, group: str, suggest_slave: bool) -> int:
         if not self.config.slave_read_enable:
@@ -431,8 +462,7 @@ class PullProcessor:
             self.serve_late(self._ready.popleft())
         self._backlog.serve_all()
         self._filter_scans.serve_all()
-        if self._beside_tasks:
-            await asyncio.gather(*self._beside_tasks, return_exceptions=True)
+        await self._beside_tasks.finish()
         self._filter_scans.serve_all()  # The finished tasks may have queued further pulls
 
     def arrived(self, arrivals: Arrivals) -> None:
@@ -440,10 +470,10 @@ class PullProcessor:
         if not len(self.long_poll):
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
-        for topic, queue_id, next_offset, tags_code, _ in arrivals:
+        for topic, queue_id, next_offset, code, _ in arrivals:
             if (topic, queue_id) not in waited_for:  # An earlier arrival has woken all pulls of the queue
                 continue
-            woken = arrived(topic, queue_id, next_offset, tags_code)
+            woken = arrived(topic, queue_id, next_offset, code)
             if woken:
                 self.wake(woken)
 

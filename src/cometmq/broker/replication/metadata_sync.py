@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from cometmq import logs
-from cometmq.broker.lite.copying import LiteStateCopy
+from cometmq.broker.lite.service import LiteStateCopy
 from cometmq.broker.replication.ha_client import success
 from cometmq.broker.tables.consumer_offsets import split_key
 from cometmq.broker.tables.durable import DurableTables

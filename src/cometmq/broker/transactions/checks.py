@@ -23,8 +23,7 @@ from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer, is_in_log
-from cometmq.broker.groups.clients import ProducerTable
-from cometmq.broker.groups.notices import send_oneway
+from cometmq.broker.groups.clients import ProducerTable, send_oneway
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.transactions.half import (
     Half,
