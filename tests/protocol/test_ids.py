@@ -7,12 +7,12 @@ from ipaddress import ip_address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.unique_keys import decode_unique_key
 
 from cometmq.protocol.ids import (
     IdError,
     UniqueKeys,
     decode_offset_id,
-    decode_unique_key,
     encode_offset_id,
     offset_id_of,
     pack_host,

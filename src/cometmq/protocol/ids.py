@@ -17,8 +17,6 @@ import msgspec
 from cometmq.errors import ProtocolError, shown
 
 _TAIL = struct.Struct(">iq")  # Fields of an offset id after the host address: port, physical offset
-# Fields of a unique key after the address: process id, process constant, ms since the month began.
-_UNIQUE = struct.Struct(">HII")
 # The last two fields of a unique key: ms since the month began, and a counter. Together they differ in each
 # key of a process.
 _moving = struct.Struct(">IH").pack
@@ -85,14 +83,15 @@ def offset_id_of(store_host: str, physical_offset: int) -> str:
 
 def decode_offset_id(text: str) -> OffsetId:
     """Decode an offset id in upper or lower case. Raises IdError."""
-    data = _bytes_of(text)
+    data = id_bytes(text)
     _, physical_offset = _TAIL.unpack_from(data, len(data) - 12)
     if physical_offset < 0:
         raise IdError(text, "the physical offset in the id is negative")
     return OffsetId(unpack_host(data[:-8]), physical_offset)
 
 
-def _bytes_of(text: str) -> bytes:
+def id_bytes(text: str) -> bytes:
+    """Return the bytes of an offset id or a unique key in upper or lower case. Raises IdError."""
     if len(text) not in _LENGTHS:
         raise IdError(text, f"the id has {len(text)} characters instead of 32 or 56")
     try:
@@ -102,16 +101,6 @@ def _bytes_of(text: str) -> bytes:
 
 
 # -- unique key
-
-
-class UniqueKey(msgspec.Struct, frozen=True):
-    """The parts of a unique key. `since_month_ms` is the time since the month began, modulo 2 ** 32 ms."""
-
-    address: str
-    pid: int
-    process_constant: int
-    since_month_ms: int
-    counter: int
 
 
 class UniqueKeys:
@@ -170,12 +159,3 @@ class UniqueKeys:
 def is_id_of_5x(text: str) -> bool:
     """Return whether a text looks like a unique key of a 5.x gRPC client: 01 and 32 further hex digits."""
     return _ID_OF_5X.fullmatch(text) is not None
-
-
-def decode_unique_key(text: str) -> UniqueKey:
-    """Decode a unique key in upper or lower case. Raises IdError."""
-    data = _bytes_of(text)
-    size = len(data) - 12
-    pid, constant, since_month_ms = _UNIQUE.unpack_from(data, size)
-    counter = int.from_bytes(data[-2:], "big")
-    return UniqueKey(str(ip_address(data[:size])), pid, constant, since_month_ms, counter)

@@ -92,6 +92,12 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     return kept + format_properties(missing).replace("\n", eol)
 
 
+_LETTERS = {char: letter for letter, char in ESCAPES.items()}
+_ESCAPED = re.compile(r"\\(u.{0,4}|.|\Z)", re.DOTALL)
+_UNIT = re.compile(r"u[0-9a-fA-F]{4}")
+_TO_ESCAPE = re.compile(r"\A |[\\=:#!]|[^ -~]")
+_TO_ESCAPE_IN_KEYS = re.compile(r"[ \\=:#!]|[^ -~]")
+_KEY = re.compile(r"(?:\\.?|[^\\=: \t\f])*", re.DOTALL)
 _EOL = re.compile(r"\r\n|\r|\n")
 _NATURAL = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
@@ -126,45 +132,24 @@ def ends_escaped(line: str) -> bool:
 
 def end_of_key(line: str) -> int:
     """Return the index of the first unescaped separator of key and value, else the line's length."""
-    at = 0
-    while at < len(line):
-        if line[at] == "\\":
-            at += 2
-            continue
-        if line[at] in "=:" or line[at] in BLANKS:
-            return at
-        at += 1
-    return len(line)
+    return len(_KEY.match(line)[0])  # type: ignore[index]  # It matches each text
 
 
 def unescape(text: str, line: int) -> str:
     """Resolve escapes. Raises PropertiesError unless four hexadecimal digits follow \\u."""
     if "\\" not in text:
         return text
-    out: list[str] = []
-    at = 0
-    while at < len(text):
-        char = text[at]
-        if char != "\\" or at + 1 == len(text):
-            out.append("" if char == "\\" else char)
-            at += 1
-            continue
-        letter = text[at + 1]
-        if letter != "u":
-            out.append(ESCAPES.get(letter, letter))
-            at += 2
-            continue
-        digits = text[at + 2 : at + 6]
-        try:
-            unit = int(digits, 16) if len(digits) == 4 and digits.isalnum() else -1
-        except ValueError:
-            unit = -1
-        if unit < 0:
-            raise PropertiesError(line, f"\\u needs four hexadecimal digits, not {digits!r}")
-        out.append(chr(unit))
-        at += 6
-    # Java writes a character beyond the basic plane as two \u escapes, a surrogate pair. Join such pairs.
-    return "".join(out).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+    def plain(match: re.Match[str]) -> str:
+        escaped = match[1]
+        if not escaped.startswith("u"):
+            return ESCAPES.get(escaped, escaped)
+        if not _UNIT.fullmatch(escaped):
+            raise PropertiesError(line, f"\\u needs four hexadecimal digits, not {escaped[1:]!r}")
+        return chr(int(escaped[1:], 16))
+
+    # Java writes a character beyond the basic plane as two \\u escapes, a surrogate pair. Join such pairs.
+    return _ESCAPED.sub(plain, text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def escape(text: str, *, key: bool) -> str:
@@ -172,17 +157,14 @@ def escape(text: str, *, key: bool) -> str:
 
     In a key, all blanks are escaped. In a value, only a blank at the start is escaped.
     """
-    out: list[str] = []
-    for at, char in enumerate(text):
-        if char == " ":
-            out.append("\\ " if key or at == 0 else " ")
-        elif char in "\\=:#!":
-            out.append("\\" + char)
-        elif char in "\t\n\r\f":
-            out.append("\\" + {"\t": "t", "\n": "n", "\r": "r", "\f": "f"}[char])
-        elif " " < char < "\x7f":
-            out.append(char)
-        else:
-            units = char.encode("utf-16-be", "surrogatepass")
-            out.extend(f"\\u{units[i] << 8 | units[i + 1]:04X}" for i in range(0, len(units), 2))
-    return "".join(out)
+    return (_TO_ESCAPE_IN_KEYS if key else _TO_ESCAPE).sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    char = match[0]
+    if " " <= char < "\x7f":
+        return "\\" + char
+    if char in _LETTERS:
+        return "\\" + _LETTERS[char]
+    units = char.encode("utf-16-be", "surrogatepass").hex().upper()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))

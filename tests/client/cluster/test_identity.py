@@ -7,13 +7,13 @@ import time
 from datetime import datetime
 
 import pytest
+from tests.kit.unique_keys import decode_unique_key
 
 from cometmq.client import ClientOptions
 from cometmq.client.cluster import identity
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
 from cometmq.client.cluster.options import environment_address_map, namesrv_addresses
 from cometmq.errors import ConfigError
-from cometmq.protocol.ids import decode_unique_key
 
 
 def test_client_ids_are_unique_unless_named() -> None:

@@ -18,7 +18,7 @@ from cometmq.message import MessageExt, MessageQueue, check_group_name, check_to
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_topic
-from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key, is_id_of_5x
+from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, id_bytes, is_id_of_5x
 from cometmq.protocol.properties.values import UNIQ_KEY
 
 ALWAYS = (0, 2**63 - 1)  # a range, in ms, that contains all store times
@@ -45,7 +45,7 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
     come from untrusted sources.
     """
     if not is_id_of_5x(msg_id):
-        decode_unique_key(msg_id)  # raises IdError for text that is neither an offset id nor a unique key
+        id_bytes(msg_id)  # raises IdError for text that is neither an offset id nor a unique key
     place = offset_id_in(msg_id)
     if place is not None and await _is_broker(client, place.host):
         return await client.brokers.view_message(place.host, place.physical_offset)

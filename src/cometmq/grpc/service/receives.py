@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cometmq import logs
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
@@ -63,27 +63,6 @@ MAX_POLLS = 256
 NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.NO_MESSAGE, ResponseCode.PULL_NOT_FOUND)
 
 
-class Receive(NamedTuple):
-    """A receive under way.
-
-    Attributes:
-        invisible_ms: The duration of the leases.
-        renewed: Whether the leases are renewed.
-        tags: The expression of the subscribed tags; "" with an SQL92 filter.
-        max_retries: The number of deliveries, after the first one, of a message of an ordered group. None for
-            other groups: the broker moves their dead letters when leases expire.
-    """
-
-    call: Call
-    client: Client
-    group: str
-    topic: str
-    invisible_ms: int
-    renewed: bool
-    tags: str
-    max_retries: int | None
-
-
 @dataclass(eq=False)
 class Receives:
     """Handles the calls of consumers.
@@ -117,21 +96,10 @@ class Receives:
         frame = _pop_frame(client, request, config, invisible_ms, poll_ms)
         outcome = client.asked(frame, poll_ms / 1000 + self.clients.call_timeout_s)
         call.on_cancel = partial(client.withdraw, frame.opaque)
-        expression = request.filter_expression
-        receive = Receive(
-            call,
-            client,
-            group,
-            topic,
-            invisible_ms,
-            bool(request.auto_renew),
-            "" if expression.type == FilterType.SQL else expression.expression,
-            config.retry_max_times if config.consume_message_orderly else None,
-        )
 
         def done(outcome: asyncio.Future[Frame]) -> None:
             try:
-                self._deliver(receive, outcome)
+                self._deliver(call, client, request, config, invisible_ms, outcome)
             except Exception as error:  # The response is damaged, or a value does not fit into a message
                 self._finish(call, ServiceError(Code.INTERNAL_SERVER_ERROR, str(error)))
                 if self._log_limit.allows():
@@ -153,9 +121,16 @@ class Receives:
             wanted = max(0, min(wanted, left))
         return wanted
 
-    def _deliver(self, receive: Receive, outcome: asyncio.Future[Frame]) -> None:
+    def _deliver(
+        self,
+        call: Call,
+        client: Client,
+        request: Any,
+        config: SubscriptionGroupConfig,
+        invisible_ms: int,
+        outcome: asyncio.Future[Frame],
+    ) -> None:
         """Send the messages of a pop's response, or give them back if the call or the client has ended."""
-        call, client = receive.call, receive.client
         if client.ended:
             # A client that ends waits for the end of its receives. It takes this status without an error.
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "the client has ended"))
@@ -170,37 +145,42 @@ class Receives:
         if response.code:
             self._finish(call, failure(response))
             return
-        now, m, tags, leases = self.clients.now(), messages(), _tags(receive.tags), list[Renewed]()
+        now, m, tags, leases = (
+            self.clients.now(),
+            messages(),
+            _tags(request.filter_expression),
+            list[Renewed](),
+        )
+        group, topic = request.group.name, request.message_queue.topic.name
         sent = [m.ReceiveMessageResponse(status=status(Code.OK)).SerializeToString()]
-        for popped in popped_messages(response, receive.topic, self.broker_name):
-            lease = Renewed(
-                receive.group, receive.topic, popped.handle, now, popped.deliveries, popped.lite_topic
-            )
+        for popped in popped_messages(response, topic, self.broker_name):
+            lease = Renewed(group, topic, popped.handle, now, popped.deliveries, popped.lite_topic)
             if call.ended:
                 self.renewals.change(lease, 0, counts=False)
                 continue
             if tags is not None and popped.message.tags not in tags:
                 self.renewals.ack(lease)
                 continue
-            if receive.max_retries is not None and popped.deliveries > receive.max_retries:
+            # In other groups, the broker moves the dead letters when leases expire.
+            if config.consume_message_orderly and popped.deliveries > config.retry_max_times:
                 self._tasks.start(self._bury(client, lease, popped.message.msg_id))
                 continue
             if body_crc(popped.message.body) != popped.message.body_crc:
                 # Its lease expires. The pulls of a client leave out such a message, too.
-                log.error("message %s of %s is damaged, not delivered", popped.message.msg_id, receive.topic)
+                log.error("message %s of %s is damaged, not delivered", popped.message.msg_id, topic)
                 continue
             delivered = m.ReceiveMessageResponse()
-            fill_message(delivered.message, popped, receive.topic, receive.invisible_ms)
+            fill_message(delivered.message, popped, topic, invisible_ms)
             sent.append(delivered.SerializeToString())
             leases.append(lease)
-            self.traces.delivered(client, receive.group, receive.topic, popped)
+            self.traces.delivered(client, group, topic, popped)
         if not leases:
             self._finish(call, ServiceError(Code.MESSAGE_NOT_FOUND, "no message has arrived"))
             return
         delivered = m.ReceiveMessageResponse()
         delivered.delivery_timestamp.GetCurrentTime()
         call.send(*sent, delivered.SerializeToString())
-        if receive.renewed:
+        if request.auto_renew:
             for lease in leases:
                 renewals.keep(client, lease)
         call.on_lost = partial(self._give_back, client, leases)
@@ -374,9 +354,10 @@ def _pop_frame(
     return client.frame(RequestCode.POP_MESSAGE, header)
 
 
-def _tags(expression: str) -> frozenset[str] | None:
-    """Return the tags of an expression, or None if it selects all messages."""
-    return None if expression in ("", "*") else frozenset(map(str.strip, expression.split("||")))
+def _tags(expression: Any) -> frozenset[str] | None:
+    """Return the tags of a `FilterExpression`, or None if it selects all messages or is SQL92."""
+    text = "" if expression.type == FilterType.SQL else expression.expression
+    return None if text in ("", "*") else frozenset(map(str.strip, text.split("||")))
 
 
 def _check_lease(outcome: Frame | RemotingError) -> None:
