@@ -405,7 +405,7 @@ async def test_unsent_requests_neither_close_the_connection_nor_stop_its_reads()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         go.set()
         await client.close(1)
-    assert {type(answer) for answer in answers} == {Frame}
+    assert all(isinstance(answer, Frame) for answer in answers)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -439,7 +439,7 @@ async def test_sends_wait_while_much_is_unsent_and_small_requests_do_not(is_lost
         go.set()
         await client.close(1)
 
-    assert {type(end) for end in ends} == {SendFailed if is_lost else Frame}
+    assert all(isinstance(end, SendFailed if is_lost else Frame) for end in ends)
     assert len(sent_before) < 41
     assert sent_before[-1] == (LATER, True)
     assert (ECHO, True) not in sent

@@ -45,11 +45,7 @@ class Credentials(msgspec.Struct, frozen=True):
 def credentials_of(
     access_key: str | None, secret_key: str | None, security_token: str | None = None
 ) -> Credentials | None:
-    """Return the credentials, or None if all three arguments are missing.
-
-    Raises:
-        ConfigError: The access key or the secret key is missing. The error never contains the secret.
-    """
+    """Return the credentials, or None without any argument. Raises ConfigError, never with the secret."""
     if not (access_key or secret_key or security_token):
         return None
     for key, value in (("access_key", access_key), ("secret_key", secret_key)):
@@ -72,10 +68,7 @@ def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview,
 
 
 def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview) -> bool:
-    """Return whether a request has a valid signature for this secret.
-
-    If the request has the field `UNIQUE_QUERY`, a signature is valid whether or not it covers this field.
-    """
+    """Return whether a request has a valid signature, whether or not that covers `UNIQUE_QUERY`."""
     given = ext.get(SIGNATURE, "").encode("utf-8", "replace")
     for all_fields in (False, True) if UNIQUE_QUERY in ext else (False,):
         wanted = signature(secret_key, ext, body, all_fields=all_fields).encode()

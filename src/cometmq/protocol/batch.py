@@ -30,10 +30,7 @@ class BatchItem(NamedTuple):
 
 
 def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
-    """Return the body of a batch of messages, given by flag, body and property string in UTF-8.
-
-    Raises MessageIllegal if a message does not fit into the format.
-    """
+    """Return a batch of messages: flag, body, property string. Raises MessageIllegal if one does not fit."""
     parts: list[Buffer] = []
     for flag, body, properties in items:
         if len(properties) > MAX_PROPERTIES_BYTES:

@@ -19,11 +19,7 @@ I64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Header(msgspec.Struct, gc=False, rename="camel"):
-    """The base class of all headers.
-
-    No code changes a header after its creation. The class is nevertheless not frozen, because decoding
-    frozen structs is slower.
-    """
+    """The base class of all headers. No code changes them, but decoding frozen structs is slower."""
 
     # For each field: its attribute, its wire name, its kind, and whether it is required. The tuple is
     # computed when it is first used.

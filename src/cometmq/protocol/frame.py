@@ -284,21 +284,16 @@ class _EndFrame(_TypedFrame, gc=False, kw_only=True):
     typed: EndTransactionRequestHeader = msgspec.field(name="extFields")
 
 
-class _PlainFrame(msgspec.Struct, gc=False):
-    code: I32
-    flag: I32 = 0
-    language: _Language = "OTHER"
-    opaque: I32 = 0
-    remark: str | None = None
-    version: I32 = 0
-    extFields: dict[str, str] | None = None  # noqa: N815
+class _ExtFrame(_TypedFrame, gc=False, kw_only=True):
+    ext_fields: dict[str, str] | None = msgspec.field(name="extFields", default=None)  # type: ignore[assignment]
+    typed: None = msgspec.field(name="#t", default=None)
 
 
 _send = msgspec.json.Decoder(_SendFrame, strict=False).decode
 _send_v2 = msgspec.json.Decoder(_SendFrameV2, strict=False).decode
 _pull = msgspec.json.Decoder(_PullFrame, strict=False).decode
 _end = msgspec.json.Decoder(_EndFrame, strict=False).decode
-_plain = msgspec.json.Decoder(_PlainFrame, strict=False).decode
+_plain = msgspec.json.Decoder(_ExtFrame, strict=False).decode
 
 # The decoders of frequent headers, by the first bytes of the header's JSON. Java, C++ and Go write the keys
 # in alphabetical order, so these bytes hold the request code.
@@ -382,21 +377,13 @@ def _decode_rest(buffer: Bytes, start: int, stop: int) -> Frame:
 
 def _decode_json(header: bytes) -> Frame:
     try:
-        plain = _plain(header)
+        frame = _plain(header)
     except _REFUSED:
         return _decode_lenient(header)
-    ext = plain.extFields
-    if ext is not None and len(ext) > MAX_EXT_FIELDS:
-        raise FrameError(f"{len(ext)} ext fields, at most {MAX_EXT_FIELDS} are allowed")
-    return Frame(
-        code=plain.code,
-        opaque=plain.opaque,
-        flag=plain.flag,
-        language=plain.language,
-        version=plain.version,
-        remark=plain.remark,
-        ext_fields=ext,
-    )
+    if frame.ext_fields is not None and len(frame.ext_fields) > MAX_EXT_FIELDS:
+        raise FrameError(f"{len(frame.ext_fields)} ext fields, at most {MAX_EXT_FIELDS} are allowed")
+    frame.raw_header = b""
+    return frame
 
 
 def _decode_lenient(header: bytes) -> Frame:

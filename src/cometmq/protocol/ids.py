@@ -39,11 +39,7 @@ class IdError(ProtocolError):
 
 @lru_cache(maxsize=4096)  # Cached, because packing a host takes 10 µs and stored messages come from few hosts
 def pack_host(host: str) -> bytes:
-    """Convert "ip:port" or "[ip]:port" to the form in records: 4 or 16 address bytes and a 4-byte port.
-
-    Raises:
-        ValueError: The text is not such an address.
-    """
+    """Convert "ip:port" or "[ip]:port" to a host in a record: address and 4-byte port. Raises ValueError."""
     address, colon, port = host.rpartition(":")
     if not colon:
         raise ValueError(f"{host!r} is not ip:port")

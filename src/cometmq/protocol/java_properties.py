@@ -27,18 +27,12 @@ class PropertiesError(ValueError):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parse properties. Return the values by key, in the order in which the keys first appear.
-
-    Raises PropertiesError.
-    """
+    """Return the values by key, in the order in which the keys first appear. Raises PropertiesError."""
     return {key: value for _, key, value in numbered_pairs(text)}
 
 
 def line_of(key: str, text: str) -> int | None:
-    """Return the number, from 1, of the line where the last pair with this key begins, or None without one.
-
-    Raises PropertiesError.
-    """
+    """Return the line (from 1) of the last pair with this key, or None. Raises PropertiesError."""
     lines = [number for number, found, _ in numbered_pairs(text) if found == key]
     return lines[-1] if lines else None
 
@@ -104,9 +98,8 @@ _SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each logical line: the number of its first line in the file, and its content.
+    """Yield the number and content of each logical line: a line and those that continue it after a backslash.
 
-    A logical line consists of one line and of the lines that continue it after a trailing backslash.
     Comments, blank lines and leading blanks are removed.
     """
     # `first` is the number of the line where the current logical line began. Between logical lines it is 0.
@@ -153,10 +146,7 @@ def unescape(text: str, line: int) -> str:
 
 
 def escape(text: str, *, key: bool) -> str:
-    """Escape a key or a value, so that Java's reader returns `text`.
-
-    In a key, all blanks are escaped. In a value, only a blank at the start is escaped.
-    """
+    """Escape a key (with all blanks) or a value (with a blank at the start) for Java's reader."""
     return (_TO_ESCAPE_IN_KEYS if key else _TO_ESCAPE).sub(_escaped, text)
 
 

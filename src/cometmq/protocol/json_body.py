@@ -112,10 +112,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class IntegerKeyed(Body):
-    """The base class of bodies with integer keys.
-
-    These bodies have a higher size limit, because mostly tools and slaves read them.
-    """
+    """The base class of bodies with integer keys. They may be larger: mostly tools and slaves read them."""
 
     FASTJSON: ClassVar[bool] = True
     MAX_LENIENT_BYTES: ClassVar[int] = MAX_CLIENT_BYTES
@@ -128,11 +125,7 @@ class QueueKeyed(IntegerKeyed):
 
 
 def tidy(value: Json) -> Json:
-    """Convert values that the lenient reader returned to values that a body class accepts.
-
-    Pairs of an object whose value is null are omitted. A key that is itself an object becomes the queue that
-    it describes.
-    """
+    """Omit null values of objects that the lenient reader returned, and convert keys that describe queues."""
     if isinstance(value, dict):
         return {_key(key): tidy(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -149,11 +142,7 @@ def _key(key: Any) -> Any:
 
 
 def write_fastjson(value: Any, bare: bool = True) -> bytes:
-    """Return a value in fastjson's dialect, in which queues and integers may be keys.
-
-    Keys are sorted, and fields of a body that are None are omitted. With `bare`, integer keys are written
-    without quotes.
-    """
+    """Return a value in fastjson's dialect, with sorted keys, also queues and (`bare`: unquoted) integers."""
     kind = value.__class__
     if kind is list:
         if _standard.issuperset(map(type, value)):

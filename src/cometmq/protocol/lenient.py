@@ -37,10 +37,7 @@ _WORDS: dict[str, Json] = {"null": None, "undefined": None, "NaN": None, "true":
 
 
 class LenientError(ProtocolError):
-    """A text is neither standard JSON nor fastjson's dialect.
-
-    `pos` is the index of the first invalid character.
-    """
+    """A text is neither standard JSON nor fastjson's dialect, from the character `pos` on."""
 
     problem: str
     pos: int

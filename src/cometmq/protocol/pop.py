@@ -59,10 +59,7 @@ class TopicKind(IntEnum):
         return cls.RETRY_V2 if "+" in topic else cls.RETRY_V1
 
     def topic(self, topic: str, group: str) -> str:
-        """Return the name of the topic of this kind, for a topic and a consumer group.
-
-        V1 is `%RETRY%<group>_<topic>` and V2 is `%RETRY%<group>+<topic>`.
-        """
+        """Return the topic of this kind: `%RETRY%<group>_<topic>` is V1, `%RETRY%<group>+<topic>` is V2."""
         if self is TopicKind.NORMAL:
             return topic
         return f"{RETRY_PREFIX}{group}{'_' if self is TopicKind.RETRY_V1 else '+'}{topic}"

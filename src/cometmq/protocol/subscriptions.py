@@ -41,10 +41,7 @@ def expression_of(subscription: SubscriptionData) -> str:
 
 
 def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]:
-    """For each topic to which members subscribe differently, return the client ids by expression.
-
-    Members without a subscription to the topic are listed under the expression "".
-    """
+    """For each topic with different subscriptions, return the client ids by expression ("" for none)."""
     alike: dict[Wants, list[str]] = {}
     for client_id, wants in members.items():
         alike.setdefault(wants, []).append(client_id)

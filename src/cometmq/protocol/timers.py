@@ -23,17 +23,11 @@ CODES_BEGIN = _MIN_OUT << 2
 """The lowest tags code that CometMQ uses for timers. Apache's brokers use 32-bit hashes, which are lower."""
 _DELAYED, _RECALL = 2, 1
 RECALL_FOUND = b"TIMER_RECALL_FOUND"
-"""The property that CometMQ's broker sets in a recall message if it has found the message to recall.
-
-Clients cannot set it, and Apache's broker ignores it.
-"""
+"""The property of recalls of found messages. Clients cannot set it, and Apache's broker ignores it."""
 
 
 def out_ms_of(deliver_ms: int) -> int:
-    """Return the property TIMER_OUT_MS for a delivery time: the last whole second before it.
-
-    Both times are in epoch ms.
-    """
+    """Return TIMER_OUT_MS for a delivery time: the last whole second before it. Both are in epoch ms."""
     return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
 
 
@@ -96,10 +90,7 @@ class BadHandle(ProtocolError):
 
 
 class RecallHandle(NamedTuple):
-    """The handle by which the request RECALL_MESSAGE names a message that waits for its delivery time.
-
-    See docs/reference/remoting.md, Recall.
-    """
+    """The handle of a message that waits for its delivery time (docs/reference/remoting.md, Recall)."""
 
     topic: str
     broker_name: str

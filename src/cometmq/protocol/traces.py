@@ -93,10 +93,7 @@ class Pub(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
-    """The trace record that a client writes before it passes a message to a listener.
-
-    The SubAfter record of the same call has the same `request_id`.
-    """
+    """The record before a message is passed to a listener. The SubAfter has the same `request_id`."""
 
     timestamp_ms: int
     region: str | None
@@ -108,10 +105,7 @@ class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
-    """The trace record that a client writes after a listener has processed a message.
-
-    `cost_ms` is the duration of the listener's call, divided by the number of messages in the call.
-    """
+    """The record after a listener's call. `cost_ms` is its duration divided by the number of messages."""
 
     may_be_left_out: ClassVar[int] = 2
     request_id: str
@@ -125,10 +119,7 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
-    """The trace record of a commit or rollback that a producer sent.
-
-    `from_check` marks the response to a broker's check.
-    """
+    """The record of a commit or rollback; `from_check` marks the response to a broker's check."""
 
     timestamp_ms: int
     region: str | None
@@ -165,10 +156,7 @@ _NEEDED = {kind: len(known) - kind.may_be_left_out for kind, known in _FIELDS.it
 
 
 def encode_trace(trace: AnyTrace) -> str:
-    """Encode a trace record as text, with 0x02 at its end (takes 2 µs).
-
-    The separators 0x01 and 0x02 within fields are replaced by `?`.
-    """
+    """Encode a trace record, in 2 µs, with 0x02 at its end. Separators within fields are replaced by `?`."""
     values = astuple(trace)
     while values[-1] is None and len(values) > _NEEDED[type(trace)]:
         values = values[:-1]
@@ -207,10 +195,7 @@ def decode_trace(record: str) -> AnyTrace:
 
 
 def _value(text: str, type_: Any, field: str) -> Any:
-    """Convert the text of a trace field to the type `type_`. Raises BodyError for an invalid number.
-
-    As in Java, every text other than `true` is the Boolean False.
-    """
+    """Convert a field's text. As in Java, all but `true` is False. Raises BodyError for an invalid number."""
     if type_ is str:
         return text
     if type_ == (str | None):
@@ -292,10 +277,7 @@ class TraceLine:
         return True
 
     def take(self) -> tuple[bytes, str, int]:
-        """Remove the records of the next trace message. Return its body, its keys and the number of records.
-
-        At least one record must be waiting.
-        """
+        """Remove and return the next message of at least one record: its body, its keys, and their number."""
         records: list[bytes] = []
         words: list[bytes] = []
         body_bytes = keys_bytes = 0

@@ -259,10 +259,7 @@ class Http2Connection:
             self._sender.write(frames.reset(stream_id, error_code))
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Allow the peer to send as many bytes more on the stream and on the connection.
-
-        What was not consumed when a stream ends is given back to the connection by itself.
-        """
+        """Allow the peer to send more. What is unconsumed at the end of a stream goes back by itself."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
@@ -293,10 +290,7 @@ class Http2Connection:
     # -- received bytes
 
     def receive(self, data: bytes | memoryview, now: float) -> list[Event]:
-        """Process received bytes and return what has happened, in order. The bytes are copied.
-
-        A connection that has ended ignores them. ConnectionEnded is the last event.
-        """
+        """Process received bytes and return what has happened, in order; ConnectionEnded comes last."""
         if self.closed:
             return []
         self._now = now

@@ -54,10 +54,7 @@ Frame = tuple[int, int, int, bytes]
 
 
 class FrameReader:
-    """Cuts the bytes of a connection into frames.
-
-    Each received byte is copied at most three times, however the bytes are divided.
-    """
+    """Cuts the bytes of a connection into frames. However they are divided, each is copied at most thrice."""
 
     __slots__ = ("_held", "_max_frame", "_needed", "_prefaced")
 

@@ -109,10 +109,7 @@ class Client:
         self.ended = False
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
-        """Send a request to the broker, and return the future of its response.
-
-        Raises SendFailed after the end of the client, so that no new link is left open.
-        """
+        """Return the future of the broker's response. Raises SendFailed if the client has ended."""
         if self.ended:
             raise SendFailed(self.peer[0], frame.code)
         return self._open_link().request(frame, timeout_s)
@@ -166,10 +163,7 @@ class Client:
         return True
 
     def reply(self, command: Any) -> None:
-        """Send the reply to the client's settings.
-
-        While the stream is full, the reply waits, and replaces an earlier one that waits.
-        """
+        """Send the reply to the client's settings, or the newest one once the stream is no longer full."""
         waits, self._reply = self._reply is not None, command
         if not waits:
             self._send_reply()

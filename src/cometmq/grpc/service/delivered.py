@@ -31,10 +31,7 @@ _COMPRESSED = int(SysFlag.COMPRESSED)
 
 
 class Popped(NamedTuple):
-    """A message of a pop's response, with the handle of its lease and the number of earlier deliveries.
-
-    `lite_topic` is "" unless the message was popped from a lite topic.
-    """
+    """A message of a pop's response: its lease, the number of earlier deliveries, its lite topic or ""."""
 
     message: MessageExt
     handle: ReceiptHandle
@@ -96,10 +93,7 @@ def _popped_from_lite_topics(
 
 
 def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) -> None:
-    """Fill an empty `Message`, which is part of a response: a separate one would be copied.
-
-    `topic` is the one to which the consumer has subscribed.
-    """
+    """Fill an empty `Message` of a response (a separate one would be copied) for a subscriber of `topic`."""
     stored = popped.message
     properties, body = stored.properties, stored.body
     message.topic.name = topic

@@ -159,8 +159,7 @@ class Sends:
     async def end_transaction(self, call: Call, request: Any) -> Any:
         """Commit or roll back a transaction.
 
-        The transaction id contains where the half message is stored. So a transaction can be ended after any
-        time, and after a restart of the broker.
+        Its id says where the half message is stored, so it stays valid for any time and after a restart.
         """
         client = self.clients.find(call)
         offset, position = _half_message(request.transaction_id)

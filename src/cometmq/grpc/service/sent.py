@@ -79,10 +79,7 @@ class Shape(NamedTuple):
 
 
 def type_of(system: Any) -> MessageType:
-    """Return the type of a message, by the system properties that decide how it is delivered.
-
-    Clients also send a type, but some send NORMAL with any message.
-    """
+    """Return the type that the system properties imply: some clients send NORMAL with any message."""
     if system.message_type == MessageType.TRANSACTION:
         return MessageType.TRANSACTION
     if system.HasField("delivery_timestamp"):

@@ -81,10 +81,7 @@ class Traces:
     def sent(
         self, client: Client, sent: SendRequest, offset_msg_id: str, begun_ms: int, *, success: bool
     ) -> None:
-        """Record a message that was stored under an offset id. `begun_ms` is when the endpoint received it.
-
-        `success` tells whether the message is as durable as the broker promises.
-        """
+        """Record a message stored under an offset id, as durably as promised if `success` is set."""
         header = sent.header
         if not self._is_traced(header.topic, sent.message_id):
             return
@@ -187,10 +184,7 @@ class Traces:
     # -- the waiting records
 
     def _is_traced(self, topic: str, message_id: str) -> bool:
-        """Return whether an event is recorded.
-
-        Clients choose the ids of messages, which become keys of trace messages.
-        """
+        """Return whether an event is recorded. Ids, which clients choose, become keys of trace messages."""
         config = self._config
         return (
             self._enabled

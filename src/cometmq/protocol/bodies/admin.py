@@ -76,11 +76,7 @@ class ConsumeStats(QueueKeyed):
 
 
 class BrokerConsumeStats(QueueKeyed):
-    """The progress of all groups of a broker (response to request 317).
-
-    `consume_stats_list` has one dict per group. It maps the group's name to a list, which holds one
-    `ConsumeStats` for each topic of the group.
-    """
+    """The progress of all groups of a broker by topic (response to request 317)."""
 
     broker_addr: str = always("")
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
@@ -131,10 +127,7 @@ class ClientConnection(Body):
 
 
 class ConsumerConnection(Body):
-    """The clients and subscriptions of a consumer group (response to request 203).
-
-    `retry_max_times`, CometMQ's own field, is the maximum number of retries in the group's settings.
-    """
+    """The members and subscriptions of a group (request 203). `retry_max_times` is CometMQ's own field."""
 
     connection_set: list[ClientConnection] = empty(list)
     subscription_table: dict[str, SubscriptionData] = empty(dict)
@@ -157,10 +150,7 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One client of a producer group, as the response to request 328 lists it.
-
-    `grpc_type`, CometMQ's own field, is PRODUCER for a client that uses gRPC.
-    """
+    """A client of a producer group (request 328). `grpc_type`, CometMQ's own, is PRODUCER if it uses gRPC."""
 
     client_id: str = always("")
     remote_ip: str = always("", name="remoteIP")
@@ -279,10 +269,7 @@ class HaClientInfo(Body):
 
 
 class HaRuntimeInfo(Body):
-    """The data that `haStatus` shows (response to request 907).
-
-    `problem` is CometMQ's own field: the reason why no slave can connect, or None.
-    """
+    """What `haStatus` shows (request 907). `problem`, CometMQ's own, is why no slave can connect, or None."""
 
     master: bool
     master_commit_log_max_offset: int = always(0)
@@ -306,10 +293,7 @@ class RaftMemberInfo(Body):
 
 
 class RaftStatus(Body):
-    """A raft group as one of its members sees it (response to request 21003, CometMQ's own).
-
-    An index of -1 means no entry.
-    """
+    """A raft group as a member sees it (CometMQ's request 21003). An index of -1 means no entry."""
 
     member: str = always("")
     role: str = always("")

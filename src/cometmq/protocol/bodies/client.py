@@ -137,10 +137,7 @@ class ConsumerList(Body):
 
 
 class OffsetMovedEvent(Body):
-    """The body of a message in the topic OFFSET_MOVED_EVENT.
-
-    `offset_request` is the offset that a consumer group requested, `offset_new` the offset that replaces it.
-    """
+    """The body of a message in OFFSET_MOVED_EVENT: the offset requested by a group, and its replacement."""
 
     message_queue: MessageQueue
     consumer_group: str = always("")
@@ -245,10 +242,7 @@ class ConsumeStatus(Body):
 
 
 class ConsumerRunningInfo(QueueKeyed):
-    """The state of a consumer (response to request 307).
-
-    `properties` holds the consumer's settings; tools read the properties named PROP_...
-    """
+    """The state of a consumer (request 307). `properties` has its settings; tools read those like PROP_X."""
 
     properties: dict[str, str] = empty(dict)
     subscription_set: list[SubscriptionData] = empty(list)

@@ -178,10 +178,7 @@ class TopicRouteData(IntegerKeyed):
 
 
 class ClusterInfo(IntegerKeyed):
-    """The brokers of all clusters (response to request 106).
-
-    `broker_addr_table` maps a broker's name to its addresses, `cluster_addr_table` a cluster to broker names.
-    """
+    """The addresses of each broker, and the broker names of each cluster (response to request 106)."""
 
     broker_addr_table: dict[str, BrokerData] = empty(dict)
     cluster_addr_table: dict[str, list[str]] = empty(dict)
@@ -201,10 +198,7 @@ class TopicList(Body):
 
 
 class KVTable(Body):
-    """Texts by key, in the responses to requests 28 and 219 and to a broker's registration.
-
-    The response to a registration lists the ordered topics.
-    """
+    """Texts by key, in responses to requests 28, 219 and 103 (there, the ordered topics)."""
 
     table: dict[str, str] = empty(dict)
 
@@ -260,10 +254,7 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode(cls, data: Buffer, compressed: bool = False, version: int = VERSION_5_0_0) -> Self:
-        """Decode the body of a registration. `version` is the protocol version of the broker that sent it.
-
-        Raises BodyError.
-        """
+        """Decode a registration of a broker with this protocol version. Raises BodyError."""
         if compressed:
             return cls._decode_compressed(decompress(1, bytes(data), MAX_REGISTRATION))
         if version < VERSION_FULL_REGISTRATION:

@@ -79,10 +79,7 @@ class DeleteTopicRequestHeader(Header, gc=False):
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
-    """The header of request 207, which deletes a group.
-
-    The flag that also deletes the group's offsets is named `removeOffset` in 4.9 and `cleanOffset` in 5.x.
-    """
+    """The header of request 207. The flag that also deletes offsets has other names in 4.9 and in 5.x."""
 
     group_name: str
     remove_offset: bool | None = None
@@ -204,11 +201,7 @@ class ExplainAccessResponseHeader(Header, gc=False):
 
 
 class GetBrokerConfigResponseHeader(Header, gc=False):
-    """The header of the response to request 26 (GET_BROKER_CONFIG).
-
-    `without_effect` is CometMQ's own: the keys, separated by blanks, that the broker accepts but does not
-    use.
-    """
+    """The header of request 26's response. `without_effect`: the keys that the broker does not use."""
 
     version: str
     without_effect: str | None = None

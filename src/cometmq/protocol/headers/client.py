@@ -19,10 +19,7 @@ class UnregisterClientRequestHeader(Header, gc=False):
 
 
 class ConsumerGroupRequestHeader(Header, gc=False):
-    """The header of requests 38 (GET_CONSUMER_LIST_BY_GROUP), 40 (NOTIFY_CONSUMER_IDS_CHANGED) and 203.
-
-    A broker sends request 40 to clients. Request 203 is GET_CONSUMER_CONNECTION_LIST.
-    """
+    """The header of requests 38 (a group's members), 40 (to clients: members have changed) and 203."""
 
     consumer_group: str
     bname: str | None = None

@@ -194,14 +194,11 @@ class UpdateConsumerOffsetRequestHeader(GroupQueueRequestHeader, gc=False, kw_on
 
 
 class QueueRequestHeader(Header, gc=False):
-    """The header of requests 30 (GET_MAX_OFFSET), 31 (GET_MIN_OFFSET) and 32 (GET_EARLIEST_MSG_STORETIME).
-
-    Only request 30 has `committed`.
-    """
+    """The header of requests 30, 31 and 32 (GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME)."""
 
     topic: str
     queue_id: I32
-    committed: bool | None = None
+    committed: bool | None = None  # Only of request 30
     bname: str | None = None
 
 
@@ -222,10 +219,7 @@ class OffsetResponseHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
-    """The header of the response to request 32 (GET_EARLIEST_MSG_STORETIME).
-
-    `timestamp` is the store time, in ms, of the queue's first message, or -1 if the queue is empty.
-    """
+    """The header of request 32's response: the store time (ms) of the first message, -1 without one."""
 
     timestamp: I64
 

@@ -22,10 +22,7 @@ class UnregisterBrokerRequestHeader(Header, gc=False):
 
 
 class RegisterBrokerRequestHeader(UnregisterBrokerRequestHeader, gc=False):
-    """The header of request 103 (REGISTER_BROKER).
-
-    `body_crc32` is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
-    """
+    """The header of request 103. `body_crc32` is the 31-bit CRC of the body as sent; 0 or None: no check."""
 
     ha_server_addr: str | None = None
     compressed: bool | None = None

@@ -48,14 +48,11 @@ class PopMessageResponseHeader(ChangeInvisibleTimeResponseHeader, gc=False):
 
 
 class PopLiteMessageRequestHeader(Header, gc=False):
-    """The header of request 200070, a pop from a client's lite topics of a parent `topic`.
-
-    The response has a `PopMessageResponseHeader` without offsets.
-    """
+    """The header of request 200070, a pop from a client's lite topics. The response has no offsets."""
 
     client_id: str
     consumer_group: str
-    topic: str
+    topic: str  # The parent topic
     max_msg_num: I32
     invisible_time: I64
     poll_time: I64
@@ -64,11 +61,7 @@ class PopLiteMessageRequestHeader(Header, gc=False):
 
 
 class NotifyUnsubscribeLiteRequestHeader(Header, gc=False):
-    """The header of request 200073 (NOTIFY_UNSUBSCRIBE_LITE).
-
-    The broker sends it to a client that has lost a subscription, because another client of its exclusive
-    group has subscribed to the lite topic.
-    """
+    """The header of request 200073: a client of an exclusive group has lost a lite topic to another one."""
 
     lite_topic: str
     consumer_group: str

@@ -91,10 +91,7 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """Replace the pairs of the records `rows` by the result of `decode_properties` for each record.
-
-        Return the record index, the name and the value of all pairs, including those of the other records.
-        """
+        """Return record index, name and value of all pairs, those of `rows` from `decode_properties`."""
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]

@@ -127,10 +127,7 @@ _stored = TemplateCache(lambda stored, unique: Template(*template_fields(stored,
 
 
 def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
-    """Return a record's tags code and its unique key, computed from its property string.
-
-    The second value is None unless the record is known to have no key except the unique key.
-    """
+    """Return a record's tags code, and its unique key if it is known to have no other key, else None."""
     template, unique = _stored.find(properties)
     return template.tags_code, unique if template.only_key else None
 

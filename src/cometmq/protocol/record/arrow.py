@@ -89,11 +89,7 @@ class BadRecord:
 
 
 class Origin(NamedTuple):
-    """The queue from which one part of a buffer was read.
-
-    The part begins where the part of the previous `Origin` ends, or at the start of the buffer. It ends
-    before the position `end`.
-    """
+    """The queue of a part of a buffer, which ends before `end` and begins where the part before it ends."""
 
     end: int
     topic: str

@@ -66,10 +66,9 @@ def body_crc(body: Buffer) -> int:
 
 
 def head_of(born_host: bytes, store_host: bytes, sys_flag: int) -> tuple[struct.Struct, int]:
-    """Return the struct of a record's fixed fields, and `sys_flag` with the IPv6 bits that fit the hosts.
+    """Return the struct of a record's fixed fields, and `sys_flag` with the IPv6 bits of the hosts.
 
-    A host with its port has 8 bytes for IPv4 and 20 bytes for IPv6. Raises MessageIllegal for a host of any
-    other size.
+    Raises MessageIllegal unless each has 8 bytes (IPv4) or 20.
     """
     sys_flag &= ~_ANY_V6
     if len(born_host) == HOST_V6:

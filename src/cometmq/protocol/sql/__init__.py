@@ -27,10 +27,7 @@ class SqlFilter:
         self._evaluate = evaluate
 
     def value(self, get: Get) -> bool | None:
-        """Return the expression's value: True, False, or None (unknown).
-
-        `get` returns a property's value or None.
-        """
+        """Return True, False, or None (unknown). `get` returns a property's value or None."""
         try:
             value: bool | None = self._evaluate(get)
         except Mismatch:

@@ -105,10 +105,7 @@ Get = Callable[[str], str | None]
 Evaluate = Callable[[Get], Any]
 
 DEEPEST: Final = 64
-"""The maximum nesting depth of an expression.
-
-It limits the depth of the calls that evaluate the expression.
-"""
+"""The maximum nesting depth of an expression, which limits the depth of calls that evaluate it."""
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,

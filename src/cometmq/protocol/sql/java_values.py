@@ -13,10 +13,7 @@ from typing import Final
 
 
 class Mismatch(Exception):
-    """Raised where Java would throw an exception while it evaluates a filter.
-
-    The expression then has no value, and the message does not match.
-    """
+    """Java would throw an exception: the expression has no value, and the message does not match."""
 
 
 class Long(int):
@@ -30,10 +27,7 @@ Value = None | bool | int | float | str
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 _MAX_DIGITS: Final = 4_000
-"""The maximum number of digits of an integer.
-
-Python refuses longer numbers, and they are too large for Java's types, too.
-"""
+"""The maximum number of digits of an integer: Python refuses longer ones, which are too large for Java."""
 _SURELY_FITS: Final = 9  # An integer with at most this number of digits always fits into 32 bits
 # In these patterns, no two adjacent parts match the same characters, so matching takes linear time.
 _WHOLE = re.compile(r"[+-]?\d+")
