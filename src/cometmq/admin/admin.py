@@ -21,12 +21,7 @@ from cometmq.admin.offsets import OffsetAdmin
 from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, check_cluster
 from cometmq.admin.stats import StatsAdmin
 from cometmq.admin.topic_admin import LiteTopicAdmin, TopicSettings
-from cometmq.admin.values import (
-    BrokerStatus,
-    GroupSummary,
-    broker_places,
-    with_lags,
-)
+from cometmq.admin.values import BrokerStatus, GroupSummary, broker_places, with_lags
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.workers import for_each

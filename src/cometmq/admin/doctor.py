@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 
 from cometmq.admin.admin import Admin
 from cometmq.admin.errors import UnknownNameError
@@ -49,34 +50,46 @@ async def examine(
     namesrv: Sequence[str], *, topic: str | None = None, group: str | None = None
 ) -> list[Finding]:
     """Return the problems of a cluster, the most serious first; [] if there are none."""
-    findings: list[Finding] = []
+    findings = [each async for each in _examine(namesrv, topic, group)]
+    return sorted(findings, key=lambda each: not each.serious)
+
+
+async def _examine(namesrv: Sequence[str], topic: str | None, group: str | None) -> AsyncIterator[Finding]:
     known: dict[str, ClusterInfo] = {}
     for addr in namesrv:
         problem = await _name_server(addr, known)
         if problem is not None:
-            findings.append(problem)
-    if known:
-        findings += _disagreement(known)
-        all_addrs = sorted(set().union(*map(_addresses, known.values())))
-        async with Admin(list(known)) as admin:
-            if len(all_addrs) > MAX_BROKERS:
-                findings.append(_too_many(", ".join(known), len(all_addrs)))
-            else:
-                findings += await _brokers(await admin.brokers())
-                findings += await _plain_connections([*known, *all_addrs])
-            if topic is not None:
-                findings += await _topic(admin, topic)
-            if group is not None:
-                findings += await _group(admin, group)
-    return sorted(findings, key=lambda each: not each.serious)
+            yield problem
+    if not known:
+        return
+    for each in _disagreement(known):
+        yield each
+    all_addrs = sorted(set().union(*map(_addresses, known.values())))
+    async with Admin(list(known)) as admin:
+        examinations = []
+        if len(all_addrs) > MAX_BROKERS:
+            yield _bad(
+                ", ".join(known),
+                f"{len(all_addrs)} brokers are registered; they are not examined, because the limit is "
+                f"{MAX_BROKERS}",
+                "are these the right name servers? Any program can register brokers there (docs/security.md)",
+            )
+        else:
+            examinations += [_brokers(await admin.brokers()), _plain_connections([*known, *all_addrs])]
+        if topic is not None:
+            examinations.append(_topic(admin, topic))
+        if group is not None:
+            examinations.append(_group(admin, group))
+        for examination in examinations:
+            async for found in examination:
+                yield found
 
 
-def _bad(where: str, problem: str, cure: str) -> Finding:
-    return Finding(serious=True, where=where, problem=shortened(problem, MAX_PROBLEM_CHARS), cure=cure)
+def _bad(where: str, problem: str, cure: str, *, serious: bool = True) -> Finding:
+    return Finding(serious=serious, where=where, problem=shortened(problem, MAX_PROBLEM_CHARS), cure=cure)
 
 
-def _odd(where: str, problem: str, cure: str) -> Finding:
-    return Finding(serious=False, where=where, problem=shortened(problem, MAX_PROBLEM_CHARS), cure=cure)
+_odd = partial(_bad, serious=False)
 
 
 # -- name servers
@@ -125,37 +138,34 @@ async def connect_problem(addr: str) -> str:
     return ""
 
 
-def _disagreement(known: dict[str, ClusterInfo]) -> list[Finding]:
+def _disagreement(known: dict[str, ClusterInfo]) -> Iterator[Finding]:
     brokers = {addr: _addresses(info) for addr, info in known.items()}
     all_addrs = set().union(*brokers.values())
     if not all_addrs:
-        return [
-            _bad(
-                ", ".join(known),
-                "no broker is registered",
-                "start one (mqbroker -n …), and look in its log for `not registered`: namesrvAddr of the "
-                "broker must be the address of this name server as the broker sees it",
-            )
-        ]
-    return [
-        _bad(
-            addr,
-            f"the name server does not know {', '.join(sorted(all_addrs - own))}, which others know",
-            "namesrvAddr of each broker lists all name servers; its log reports those that are unreachable",
+        yield _bad(
+            ", ".join(known),
+            "no broker is registered",
+            "start one (mqbroker -n …), and look in its log for `not registered`: namesrvAddr of the broker "
+            "must be the address of this name server as the broker sees it",
         )
-        for addr, own in brokers.items()
-        if own != all_addrs
-    ]
+    for addr, own in brokers.items():
+        if own != all_addrs:
+            yield _bad(
+                addr,
+                f"the name server does not know {', '.join(sorted(all_addrs - own))}, which others know",
+                "namesrvAddr of each broker lists all name servers; its log reports those that are "
+                "unreachable",
+            )
 
 
 def _addresses(info: ClusterInfo) -> set[str]:
     return {addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values()}
 
 
-async def _plain_connections(addrs: Sequence[str]) -> list[Finding]:
-    """If this program uses TLS, return a finding for each server that also accepts plain connections."""
+async def _plain_connections(addrs: Sequence[str]) -> AsyncIterator[Finding]:
+    """If this program uses TLS, yield a finding for each server that also accepts plain connections."""
     if not environment_tls():
-        return []
+        return
     async with Admin(
         list(addrs), CONNECT_TIMEOUT_S, options=ClientOptions(tls=False, access_key="")
     ) as plain:
@@ -169,61 +179,46 @@ async def _plain_connections(addrs: Sequence[str]) -> list[Finding]:
             return True
 
         found = await asyncio.gather(*map(answers, addrs))
-    return [
-        _odd(
-            addr,
-            "it accepts plain connections in addition to TLS, without a certificate",
-            "tls.server.mode=enforcing, once all clients use TLS; tls.server.need.client.auth only affects "
-            "TLS connections",
-        )
-        for addr, plainly in zip(addrs, found, strict=True)
-        if plainly
-    ]
+    for addr, plainly in zip(addrs, found, strict=True):
+        if plainly:
+            yield _odd(
+                addr,
+                "it accepts plain connections in addition to TLS, without a certificate",
+                "tls.server.mode=enforcing, once all clients use TLS; tls.server.need.client.auth only "
+                "affects TLS connections",
+            )
 
 
 # -- brokers
 
 
-def _too_many(where: str, count: int) -> Finding:
-    return _bad(
-        where,
-        f"{count} brokers are registered; they are not examined, because the limit is {MAX_BROKERS}",
-        "are these the right name servers? Any program can register brokers there (docs/security.md)",
-    )
-
-
-async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
-    findings: list[Finding] = []
+async def _brokers(brokers: Sequence[BrokerStatus]) -> AsyncIterator[Finding]:
     problems = await asyncio.gather(*(connect_problem(each.broker_addr) for each in brokers))
     for each, problem in zip(brokers, problems, strict=True):
-        findings += _unreachable(each, problem) if problem else _runtime_findings(each)
+        for found in [_unreachable(each, problem)] if problem else _runtime_findings(each):
+            yield found
     versions = {
         f"{each.runtime['brokerVersionDesc']} {each.runtime.get('cometmqVersion', '')}".strip()
         for each in brokers
         if "brokerVersionDesc" in each.runtime
     }
     if len(versions) > 1:
-        findings.append(
-            _odd(
-                "brokers",
-                f"they have several versions: {', '.join(sorted(versions))}",
-                "expected during an upgrade; otherwise brokers differ in their features",
-            )
+        yield _odd(
+            "brokers",
+            f"they have several versions: {', '.join(sorted(versions))}",
+            "expected during an upgrade; otherwise brokers differ in their features",
         )
     masters = {(each.cluster_name, each.broker_name) for each in brokers if each.broker_id == MASTER_ID}
     for cluster, name in sorted({(each.cluster_name, each.broker_name) for each in brokers} - masters):
-        findings.append(
-            _bad(
-                name,
-                f"no master of {name} in {cluster} is registered, so it accepts no messages",
-                "start it again, or make a slave the master (docs/replication.md); a raft group needs a "
-                "majority of its members (cometmq raft status)",
-            )
+        yield _bad(
+            name,
+            f"no master of {name} in {cluster} is registered, so it accepts no messages",
+            "start it again, or make a slave the master (docs/replication.md); a raft group needs a "
+            "majority of its members (cometmq raft status)",
         )
-    return findings
 
 
-def _unreachable(broker: BrokerStatus, problem: str) -> list[Finding]:
+def _unreachable(broker: BrokerStatus, problem: str) -> Finding:
     addr = broker.broker_addr
     parsed = parse_address(addr)
     host = parsed[0] if parsed else ""
@@ -233,7 +228,7 @@ def _unreachable(broker: BrokerStatus, problem: str) -> list[Finding]:
             f"clients receive the address {addr} (brokerIP1, listenPort). From another machine or outside "
             "its container network that address is unreachable: set brokerIP1 to one that clients reach"
         )
-    return [_bad(addr, f"broker {broker.broker_name} cannot be reached: {problem}", cure)]
+    return _bad(addr, f"broker {broker.broker_name} cannot be reached: {problem}", cure)
 
 
 def _is_private(host: str) -> bool:
@@ -243,7 +238,7 @@ def _is_private(host: str) -> bool:
         return False
 
 
-def _runtime_findings(broker: BrokerStatus) -> list[Finding]:
+def _runtime_findings(broker: BrokerStatus) -> Iterator[Finding]:
     """Return the problems that the runtime table of a reachable broker shows."""
     addr, runtime = broker.broker_addr, broker.runtime
     if not runtime:
@@ -251,53 +246,44 @@ def _runtime_findings(broker: BrokerStatus) -> list[Finding]:
             cure = (
                 "--access-key and --secret-key of an admin (docs/security.md); `cometmq acl explain` says why"
             )
-            return [_bad(addr, f"the broker refuses this account: {broker.problem}", cure)]
-        return [_bad(addr, f"the broker does not answer: {broker.problem}", "look in its log")]
-    findings = []
+            yield _bad(addr, f"the broker refuses this account: {broker.problem}", cure)
+        else:
+            yield _bad(addr, f"the broker does not answer: {broker.problem}", "look in its log")
+        return
     if runtime.get("storeFlags", "ok") != "ok":
-        findings.append(
-            _bad(
-                addr,
-                f"the broker accepts no messages: {runtime['storeFlags']}",
-                "a full disk: free space or lower fileReservedTime; permissions: the store belongs to the "
-                "broker's user; then it continues by itself, or after a restart",
-            )
+        yield _bad(
+            addr,
+            f"the broker accepts no messages: {runtime['storeFlags']}",
+            "a full disk: free space or lower fileReservedTime; permissions: the store belongs to the "
+            "broker's user; then it continues by itself, or after a restart",
         )
     ratio = broker.first_number("commitLogDiskRatio")
     if ratio is not None and ratio >= DISK_WARNING:
-        findings.append(
-            _odd(
-                addr,
-                f"the disk of the log is {ratio:.0%} full",
-                "from diskSpaceCleanForciblyRatio (85) on old segments are deleted whatever their age, from "
-                "diskSpaceWarningLevelRatio (90) on messages are refused",
-            )
+        yield _odd(
+            addr,
+            f"the disk of the log is {ratio:.0%} full",
+            "from diskSpaceCleanForciblyRatio (85) on old segments are deleted whatever their age, from "
+            "diskSpaceWarningLevelRatio (90) on messages are refused",
         )
     if runtime.get("flowControl", "none") != "none":
-        findings.append(
-            _odd(
-                addr,
-                f"the broker refuses requests because it is busy: {runtime['flowControl']}",
-                "docs/server.md, Back-pressure, has each reason and its setting",
-            )
+        yield _odd(
+            addr,
+            f"the broker refuses requests because it is busy: {runtime['flowControl']}",
+            "docs/server.md, Back-pressure, has each reason and its setting",
         )
-    findings += _replication(addr, runtime)
+    yield from _replication(addr, runtime)
     skew = _skew_ms(broker)
     if skew is not None and abs(skew) > MAX_CLOCK_SKEW_MS:
         ahead = "ahead of" if skew > 0 else "behind"
-        findings.append(
-            _odd(
-                addr,
-                f"the broker's clock is {abs(skew) / 1000:.0f} s {ahead} this machine's",
-                "synchronise clocks (NTP): searches by time, delays and retention go by the broker's",
-            )
+        yield _odd(
+            addr,
+            f"the broker's clock is {abs(skew) / 1000:.0f} s {ahead} this machine's",
+            "synchronise clocks (NTP): searches by time, delays and retention go by the broker's",
         )
-    return findings
 
 
-def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
+def _replication(addr: str, runtime: dict[str, str]) -> Iterator[Finding]:
     """Return the problems of replication that the runtime table of a slave, master or raft member shows."""
-    findings = []
     if (problem := runtime.get("haProblem", "none")) != "none":
         what, cure = (
             "the slave does not follow its master",
@@ -307,16 +293,13 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
             what, cure = "the raft group does not start", "the same dLegerPeers in the files of all members"
         elif runtime.get("brokerRole") != "SLAVE":
             what, cure = "no slave can follow", "a free port (haListenPort; else listenPort + 1)"
-        findings.append(_bad(addr, f"{what}: {problem}", cure))
+        yield _bad(addr, f"{what}: {problem}", cure)
     if runtime.get("raftSuspect", "false") == "true":
-        findings.append(
-            _odd(
-                addr,
-                "the member has an empty or damaged log, and has no vote in its group yet",
-                "start the other members, or `cometmq raft remove` those that are gone (docs/replication.md)",
-            )
+        yield _odd(
+            addr,
+            "the member has an empty or damaged log, and has no vote in its group yet",
+            "start the other members, or `cometmq raft remove` those that are gone (docs/replication.md)",
         )
-    return findings
 
 
 def _skew_ms(broker: BrokerStatus) -> int | None:
@@ -337,61 +320,52 @@ def _skew_ms(broker: BrokerStatus) -> int | None:
 # -- a topic and a group
 
 
-async def _topic(admin: Admin, topic: str) -> list[Finding]:
+async def _topic(admin: Admin, topic: str) -> AsyncIterator[Finding]:
     try:
         route = await admin.route(topic)
     except NoRouteError:
-        return [
-            _bad(
-                topic,
-                "the topic has no route",
-                "create it (mqadmin updateTopic), or let the first message do so: autoCreateTopicEnable of "
-                "the brokers. A broker registers new topics at once, so a second of waiting suffices",
-            )
-        ]
+        yield _bad(
+            topic,
+            "the topic has no route",
+            "create it (mqadmin updateTopic), or let the first message do so: autoCreateTopicEnable of the "
+            "brokers. A broker registers new topics at once, so a second of waiting suffices",
+        )
+        return
     except CometError as error:
-        return [_bad(topic, f"the route cannot be read: {error}", "see the findings about name servers")]
-    findings = []
+        yield _bad(topic, f"the route cannot be read: {error}", "see the findings about name servers")
+        return
     perms = [queue.perm for queue in route.queue_datas]
     for bit, verb, whom in ((Perm.WRITE, "be sent to", "Producers"), (Perm.READ, "be read", "Consumers")):
         if not any(perm & bit for perm in perms):
-            findings.append(
-                _bad(
-                    topic,
-                    f"no queue of the topic can {verb}",
-                    f"{whom} need one: mqadmin updateTopicPerm, brokerPermission of the brokers, or "
-                    "addWritePerm after a wipeWritePerm",
-                )
+            yield _bad(
+                topic,
+                f"no queue of the topic can {verb}",
+                f"{whom} need one: mqadmin updateTopicPerm, brokerPermission of the brokers, or addWritePerm "
+                "after a wipeWritePerm",
             )
-    return findings
 
 
-async def _group(admin: Admin, group: str) -> list[Finding]:
+async def _group(admin: Admin, group: str) -> AsyncIterator[Finding]:
     try:
         found = await admin.subscriptions(group)
     except UnknownNameError as error:
-        return [
-            _bad(
-                group,
-                str(error),
-                "is the name right? A group exists with settings, stored offsets, a retry topic or members",
-            )
-        ]
-    except BrokerError as error:
-        if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
-            return [_bad(group, f"its members cannot be queried: {error}", "see the findings about brokers")]
-        return [_bad(group, "the group has no member", "start a consumer; its backlog waits until then")]
+        cure = "is the name right? A group exists with settings, stored offsets, a retry topic or members"
+        yield _bad(group, str(error), cure)
     except CometError as error:
-        return [_bad(group, f"its members cannot be queried: {error}", "see the findings about brokers")]
-    return [
-        _bad(
-            group,
-            f"members differ in {subject}: {_sides(sides)}",
-            "all members of a group subscribe the same topics with the same expressions and settings; else "
-            "messages are lost at members without the subscription. Use separate groups for different ones",
-        )
-        for subject, sides in {**found.differences, **found.setting_differences}.items()
-    ]
+        if isinstance(error, BrokerError) and error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            yield _bad(group, "the group has no member", "start a consumer; its backlog waits until then")
+        else:
+            problem = f"its members cannot be queried: {error}"
+            yield _bad(group, problem, "see the findings about brokers")
+    else:
+        for subject, sides in {**found.differences, **found.setting_differences}.items():
+            yield _bad(
+                group,
+                f"members differ in {subject}: {_sides(sides)}",
+                "all members of a group subscribe the same topics with the same expressions and settings; "
+                "else messages are lost at members without the subscription. Use separate groups for "
+                "different ones",
+            )
 
 
 def _sides(sides: Mapping[str, Sequence[str]]) -> str:

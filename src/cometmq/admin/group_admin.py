@@ -118,11 +118,7 @@ class GroupAdmin(GroupStates):
         return found
 
     async def update_group(
-        self,
-        config: SubscriptionGroupConfig,
-        *,
-        broker_addr: str | None = None,
-        cluster: str | None = None,
+        self, config: SubscriptionGroupConfig, *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[str]:
         """Create a consumer group, or replace its settings.
 
@@ -206,8 +202,7 @@ def _all_progress(body: bytes | memoryview) -> list[GroupQueueProgress]:
     for each in BrokerConsumeStats.decode(body).consume_stats_list:
         for group, tables in each.items():
             for queue, offsets in sorted(
-                (pair for table in tables for pair in table.offset_table.items()),
-                key=lambda pair: pair[0],
+                (pair for table in tables for pair in table.offset_table.items()), key=lambda pair: pair[0]
             ):
                 found.append(GroupQueueProgress(group=group, queue=queue_progress(queue, offsets)))
     return found

@@ -43,13 +43,7 @@ from cometmq.protocol.headers import (
     TopicRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.subscriptions import (
-    MAX_RETRIES_KEY,
-    Wants,
-    differences,
-    setting_differences,
-    wants_of,
-)
+from cometmq.protocol.subscriptions import MAX_RETRIES_KEY, Wants, differences, setting_differences, wants_of
 from cometmq.settings import INT_MAX
 
 PULL_TYPE, PUSH_TYPE, POP_TYPE = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"

@@ -14,12 +14,7 @@ from cometmq.admin.errors import DeadLettersHidden
 from cometmq.admin.messages import ReadRange, StoredMessages
 from cometmq.admin.servers import ask_each
 from cometmq.admin.topic_admin import TopicAdmin
-from cometmq.admin.values import (
-    DeadLetterCount,
-    QueueStatus,
-    ResendResult,
-    SendTime,
-)
+from cometmq.admin.values import DeadLetterCount, QueueStatus, ResendResult, SendTime
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.requests import NameServersUnreachable
@@ -264,11 +259,7 @@ class MessageAdmin(TopicAdmin, StoredMessages):
     # -- timer messages
 
     async def timers(
-        self,
-        topic: str | None = None,
-        *,
-        broker_addr: str | None = None,
-        limit: int | None = None,
+        self, topic: str | None = None, *, broker_addr: str | None = None, limit: int | None = None
     ) -> AsyncIterator[WaitingMessage]:
         """Yield the messages that wait for a delivery time or a delay level (CometMQ brokers only).
 

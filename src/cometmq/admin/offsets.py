@@ -24,10 +24,7 @@ from cometmq.protocol.bodies import (
     TopicRouteData,
 )
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.headers import (
-    GroupTopicRequestHeader,
-    ResetOffsetRequestHeader,
-)
+from cometmq.protocol.headers import GroupTopicRequestHeader, ResetOffsetRequestHeader
 
 MAX_CONCURRENT_QUEUES = 16
 END = -1

@@ -16,13 +16,7 @@ from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.allocate import AllocateAveragely
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import (
-    ClusterInfo,
-    TopicConfig,
-    TopicConfigList,
-    TopicRouteData,
-    TopicStatsTable,
-)
+from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicConfigList, TopicRouteData, TopicStatsTable
 from cometmq.protocol.bodies.admin import (
     LiteBrokerInfo,
     LiteClientInfo,

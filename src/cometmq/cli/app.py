@@ -109,10 +109,7 @@ SECTIONS = {
         "console": ("cometmq.cli.console:console", "Run the web console."),
         "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
         "dlq": ("cometmq.cli.operate:dlq", "List, show and resend dead letters."),
-        "timers": (
-            "cometmq.cli.operate:timers",
-            "List delayed and scheduled messages, and cancel them.",
-        ),
+        "timers": ("cometmq.cli.operate:timers", "List delayed and scheduled messages, and cancel them."),
         "bench": ("cometmq.cli.bench:bench", "Measure sends, consumption and latency."),
         "acl": ("cometmq.cli.conf:acl", "Explain an account's permissions."),
         "store": ("cometmq.cli.store:store", "Verify, show, rebuild and measure a store directory."),

@@ -191,9 +191,7 @@ def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -
 @click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
               help="Format of bodies; auto: as text if it is UTF-8.")  # fmt: skip
 @click.option(
-    "--raw",
-    is_flag=True,
-    help="Print everything as stored: compressed bodies, unescaped control characters.",
+    "--raw", is_flag=True, help="Print everything as stored: compressed bodies, unescaped control characters."
 )
 @click.option("--scan", is_flag=True, help="Search ids and keys in the whole log, without the index.")
 def dump(

@@ -140,8 +140,7 @@ async def producer_connection(admin: Admin, group: str, topic: str) -> None:
 
 
 @admin_command(
-    "producer",
-    opt("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."),
+    "producer", opt("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker.")
 )
 async def producer(admin: Admin, broker_addr: str) -> None:
     """List the producers that are connected to a broker."""

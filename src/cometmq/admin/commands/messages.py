@@ -257,10 +257,7 @@ def past_time(text: str) -> int:
 @number("-i", "--queueId", metavar="ID", help="Only this queue; needs -b.")
 @number("-o", "--offset", metavar="OFFSET", help="Offset of the first message to consume; needs -i.")
 @name_option(
-    "-g",
-    "--consumerGroup",
-    "group",
-    help="Existing consumer group to pull with; its offsets do not change.",
+    "-g", "--consumerGroup", "group", help="Existing consumer group to pull with; its offsets do not change."
 )
 @opt("-s", "--beginTimestamp", "begin_ms", type=past_time, metavar="TIME", help="Start of the time range.")
 @opt(
