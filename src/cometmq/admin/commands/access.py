@@ -20,7 +20,7 @@ from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 
 HIDDEN = "******"
-KEY = name_option("-a", "--accessKey", required=True, help="The account.")
+KEY = name_option("-a --accessKey", required=True, help="The account.")
 
 
 async def _addrs(admin: Admin, at: Target) -> list[str]:
@@ -31,33 +31,25 @@ async def _addrs(admin: Admin, at: Target) -> list[str]:
 @admin_command("updateAclConfig")
 @target_options
 @KEY
+@opt("-s --secretKey", required=True, metavar="SECRET", help="Secret of the account, at least 7 characters.")
 @opt(
-    "-s", "--secretKey", required=True, metavar="SECRET", help="Secret of the account, at least 7 characters."
-)
-@opt(
-    "-w",
-    "--whiteRemoteAddress",
-    "white",
+    "-w --whiteRemoteAddress white",
     metavar="PATTERN",
     help="Addresses whose requests need no signature and no permission.",
 )
 @opt(
-    "-i",
-    "--defaultTopicPerm",
-    "topic_perm",
+    "-i --defaultTopicPerm topic_perm",
     metavar="PERM",
     help="Permission for other topics: DENY, PUB, SUB or PUB|SUB.",
 )
 @opt(
-    "-u",
-    "--defaultGroupPerm",
-    "group_perm",
+    "-u --defaultGroupPerm group_perm",
     metavar="PERM",
     help="Permission for other groups: DENY, PUB, SUB or PUB|SUB.",
 )
-@opt("-t", "--topicPerms", "topics", metavar="LIST", help="Permissions by topic: topicA=DENY,topicD=SUB.")
-@opt("-g", "--groupPerms", "groups", metavar="LIST", help="Permissions by group: groupA=DENY,groupD=SUB.")
-@switch("-m", "--admin", "is_admin", help="Permission for administration requests.", default=None)
+@opt("-t --topicPerms topics", metavar="LIST", help="Permissions by topic: topicA=DENY,topicD=SUB.")
+@opt("-g --groupPerms groups", metavar="LIST", help="Permissions by group: groupA=DENY,groupD=SUB.")
+@switch("-m --admin is_admin", help="Permission for administration requests.", default=None)
 @changes
 async def update_acl_config(
     admin: Admin,
@@ -110,14 +102,12 @@ async def delete_acl_config(admin: Admin, at: Target, access_key: str) -> None:
 @admin_command("updateGlobalWhiteAddr")
 @target_options
 @opt(
-    "-g",
-    "--globalWhiteRemoteAddresses",
-    "patterns",
+    "-g --globalWhiteRemoteAddresses patterns",
     required=True,
     metavar="LIST",
     help="Addresses whose requests need no signature, such as 10.10.103.*,192.168.0.*.",
 )
-@opt("-p", "--aclFileFullPath", "file", default="", metavar="FILE", help="Access file at the broker.")
+@opt("-p --aclFileFullPath file", default="", metavar="FILE", help="Access file at the broker.")
 @changes
 async def update_global_white_addr(admin: Admin, at: Target, patterns: str, file: str) -> None:
     """Set the addresses that need no ACL account."""

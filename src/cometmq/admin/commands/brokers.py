@@ -42,9 +42,9 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 @admin_command(
     "clusterList",
-    flag("-m", "--moreStats", help="Print more stats."),
-    number("-i", "--interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds."),
-    name_option("-c", "--clusterName", "cluster", help="Only this cluster (5.x)."),
+    flag("-m --moreStats", help="Print more stats."),
+    number("-i --interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds."),
+    name_option("-c --clusterName cluster", help="Only this cluster (5.x)."),
 )
 async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, cluster: str | None) -> None:
     """List clusters and their brokers, with message rates."""
@@ -90,7 +90,7 @@ async def broker_status(admin: Admin, at: Target) -> None:
 
 MAYBE_TARGET = (
     BROKER,
-    name_option("-c", "--cluster", help="All masters of this cluster. Without -b and -c, of all clusters."),
+    name_option("-c --cluster", help="All masters of this cluster. Without -b and -c, of all clusters."),
 )
 
 
@@ -116,9 +116,9 @@ async def get_broker_config(admin: Admin, at: Target) -> None:
 @admin_command(
     "updateBrokerConfig",
     target_options,
-    flag("-a", "--updateAllBroker", "all_brokers", help="With -c: include the slaves (5.x)."),
-    opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Setting."),
-    opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
+    flag("-a --updateAllBroker all_brokers", help="With -c: include the slaves (5.x)."),
+    opt("-k --key", required=True, type=str.strip, metavar="KEY", help="Setting."),
+    opt("-v --value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
     changes,
 )
 async def update_broker_config(admin: Admin, at: Target, all_brokers: bool, key: str, value: str) -> None:
@@ -180,8 +180,8 @@ async def delete_expired_commit_log(admin: Admin, broker_addr: str | None, clust
 
 @admin_command(
     "statsAll",
-    flag("-a", "--activeTopic", "active", help="Only topics that are in use."),
-    name_option("-t", "--topic", help="Only this topic."),
+    flag("-a --activeTopic active", help="Only topics that are in use."),
+    name_option("-t --topic", help="Only this topic."),
 )
 async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
     """Show rates and lag of topics and their groups."""
@@ -211,17 +211,15 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
 @admin_command(
     "queryCq",
     TOPIC,
-    number("-q", "--queue", "queue_id", required=True, help="Queue id."),
-    number("-i", "--index", high=2**63 - 1, required=True, help="First entry."),
-    number("-c", "--count", low=1, high=4096, default=10, show_default=True, help="Entries."),
+    number("-q --queue queue_id", required=True, help="Queue id."),
+    number("-i --index", high=2**63 - 1, required=True, help="First entry."),
+    number("-c --count", low=1, high=4096, default=10, show_default=True, help="Entries."),
     opt(
-        "-b",
-        "--broker",
-        "broker_addr",
+        "-b --broker broker_addr",
         metavar="HOST:PORT",
         help="Only this broker; default: the topic's first broker.",
     ),
-    name_option("-g", "--consumer", "group", help="Show the subscription of this group, too."),
+    name_option("-g --consumer group", help="Show the subscription of this group, too."),
 )
 async def query_cq(
     admin: Admin,
@@ -237,10 +235,10 @@ async def query_cq(
     tell(found, formats.consume_queue(found, index))
 
 
-NAMESPACE = name_option("-s", "--namespace", required=True, help="Namespace.")
-KEY = opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Key.")
-VALUE = opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Value.")
-BROKER_NAME = name_option("-b", "--brokerName", required=True, help="Name of the broker.")
+NAMESPACE = name_option("-s --namespace", required=True, help="Namespace.")
+KEY = opt("-k --key", required=True, type=str.strip, metavar="KEY", help="Key.")
+VALUE = opt("-v --value", required=True, type=str.strip, metavar="TEXT", help="Value.")
+BROKER_NAME = name_option("-b --brokerName", required=True, help="Name of the broker.")
 
 
 @admin_command("updateKvConfig", NAMESPACE, KEY, VALUE, changes)
@@ -307,9 +305,7 @@ async def update_namesrv_config(admin: Admin, key: str, value: str) -> None:
 
 
 container_option = opt(
-    "-c",
-    "--brokerContainerAddr",
-    "container",
+    "-c --brokerContainerAddr container",
     required=True,
     metavar="HOST:PORT",
     help="Address of a broker container of RocketMQ 5.x.",
@@ -318,7 +314,7 @@ container_option = opt(
 
 @admin_command("haStatus")
 @target_options
-@number("-i", "--interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds.")
+@number("-i --interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds.")
 async def ha_status(admin: Admin, at: Target, interval: int | None) -> None:
     """Show the replication status of brokers."""
     while True:
@@ -330,8 +326,8 @@ async def ha_status(admin: Admin, at: Target, interval: int | None) -> None:
 
 
 @admin_command("resetMasterFlushOffset")
-@opt("-b", "--brokerAddr", required=True, metavar="HOST:PORT", help="This slave.")
-@number("-o", "--offset", high=2**63 - 1, required=True, help="Flushed offset of the master's log, in bytes.")
+@opt("-b --brokerAddr", required=True, metavar="HOST:PORT", help="This slave.")
+@number("-o --offset", high=2**63 - 1, required=True, help="Flushed offset of the master's log, in bytes.")
 @changes
 async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
     """Set the master's flush offset at a slave (5.x)."""
@@ -344,9 +340,7 @@ async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int)
 @admin_command("addBroker")
 @container_option
 @opt(
-    "-b",
-    "--brokerConfigPath",
-    "path",
+    "-b --brokerConfigPath path",
     required=True,
     metavar="FILE",
     help="Settings file of the broker, on the container's machine.",
@@ -362,9 +356,7 @@ async def add_broker(admin: Admin, container: str, path: str) -> None:
 @admin_command("removeBroker")
 @container_option
 @opt(
-    "-b",
-    "--brokerIdentity",
-    "identity",
+    "-b --brokerIdentity identity",
     required=True,
     metavar="CLUSTER:BROKER:ID",
     help="The broker. For a DLedger member, ID is the number in the member's name.",
@@ -381,15 +373,13 @@ async def remove_broker(admin: Admin, container: str, identity: str) -> None:
 
 
 DIRECTORY = opt(
-    "-f",
-    "--filePath",
-    "directory",
+    "-f --filePath directory",
     default="/tmp/rocketmq/export",
     show_default=True,
     metavar="DIR",
     help="Directory for the file.",
 )
-EXPORTED = name_option("-c", "--clusterName", "cluster", required=True, help="This cluster.")
+EXPORTED = name_option("-c --clusterName cluster", required=True, help="This cluster.")
 
 
 def write(directory: str, name: str, value: Any) -> None:
@@ -409,13 +399,13 @@ def write(directory: str, name: str, value: Any) -> None:
 @admin_command(
     "exportMetadata",
     name_option(
-        "-c", "--clusterName", "cluster", help="Cluster to export; queue numbers are summed over its masters."
+        "-c --clusterName cluster", help="Cluster to export; queue numbers are summed over its masters."
     ),
     BROKER,
     DIRECTORY,
-    flag("-t", "--topic", "topics", help="Only topics."),
-    flag("-g", "--subscriptionGroup", "groups", help="Only groups."),
-    flag("-s", "--specialTopic", "special", help="Include retry and dead-letter topics."),
+    flag("-t --topic topics", help="Only topics."),
+    flag("-g --subscriptionGroup groups", help="Only groups."),
+    flag("-s --specialTopic special", help="Include retry and dead-letter topics."),
 )
 async def export_metadata(
     admin: Admin,

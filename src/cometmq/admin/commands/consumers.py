@@ -17,6 +17,7 @@ from cometmq.admin.commands.shell import (
     BROKER,
     CLUSTER,
     FILE,
+    ROUNDS,
     TOPIC,
     Target,
     admin_command,
@@ -53,17 +54,17 @@ from cometmq.settings import INT_MAX, LONG_MAX
 
 # As in Apache's monitor, the first report is printed after 20 s, and by default one more every 60 s.
 MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0
-GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
-CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
+GROUP = name_option("-g --groupName group", required=True, help="Consumer group.")
+CONSUMER_GROUP = name_option("-g --consumerGroup group", required=True, help="Consumer group.")
 
 
 @admin_command(
     "consumerProgress",
     name_option(
-        "-g", "--groupName", "group", help="Show this group queue by queue; default: a summary of all groups."
+        "-g --groupName group", help="Show this group queue by queue; default: a summary of all groups."
     ),
-    switch("-s", "--showClientIP", help="Show which client holds each queue."),
-    name_option("-t", "--topicName", "topic", help="Only this topic of the group."),
+    switch("-s --showClientIP", help="Show which client holds each queue."),
+    name_option("-t --topicName topic", help="Only this topic of the group."),
     CLUSTER,
 )
 async def consumer_progress(
@@ -97,9 +98,9 @@ async def consumer_progress(
 @admin_command(
     "consumerStatus",
     CONSUMER_GROUP,
-    name_option("-i", "--clientId", help="Show the running info of this member."),
+    name_option("-i --clientId", help="Show the running info of this member."),
     BROKER,
-    flag("-s", "--jstack", help="With -i: show the member's threads, too."),
+    flag("-s --jstack", help="With -i: show the member's threads, too."),
 )
 async def consumer_status(
     admin: Admin, group: str, client_id: str | None, broker_addr: str | None, jstack: bool
@@ -130,7 +131,7 @@ async def consumer_connection(admin: Admin, group: str, broker_addr: str | None)
 
 @admin_command(
     "producerConnection",
-    name_option("-g", "--producerGroup", "group", required=True, help="Producer group."),
+    name_option("-g --producerGroup group", required=True, help="Producer group."),
     TOPIC,
 )
 async def producer_connection(admin: Admin, group: str, topic: str) -> None:
@@ -140,7 +141,7 @@ async def producer_connection(admin: Admin, group: str, topic: str) -> None:
 
 
 @admin_command(
-    "producer", opt("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker.")
+    "producer", opt("-b --broker broker_addr", required=True, metavar="HOST:PORT", help="This broker.")
 )
 async def producer(admin: Admin, broker_addr: str) -> None:
     """List the producers that are connected to a broker."""
@@ -152,31 +153,27 @@ async def producer(admin: Admin, broker_addr: str) -> None:
     "updateSubGroup",
     target_options,
     GROUP,
-    switch("-s", "--consumeEnable", default=True, help="Allow the group to consume."),
-    switch("-m", "--consumeFromMinEnable", help="Consume from the first message."),
-    switch("-d", "--consumeBroadcastEnable", help="Allow broadcasting."),
-    switch("-o", "--consumeMessageOrderly", default=None, help="Consume messages in order (5.x)."),
-    number("-q", "--retryQueueNums", high=INT_MAX, default=1, help="Number of queues of the retry topic."),
+    switch("-s --consumeEnable", default=True, help="Allow the group to consume."),
+    switch("-m --consumeFromMinEnable", help="Consume from the first message."),
+    switch("-d --consumeBroadcastEnable", help="Allow broadcasting."),
+    switch("-o --consumeMessageOrderly", default=None, help="Consume messages in order (5.x)."),
+    number("-q --retryQueueNums", high=INT_MAX, default=1, help="Number of queues of the retry topic."),
     number(
-        "-r",
-        "--retryMaxTimes",
+        "-r --retryMaxTimes",
         low=-1,
         high=INT_MAX,
         default=16,
         help="Maximum number of retries; after them, a message becomes a dead letter.",
     ),
-    number("-i", "--brokerId", high=LONG_MAX, default=0, help="Broker to consume from."),
+    number("-i --brokerId", high=LONG_MAX, default=0, help="Broker to consume from."),
     number(
-        "-w",
-        "--whichBrokerWhenConsumeSlowly",
+        "-w --whichBrokerWhenConsumeSlowly",
         high=LONG_MAX,
         default=1,
         help="Broker to consume from when the lag is large.",
     ),
     switch(
-        "-a",
-        "--notifyConsumerIdsChanged",
-        "notify",
+        "-a --notifyConsumerIdsChanged notify",
         default=True,
         help="Notify members when the group's members change.",
     ),
@@ -212,7 +209,7 @@ async def update_sub_group_list(admin: Admin, at: Target, filename: str) -> None
     "deleteSubGroup",
     target_options,
     GROUP,
-    switch("-r", "--removeOffset", help="Delete the group's offsets, too."),
+    switch("-r --removeOffset", help="Delete the group's offsets, too."),
     changes,
 )
 async def delete_sub_group(admin: Admin, at: Target, group: str, remove_offset: bool) -> None:
@@ -238,18 +235,16 @@ async def delete_sub_group(admin: Admin, at: Target, group: str, remove_offset: 
 @admin_command(
     "setConsumeMode",
     target_options,
-    name_option("-t", "--topicName", "topic", required=True, help="Topic name."),
+    name_option("-t --topicName topic", required=True, help="Topic name."),
     GROUP,
     opt(
-        "-m",
-        "--mode",
+        "-m --mode",
         required=True,
         type=click.Choice(["PULL", "POP"], case_sensitive=False),
         help="Whether members pull queues of their own, or all pop from all queues.",
     ),
     number(
-        "-q",
-        "--popShareQueueNum",
+        "-q --popShareQueueNum",
         low=-1,
         high=INT_MAX,
         default=0,
@@ -282,19 +277,17 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
 
 @admin_command(
     "brokerConsumeStats",
-    opt("-b", "--brokerAddr", required=True, metavar="HOST:PORT", help="This broker."),
+    opt("-b --brokerAddr", required=True, metavar="HOST:PORT", help="This broker."),
     number(
-        "-t",
-        "--timeoutMillis",
-        "timeout_ms",
+        "-t --timeoutMillis timeout_ms",
         low=1,
         high=INT_MAX,
         default=50_000,
         show_default=True,
         help="Timeout of the request.",
     ),
-    opt("-l", "--level", type=int, default=0, show_default=True, help="Only queues with at least this lag."),
-    switch("-o", "--order", help="Only ordered topics."),
+    opt("-l --level", type=int, default=0, show_default=True, help="Only queues with at least this lag."),
+    switch("-o --order", help="Only ordered topics."),
 )
 async def broker_consume_stats(
     admin: Admin, broker_addr: str, timeout_ms: int, level: int, order: bool
@@ -310,10 +303,9 @@ async def broker_consume_stats(
 
 @admin_command(
     "startMonitoring",
-    number("--rounds", low=1, help="Stop after N rounds (CometMQ only)."),
+    ROUNDS,
     opt(
-        "--interval",
-        "interval_s",
+        "--interval interval_s",
         type=FiniteRange(min=0.1),
         default=MONITOR_INTERVAL_S,
         show_default=True,
@@ -341,10 +333,9 @@ async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) 
         await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
 
-OFFSET_GROUP = name_option("-g", "--group", required=True, help="Consumer group.")
+OFFSET_GROUP = name_option("-g --group", required=True, help="Consumer group.")
 FORCE = opt(
-    "-f",
-    "--force",
+    "-f --force",
     type=bool,
     is_flag=False,
     flag_value=True,
@@ -358,9 +349,7 @@ FORCE = opt(
     OFFSET_GROUP,
     TOPIC,
     opt(
-        "-s",
-        "--timestamp",
-        "moment",
+        "-s --timestamp moment",
         required=True,
         type=str.strip,
         metavar="TIME",
@@ -368,14 +357,12 @@ FORCE = opt(
     ),
     FORCE,
     flag(
-        "-c",
-        "--cplus",
-        "in_cpp_form",
+        "-c --cplus in_cpp_form",
         help="Notify clients in the C++ format. Only Apache's brokers use this flag.",
     ),
-    opt("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
-    number("-q", "--queue", "queue_id", metavar="ID", help="Only this queue; needs -b."),
-    number("-o", "--offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),
+    opt("-b --broker broker_addr", metavar="HOST:PORT", help="Only at this master."),
+    number("-q --queue queue_id", metavar="ID", help="Only this queue; needs -b."),
+    number("-o --offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),
     name_option("--cluster", help="Only the masters of this cluster."),
     changes,
 )
@@ -462,15 +449,11 @@ def describe_reset(wanted: Reset, each: QueueReset) -> str:
 
 @admin_command(
     "cloneGroupOffset",
-    name_option("-s", "--srcGroup", "source", required=True, help="Group whose offsets are copied."),
-    name_option("-d", "--destGroup", "target", required=True, help="Group whose offsets are set."),
+    name_option("-s --srcGroup source", required=True, help="Group whose offsets are copied."),
+    name_option("-d --destGroup target", required=True, help="Group whose offsets are set."),
     TOPIC,
     opt(
-        "-o",
-        "--offline",
-        metavar="BOOL",
-        expose_value=False,
-        help="Accepted for compatibility; has no effect.",
+        "-o --offline", metavar="BOOL", expose_value=False, help="Accepted for compatibility; has no effect."
     ),
     flag("--force", help="Create the offsets of an unknown group (CometMQ only)."),
     changes,

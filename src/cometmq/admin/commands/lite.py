@@ -30,8 +30,8 @@ from cometmq.protocol.bodies.admin import (
 from cometmq.protocol.lite import lmq_name
 from cometmq.text import local_time
 
-PARENT = name_option("-p", "--parentTopic", "parent", required=True, help="Parent topic.")
-GROUP = name_option("-g", "--group", required=True, help="Consumer group.")
+PARENT = name_option("-p --parentTopic parent", required=True, help="Parent topic.")
+GROUP = name_option("-g --group", required=True, help="Consumer group.")
 
 
 def _time(epoch_ms: int) -> str:
@@ -42,7 +42,7 @@ def _time(epoch_ms: int) -> str:
     "getBrokerLiteInfo",
     BROKER,
     CLUSTER,
-    flag("-d", "--showDetail", help="Show parent topics and their groups, too."),
+    flag("-d --showDetail", help="Show parent topics and their groups, too."),
 )
 async def get_broker_lite_info(
     admin: Admin, broker_addr: str | None, cluster: str | None, show_detail: bool
@@ -88,8 +88,8 @@ def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]
 @admin_command(
     "getLiteTopicInfo",
     PARENT,
-    name_option("-l", "--liteTopic", "lite_topic", required=True, help="Lite topic."),
-    flag("-s", "--showClientId", help="Show the subscribers, too."),
+    name_option("-l --liteTopic lite_topic", required=True, help="Lite topic."),
+    flag("-s --showClientId", help="Show the subscribers, too."),
 )
 async def get_lite_topic_info(admin: Admin, parent: str, lite_topic: str, show_client_id: bool) -> None:
     """Show the offsets of a lite topic, and the number of its subscribers (5.5)."""
@@ -118,8 +118,8 @@ def _topics(parent: str, name: str, clients: bool, found: Mapping[str, LiteTopic
     "getLiteClientInfo",
     PARENT,
     GROUP,
-    name_option("-c", "--clientId", required=True, help="Client id."),
-    flag("-s", "--showDetail", help="Show the lite topics, too."),
+    name_option("-c --clientId", required=True, help="Client id."),
+    flag("-s --showDetail", help="Show the lite topics, too."),
 )
 async def get_lite_client_info(
     admin: Admin, parent: str, group: str, client_id: str, show_detail: bool
@@ -146,8 +146,8 @@ def _clients(
     "getLiteGroupInfo",
     PARENT,
     GROUP,
-    name_option("-l", "--liteTopic", "lite_topic", help="Show the progress in this lite topic."),
-    number("-k", "--topK", "top", default=20, high=10_000, show_default=True, help="Lite topics per broker."),
+    name_option("-l --liteTopic lite_topic", help="Show the progress in this lite topic."),
+    number("-k --topK top", default=20, high=10_000, show_default=True, help="Lite topics per broker."),
 )
 async def get_lite_group_info(
     admin: Admin, parent: str, group: str, lite_topic: str | None, top: int
@@ -202,8 +202,8 @@ def _lag_table(rows: Iterable[LiteLag]) -> Iterator[str]:
     "triggerLiteDispatch",
     PARENT,
     GROUP,
-    name_option("-c", "--clientId", help="Only this client."),
-    name_option("-b", "--brokerName", help="Only this broker."),
+    name_option("-c --clientId", help="Only this client."),
+    name_option("-b --brokerName", help="Only this broker."),
 )
 async def trigger_lite_dispatch(
     admin: Admin, parent: str, group: str, client_id: str | None, broker_name: str | None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import click
 
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
+    ROUNDS,
     TOPIC,
     admin_command,
     name_option,
     number,
     opt,
     show,
+    show_if_text,
     show_json,
     switch,
     tell,
@@ -26,15 +29,15 @@ from cometmq.admin.values import SendTime
 from cometmq.number_range import FiniteRange
 from cometmq.text import local_time
 
-COUNT = click.IntRange(1, 1_000_000)
-SIZE = click.IntRange(0, 4 << 20)
+COUNT = partial(number, low=1, high=1_000_000, show_default=True)
+SIZE = partial(number, high=4 << 20, default=128, show_default=True, help="Size of each body, in bytes.")
+
+
+FACTS = ("clusterName", "brokerName", "rt", "successCount", "failCount")
 
 
 @admin_command(
-    "checkMsgSendRT",
-    TOPIC,
-    opt("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages to send."),
-    opt("-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."),
+    "checkMsgSendRT", TOPIC, COUNT("-a --amount", default=100, help="Messages to send."), SIZE("-s --size")
 )
 async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
     """Send messages to a topic and show response times. The messages are not deleted afterwards."""
@@ -44,10 +47,7 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
             show(formats.send_time(row, title=not rows))
         rows.append(row)
     average = mean_without_first(rows)
-    if wants_json():
-        show_json({"sends": rows, "averageMillis": average})
-    else:
-        show([f"Avg RT: {formats.fixed(average, 2)}"])
+    tell({"sends": rows, "averageMillis": average}, [f"Avg RT: {formats.fixed(average, 2)}"])
     fail_if_none_was_sent(rows)
 
 
@@ -69,17 +69,9 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
 
 @admin_command(
     "sendMsgStatus",
-    name_option("-b", "--brokerName", required=True, help="Broker to send to (the topic has its name)."),
-    opt(
-        "-s",
-        "--messageSize",
-        "size",
-        type=SIZE,
-        default=128,
-        show_default=True,
-        help="Size of each body, in bytes.",
-    ),
-    opt("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
+    name_option("-b --brokerName", required=True, help="Broker to send to (the topic has its name)."),
+    SIZE("-s --messageSize size"),
+    COUNT("-c --count", default=50, help="Messages to send."),
 )
 async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int) -> None:
     """Send messages to the topic that has the name of a broker, and show response times."""
@@ -95,27 +87,24 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
 
 @admin_command(
     "clusterRT",
-    opt("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages per broker and round."),
-    opt("-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."),
-    name_option("-c", "--cluster", help="Only this cluster."),
-    switch("-p", "--printLog", "as_log", help="Print the results as lines of a log."),
+    COUNT("-a --amount", default=100, help="Messages per broker and round."),
+    SIZE("-s --size"),
+    name_option("-c --cluster", help="Only this cluster."),
+    switch("-p --printLog as_log", help="Print the results as lines of a log."),
     opt(
-        "-m",
-        "--machineRoom",
-        "room",
+        "-m --machineRoom room",
         default="noname",
         metavar="NAME",
         help="With -p: name of this machine's data centre in the lines.",
     ),
     opt(
-        "-i",
-        "--interval",
+        "-i --interval",
         type=FiniteRange(min=0.1),
         default=10,
         show_default=True,
         help="Seconds between two rounds.",
     ),
-    number("--rounds", low=1, help="Stop after N rounds (CometMQ only)."),
+    ROUNDS,
 )
 async def cluster_rt(
     admin: Admin,
@@ -128,10 +117,9 @@ async def cluster_rt(
     rounds: int | None,
 ) -> None:
     """Send messages to every broker periodically, and show response times."""
-    form = formats.CLUSTER_RT
-    if not as_log and not wants_json():
+    if not as_log:
         titles = ("#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount")
-        show([formats.CLUSTER_RT_TITLES % titles])
+        show_if_text(formats.CLUSTER_RT_TITLES % titles)
     done = 0
     while True:
         table = (await admin.cluster_info()).cluster_addr_table
@@ -142,20 +130,12 @@ async def cluster_rt(
                 rows = [row async for row in admin.send_times(broker, amount, size)]
                 mean = mean_without_first(rows)
                 good = sum(row.sent for row in rows)
-                value = {
-                    "clusterName": name,
-                    "brokerName": broker,
-                    "rt": mean,
-                    "successCount": good,
-                    "failCount": len(rows) - good,
-                }
-                if wants_json():
-                    show_json(value, indent=None)
-                elif as_log:
+                facts = name, broker, mean, good, len(rows) - good
+                line = formats.CLUSTER_RT % (name, broker, formats.fixed(mean, 2), good, len(rows) - good)
+                if as_log:
                     now = local_time(int(time.time() * 1000))
-                    tell(value, [f"{now}|{room}|{name}|{broker}|{formats.fixed(mean, 0)}"])
-                else:
-                    tell(value, [form % (name, broker, formats.fixed(mean, 2), good, len(rows) - good)])
+                    line = f"{now}|{room}|{name}|{broker}|{formats.fixed(mean, 0)}"
+                tell(dict(zip(FACTS, facts, strict=True)), [line], indent=None)
         done += 1
         if rounds is not None and done >= rounds:
             return

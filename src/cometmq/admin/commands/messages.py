@@ -45,46 +45,39 @@ from cometmq.protocol.codes import TRACE_TOPIC
 MAX_KEY_HITS = 64
 MILLISECONDS = partial(opt, type=click.IntRange(*ALWAYS))
 TIMES = (
-    MILLISECONDS("-b", "--beginTimestamp", "begin", default=0, help="Start of the time range, in ms."),
-    MILLISECONDS("-e", "--endTimestamp", "end", default=ALWAYS[1], help="End of the time range, in ms."),
+    MILLISECONDS("-b --beginTimestamp begin", default=0, help="Start of the time range, in ms."),
+    MILLISECONDS("-e --endTimestamp end", default=ALWAYS[1], help="End of the time range, in ms."),
 )
 
 
 def consume_directly_options(command: F) -> F:
     """Add `-g/--consumerGroup` and `-d/--clientId`, which make a consumer process a message immediately."""
-    group = name_option("-g", "--consumerGroup", "group", help="With -d: the consumer's group.")
-    client = opt("-d", "--clientId", metavar="ID", help="Have this consumer process the message.")
+    group = name_option("-g --consumerGroup group", help="With -d: the consumer's group.")
+    client = opt("-d --clientId", metavar="ID", help="Have this consumer process the message.")
     return client(group(command))
 
 
 @admin_command("queryMsgById")
 @opt(
-    "-i",
-    "--msgId",
-    "msg_ids",
+    "-i --msgId msg_ids",
     required=True,
     metavar="LIST",
     help="Message ids, separated by ',': offset ids, or unique keys as `cometmq send` shows them.",
 )
 @name_option(
-    "-t",
-    "--topic",
+    "-t --topic",
     help="Topic in which unique keys are searched. [default: all but retry, dead-letter and system topics]",
 )
 @consume_directly_options
-@switch("-s", "--sendMessage", "resend", help="Send it again.")
+@switch("-s --sendMessage resend", help="Send it again.")
 @opt(
-    "-u",
-    "--unitName",
-    "unitname",
+    "-u --unitName unitname",
     metavar="NAME",
     expose_value=False,
     help="Accepted for compatibility; has no effect.",
 )
 @BODY_FORMAT
-@opt(
-    "-c", "--cluster", metavar="NAME", expose_value=False, help="Accepted for compatibility; an id suffices."
-)
+@opt("-c --cluster", metavar="NAME", expose_value=False, help="Accepted for compatibility; an id suffices.")
 async def query_msg_by_id(
     admin: Admin,
     msg_ids: str,
@@ -111,12 +104,10 @@ async def query_msg_by_id(
 @admin_command(
     "queryMsgByKey",
     TOPIC,
-    opt("-k", "--msgKey", "key", required=True, type=str.strip, metavar="KEY", help="Message key."),
+    opt("-k --msgKey key", required=True, type=str.strip, metavar="KEY", help="Message key."),
     *TIMES,
     number(
-        "-m",
-        "--maxNum",
-        "limit",
+        "-m --maxNum limit",
         low=1,
         high=MAX_KEY_HITS,
         default=MAX_KEY_HITS,
@@ -135,10 +126,10 @@ async def query_msg_by_key(
 
 
 @admin_command("queryMsgByUniqueKey")
-@opt("-i", "--msgId", required=True, metavar="ID", help="Message id.")
+@opt("-i --msgId", required=True, metavar="ID", help="Message id.")
 @consume_directly_options
 @TOPIC
-@flag("-a", "--showAll", help=f"Print all matching messages, at most {MAX_UNIQUE_HITS}.")
+@flag("-a --showAll", help=f"Print all matching messages, at most {MAX_UNIQUE_HITS}.")
 @CLUSTER
 async def query_msg_by_unique_key(
     admin: Admin,
@@ -162,9 +153,7 @@ async def query_msg_by_unique_key(
 
 @admin_command("resumeCheckHalfMessage")
 @opt(
-    "-i",
-    "--msgId",
-    "msg_ids",
+    "-i --msgId msg_ids",
     required=True,
     metavar="LIST",
     help="Ids, separated by ',': unique keys as producers have them, or offset ids in "
@@ -182,14 +171,12 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
 
 
 @admin_command("queryMsgTraceById")
-@opt("-i", "--msgId", required=True, metavar="ID", help="Message id.")
-@name_option("-t", "--traceTopic", "topic", default=TRACE_TOPIC, show_default=True, help="Trace topic.")
+@opt("-i --msgId", required=True, metavar="ID", help="Message id.")
+@name_option("-t --traceTopic topic", default=TRACE_TOPIC, show_default=True, help="Trace topic.")
 @TIMES[0]
 @TIMES[1]
 @number(
-    "-c",
-    "--maxNum",
-    "limit",
+    "-c --maxNum limit",
     low=1,
     high=MAX_KEY_HITS,
     default=MAX_KEY_HITS,
@@ -212,12 +199,12 @@ async def query_msg_trace_by_id(
 
 @admin_command("sendMessage")
 @TOPIC
-@opt("-p", "--body", required=True, metavar="TEXT", help="Message body, as UTF-8 text.")
-@opt("-k", "--key", "keys", metavar="KEYS", help="Message keys, separated by blanks.")
-@opt("-c", "--tags", metavar="TAG", help="Message tag.")
-@name_option("-b", "--broker", "broker_name", help="Name of the broker to send to; needs -i.")
-@number("-i", "--qid", "queue_id", metavar="ID", help="Queue to send to; needs -b.")
-@switch("-m", "--msgTraceEnable", "trace", help="Write a trace of the message.")
+@opt("-p --body", required=True, metavar="TEXT", help="Message body, as UTF-8 text.")
+@opt("-k --key keys", metavar="KEYS", help="Message keys, separated by blanks.")
+@opt("-c --tags", metavar="TAG", help="Message tag.")
+@name_option("-b --broker broker_name", help="Name of the broker to send to; needs -i.")
+@number("-i --qid queue_id", metavar="ID", help="Queue to send to; needs -b.")
+@switch("-m --msgTraceEnable trace", help="Write a trace of the message.")
 async def send_message(
     admin: Admin,
     topic: str,
@@ -253,30 +240,15 @@ def past_time(text: str) -> int:
 
 @admin_command("consumeMessage")
 @TOPIC
-@name_option("-b", "--brokerName", help="Only this broker.")
-@number("-i", "--queueId", metavar="ID", help="Only this queue; needs -b.")
-@number("-o", "--offset", metavar="OFFSET", help="Offset of the first message to consume; needs -i.")
+@name_option("-b --brokerName", help="Only this broker.")
+@number("-i --queueId", metavar="ID", help="Only this queue; needs -b.")
+@number("-o --offset", metavar="OFFSET", help="Offset of the first message to consume; needs -i.")
 @name_option(
-    "-g", "--consumerGroup", "group", help="Existing consumer group to pull with; its offsets do not change."
+    "-g --consumerGroup group", help="Existing consumer group to pull with; its offsets do not change."
 )
-@opt("-s", "--beginTimestamp", "begin_ms", type=past_time, metavar="TIME", help="Start of the time range.")
-@opt(
-    "-e",
-    "--endTimestamp",
-    "end_ms",
-    type=past_time,
-    metavar="TIME",
-    help="End of the time range (exclusive).",
-)
-@number(
-    "-c",
-    "--MessageNumber",
-    "count",
-    low=1,
-    default=128,
-    show_default=True,
-    help="Maximum number of messages.",
-)
+@opt("-s --beginTimestamp begin_ms", type=past_time, metavar="TIME", help="Start of the time range.")
+@opt("-e --endTimestamp end_ms", type=past_time, metavar="TIME", help="End of the time range (exclusive).")
+@number("-c --MessageNumber count", low=1, default=128, show_default=True, help="Maximum number of messages.")
 async def consume_message(
     admin: Admin,
     broker_name: str | None,
@@ -330,33 +302,20 @@ async def show_messages(
         show([""])
 
 
-QUEUE_ID = number("-i", "--queueId", required=True, help="Queue id.")
+QUEUE_ID = number("-i --queueId", required=True, help="Queue id.")
 CHARSET = opt(
-    "-c",
-    "--charsetName",
-    "charset",
-    default="UTF-8",
-    show_default=True,
-    metavar="NAME",
-    help="Of the bodies.",
+    "-c --charsetName charset", default="UTF-8", show_default=True, metavar="NAME", help="Of the bodies."
 )
 EXPRESSION = opt(
-    "-s",
-    "--subExpression",
-    "expression",
+    "-s --subExpression expression",
     default="*",
     show_default=True,
     metavar="TAGS",
     help="Subscription expression, for example TagA || TagB.",
 )
 SPAN = (
-    opt("-b", "--beginTimestamp", "begin_ms", type=time_ms, metavar="TIME", help="Start of the time range."),
-    opt(
-        *("-e", "--endTimestamp", "end_ms"),
-        type=time_ms,
-        metavar="TIME",
-        help="End of the time range (exclusive).",
-    ),
+    opt("-b --beginTimestamp begin_ms", type=time_ms, metavar="TIME", help="Start of the time range."),
+    opt("-e --endTimestamp end_ms", type=time_ms, metavar="TIME", help="End of the time range (exclusive)."),
 )
 
 
@@ -385,7 +344,7 @@ def text_of(body: bytes, charset: str) -> str:
     CHARSET,
     EXPRESSION,
     *SPAN,
-    switch("-d", "--printBody", default=True, show_default=True, help="Print bodies."),
+    switch("-d --printBody", default=True, show_default=True, help="Print bodies."),
 )
 async def print_msg(admin: Admin, charset: str, print_body: bool, **span: Any) -> None:
     """Print the messages of a topic."""
@@ -402,14 +361,14 @@ async def print_msg(admin: Admin, charset: str, print_body: bool, **span: Any) -
 @admin_command(
     "printMsgByQueue",
     TOPIC,
-    name_option("-a", "--brokerName", required=True, help="Name of the broker."),
+    name_option("-a --brokerName", required=True, help="Name of the broker."),
     QUEUE_ID,
     CHARSET,
     EXPRESSION,
     *SPAN,
-    switch("-p", "--printMsg", "print_message", help="Print the messages."),
-    switch("-d", "--printBody", help="Print the bodies, too."),
-    switch("-f", "--calculate", help="Count messages by tag."),
+    switch("-p --printMsg print_message", help="Print the messages."),
+    switch("-d --printBody", help="Print the bodies, too."),
+    switch("-f --calculate", help="Count messages by tag."),
 )
 async def print_msg_by_queue(
     admin: Admin, charset: str, print_message: bool, print_body: bool, calculate: bool, **wanted: Any
@@ -431,9 +390,9 @@ async def print_msg_by_queue(
 @admin_command(
     "queryMsgByOffset",
     TOPIC,
-    name_option("-b", "--brokerName", required=True, help="Name of the broker."),
+    name_option("-b --brokerName", required=True, help="Name of the broker."),
     QUEUE_ID,
-    number("-o", "--offset", high=2**63 - 1, required=True, help="Offset in the queue."),
+    number("-o --offset", high=2**63 - 1, required=True, help="Offset in the queue."),
     BODY_FORMAT,
 )
 async def query_msg_by_offset(

@@ -43,20 +43,21 @@ Work = Callable[..., Awaitable[None]]
 MAX_PROBLEM_CHARS = 4096  # Maximum length of a printed error; a server's remark may be very long
 
 
-def opt(*names: str, **how: Any) -> Callable[[F], F]:
-    """Return a `click.option`.
+def opt(names: str, **how: Any) -> Callable[[F], F]:
+    """Return a `click.option` with its flags and its parameter name, separated by blanks.
 
     If `names` contains only flags, the last flag, converted to snake case, is the parameter name.
     """
-    if names[-1].startswith("-"):
-        snake = re.sub("([a-z])([A-Z])", r"\1_\2", names[-1].lstrip("-"))
-        names = (*names, snake.replace("-", "_").lower())
-    return click.option(*names, **how)
+    words = names.split()
+    if words[-1].startswith("-"):
+        snake = re.sub("([a-z])([A-Z])", r"\1_\2", words[-1].lstrip("-"))
+        words.append(snake.replace("-", "_").lower())
+    return click.option(*words, **how)
 
 
-def number(*names: str, low: int = 0, high: int | None = None, **how: Any) -> Callable[[F], F]:
+def number(names: str, low: int = 0, high: int | None = None, **how: Any) -> Callable[[F], F]:
     """Return an option with an integer in a range."""
-    return opt(*names, type=click.IntRange(low, high), **how)
+    return opt(names, type=click.IntRange(low, high), **how)
 
 
 flag = functools.partial(opt, is_flag=True)
@@ -71,8 +72,8 @@ def nonempty_name(text: str) -> str:
 
 
 name_option = functools.partial(opt, type=nonempty_name, metavar="NAME")
-TOPIC = name_option("-t", "--topic", required=True, help="Topic name.")
-BROKER = click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")
+TOPIC = name_option("-t --topic", required=True, help="Topic name.")
+BROKER = opt("-b --brokerAddr", metavar="HOST:PORT", help="This broker.")
 switch = functools.partial(opt, type=bool, default=False, metavar="BOOL")
 NAMESRV = click.option(
     "-n",
@@ -257,7 +258,8 @@ async def execute(operation: Operation, show_result: Callable[[Any], None] | Non
     return results
 
 
-CLUSTER = name_option("-c", "--cluster", help="Only the brokers of this cluster.")
+ROUNDS = number("--rounds", low=1, help="Stop after N rounds (CometMQ only).")
+CLUSTER = name_option("-c --cluster", help="Only the brokers of this cluster.")
 BODY_FORMAT = click.option(
     "-f", "--bodyFormat", "charset", type=charset, metavar="CHARSET", help="Print the body, in this charset."
 )
@@ -295,7 +297,7 @@ def target_options(command: F) -> F:
             raise click.UsageError("Missing option: -b/--brokerAddr or -c/--clusterName.")
         return command(*args, at=Target(broker_addr, cluster), **options)
 
-    name = click.option("-c", "--clusterName", "cluster", metavar="NAME", help="All masters of this cluster.")
+    name = opt("-c --clusterName cluster", metavar="NAME", help="All masters of this cluster.")
     name(BROKER(checked))
     return checked  # type: ignore[return-value]
 

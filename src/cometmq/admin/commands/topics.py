@@ -43,21 +43,20 @@ from cometmq.text import counted
 
 QUEUES = partial(number, low=1, high=65_535, default=8, show_default=True)
 PERMS = click.Choice(["2", "4", "6"])
-PERM = partial(opt, "-p", "--perm", type=PERMS, help="Permission: 2 write, 4 read, 6 both.")
+PERM = partial(opt, "-p --perm", type=PERMS, help="Permission: 2 write, 4 read, 6 both.")
 
 
 @admin_command("updateTopic")
 @target_options
 @TOPIC
-@QUEUES("-r", "--readQueueNums", help="Number of read queues.")
-@QUEUES("-w", "--writeQueueNums", help="Number of write queues.")
+@QUEUES("-r --readQueueNums", help="Number of read queues.")
+@QUEUES("-w --writeQueueNums", help="Number of write queues.")
 @PERM(default="6", show_default=True)
-@switch("-o", "--order", help="Ordered topic.")
-@switch("-u", "--unit", help="Unit topic.")
-@switch("-s", "--hasUnitSub", help="Has unit sub.")
+@switch("-o --order", help="Ordered topic.")
+@switch("-u --unit", help="Unit topic.")
+@switch("-s --hasUnitSub", help="Has unit sub.")
 @opt(
-    "-a",
-    "--attributes",
+    "-a --attributes",
     metavar="+KEY=VALUE,-KEY",
     help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
 )
@@ -87,7 +86,7 @@ async def update_topic_list(admin: Admin, at: Target, filename: str) -> None:
 
 @admin_command("deleteTopic")
 @TOPIC
-@opt("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster of the topic.")
+@opt("-c --clusterName cluster", required=True, metavar="NAME", help="Cluster of the topic.")
 @changes
 async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     """Delete a topic and its messages at brokers and name servers."""
@@ -102,7 +101,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
 
 @admin_command("purgeTopic")
 @TOPIC
-@number("-q", "--queueId", help="Only this queue of each broker.")
+@number("-q --queueId", help="Only this queue of each broker.")
 @opt("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
 @flag("--yes", help="Delete; without --yes only show what would be deleted.")
 async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool) -> None:
@@ -121,7 +120,7 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
 
 
 @admin_command("topicList")
-@flag("-c", "--clusterModel", help="Show the cluster and the groups of each topic.")
+@flag("-c --clusterModel", help="Show the cluster and the groups of each topic.")
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
     if cluster_model:
@@ -133,7 +132,7 @@ async def topic_list(admin: Admin, cluster_model: bool) -> None:
 
 @admin_command("topicRoute")
 @TOPIC
-@flag("-l", "--list", "as_list", help="Print columns instead of JSON.")
+@flag("-l --list as_list", help="Print columns instead of JSON.")
 async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
     """Show a topic's route."""
     route = await admin.route(topic)
@@ -180,10 +179,8 @@ async def topic_cluster_list(admin: Admin, topic: str) -> None:
 @admin_command(
     "updateOrderConf",
     TOPIC,
-    opt(
-        "-v", "--orderConf", "conf", type=str.strip, metavar="BROKER:QUEUES;...", help="With put: the value."
-    ),
-    opt("-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."),
+    opt("-v --orderConf conf", type=str.strip, metavar="BROKER:QUEUES;...", help="With put: the value."),
+    opt("-m --method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."),
     flag("--force", help="With put: also for an unknown topic (CometMQ only)."),
     changes,
 )
@@ -212,7 +209,7 @@ async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: 
 @admin_command(
     "allocateMQ",
     TOPIC,
-    opt("-i", "--ipList", "clients", required=True, metavar="LIST", help="Client ids, separated by ','."),
+    opt("-i --ipList clients", required=True, metavar="LIST", help="Client ids, separated by ','."),
 )
 async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
     """Show how the members of a group would share a topic's queues."""
