@@ -38,7 +38,7 @@ COMMON = {
     "private",
     "clock",
     "yaml_file",
-    "number_range",
+    "command_options",
 }
 
 # The rooms that each room may import, beside COMMON; "*" is any.
@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "private": set(),
     "clock": set(),
     "yaml_file": set(),
-    "number_range": set(),
+    "command_options": set(),
     "protocol": set(),
     "remoting": set(),
     "store": set(),
@@ -155,7 +155,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "protocol/properties/columns.py",
     ),
     "obstore": ("pipeline/table/objects.py",),
-    "click": ("cli/", "cli.py", "admin/", "number_range.py"),
+    "click": ("cli/", "cli.py", "admin/", "command_options.py"),
     "cryptography": ("grpc/listener/self_signed.py",),
     "deltalake": ("pipeline/table/delta.py",),
     "fastavro": ("pipeline/table/body_avro.py",),

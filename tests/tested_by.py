@@ -51,7 +51,7 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/job cli/pipeline/reading cli/pipeline/writing
 cli/test_client_commands.py: cli/options
-cli/test_lazy.py: cli/app number_range
+cli/test_lazy.py: cli/app command_options
 cli/test_running.py: cli/conf
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/console cli/doctor cli/listening cli/operate cli/outcome cli/standalone

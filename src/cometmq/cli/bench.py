@@ -18,11 +18,11 @@ import click
 
 from cometmq.cli.app import CometGroup
 from cometmq.cli.listening import skip_to_end
-from cometmq.cli.options import HELP, namesrv_option, progress_bar, stacked, stop_on_signals
+from cometmq.cli.options import HELP, namesrv_option, progress_bar, stop_on_signals
 from cometmq.cli.outcome import MAX_ERROR_CHARS
+from cometmq.command_options import FiniteRange, opt, stacked
 from cometmq.errors import BrokerError, CometError
 from cometmq.message import Message, MessageExt, check_topic_name
-from cometmq.number_range import FiniteRange
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.text import counted, printable, rate
 
@@ -222,18 +222,18 @@ def bench() -> None:
 
 _measuring = stacked(
     namesrv_option,
-    click.option(
+    opt(
         "--seconds",
         type=FiniteRange(min=0, min_open=True),
         default=10.0,
         metavar="SECONDS",
         help="Length of the measurement, in seconds.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON."),
+    opt("--json as_json", is_flag=True, help="Print the figures as a line of JSON."),
 )
 
 
-_size = click.option(
+_size = opt(
     "--size",
     type=click.IntRange(MARK_BYTES, MAX_MESSAGE_SIZE),
     default=1024,
@@ -243,7 +243,7 @@ _size = click.option(
 
 @bench.command("send")
 @click.argument("topic")
-@click.option(
+@opt(
     "--in-flight",
     type=click.IntRange(1, MAX_IN_FLIGHT),
     default=64,
@@ -283,7 +283,7 @@ def bench_send(topic: str, namesrv: str, seconds: float, as_json: bool, size: in
 
 @bench.command("consume")
 @click.argument("topic")
-@click.option(
+@opt(
     "--batch",
     type=click.IntRange(1, 32),
     default=32,
@@ -326,9 +326,7 @@ def bench_consume(topic: str, namesrv: str, seconds: float, as_json: bool, batch
 
 @bench.command("latency")
 @click.argument("topic")
-@click.option(
-    "--rate", "per_second", type=click.IntRange(1, 100_000), default=100, help="Messages per second."
-)
+@opt("--rate per_second", type=click.IntRange(1, 100_000), default=100, help="Messages per second.")
 @_size
 @_measuring
 def bench_latency(

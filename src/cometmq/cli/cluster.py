@@ -26,8 +26,9 @@ import msgspec
 
 from cometmq import logs
 from cometmq.cli.app import CometGroup
-from cometmq.cli.options import HELP, json_line, stacked
+from cometmq.cli.options import HELP, json_line
 from cometmq.cli.running import running
+from cometmq.command_options import opt, stacked
 from cometmq.errors import CometError
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.codes import MASTER_ID
@@ -312,7 +313,7 @@ def cluster() -> None:
 
 _of_mode = stacked(
     click.argument("mode", type=click.Choice(modes())),
-    click.option(
+    opt(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
         default=DEFAULT_DATA,
@@ -323,8 +324,8 @@ _of_mode = stacked(
 
 @cluster.command()
 @_of_mode
-@click.option("--namesrv-port", type=PORT, default=9876, help="Port of the name server; 0 is any free port.")
-@click.option(
+@opt("--namesrv-port", type=PORT, default=9876, help="Port of the name server; 0 is any free port.")
+@opt(
     "--broker-port",
     type=PORT,
     default=10911,
@@ -341,7 +342,7 @@ def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
 
 @cluster.command()
 @_of_mode
-@click.option("--json", "as_json", is_flag=True, help="Print each server as a line of JSON.")
+@opt("--json as_json", is_flag=True, help="Print each server as a line of JSON.")
 def status(mode: str, data: Path, as_json: bool) -> None:
     """Show each server with its process, its role, the end of its log, and the lag of slaves in bytes."""
     found = _open(mode, data)

@@ -10,6 +10,7 @@ import click
 
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import HELP, check_utf8, json_line
+from cometmq.command_options import opt
 from cometmq.errors import ConfigError
 from cometmq.settings import PACKAGED_CONF
 from cometmq.text import did_you_mean, printable
@@ -80,27 +81,24 @@ def acl() -> None:
 @click.argument("user")
 @click.argument("action", type=click.Choice(ACTIONS, case_sensitive=False))
 @click.argument("resource", required=False, default="")
-@click.option(
-    "-c",
-    "--configFile",
-    "config_file",
+@opt(
+    "-c --configFile config_file",
     metavar="FILE",
     help="Settings file of the broker, whose accounts are used.",
 )
-@click.option(
+@opt(
     "--conf",
     metavar="DIR",
     help="Directory of plain_acl.yml. [default: conf below ROCKETMQ_HOME, else the working directory]",
 )
-@click.option(
-    "--from",
-    "host",
+@opt(
+    "--from host",
     default="",
     show_default=False,
     metavar="ADDRESS",
     help="Address of the client, to be looked up in the white lists.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
+@opt("--json as_json", is_flag=True, help="Print the result as a line of JSON.")
 def explain(
     user: str, action: str, resource: str, config_file: str | None, conf: str | None, host: str, as_json: bool
 ) -> None:

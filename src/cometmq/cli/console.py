@@ -12,6 +12,7 @@ import click
 
 from cometmq.cli.options import HELP, namesrv_option
 from cometmq.cli.serving import log_format_option, serve
+from cometmq.command_options import opt
 
 if TYPE_CHECKING:
     from cometmq.console.app import Console
@@ -23,54 +24,50 @@ NEEDED = ("nicegui", "argon2")
 
 @click.command(context_settings=HELP)
 @namesrv_option
-@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 is any free port.")
-@click.option(
+@opt("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 is any free port.")
+@opt(
     "--host",
     default="127.0.0.1",
     help="Address to listen on; 0.0.0.0 also accepts connections from other machines.",
 )
-@click.option(
-    "--name",
-    "names",
+@opt(
+    "--name names",
     multiple=True,
     metavar="HOST",
     help="Host name in browser addresses, in addition to --host and localhost; may be repeated.",
 )
-@click.option(
-    "--proxy",
-    "proxies",
+@opt(
+    "--proxy proxies",
     multiple=True,
     metavar="ADDRESS",
     help="Address of a trusted proxy, whose X-Forwarded-For names the client; may be repeated.",
 )
-@click.option(
-    "--cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate for HTTPS, as PEM."
-)
-@click.option(
+@opt("--cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate for HTTPS, as PEM.")
+@opt(
     "--key",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Private key, if it is not in the certificate's file.",
 )
-@click.option(
+@opt(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_DATA,
     help="Directory of the accounts and the audit log.",
 )
-@click.option(
+@opt(
     "--reports",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory with results of pipeline jobs to show.",
 )
-@click.option(
+@opt(
     "--add-user",
     metavar="NAME",
     help="Create an account, or set a new password; print the password and exit.",
 )
-@click.option("--role", type=click.Choice(["admin", "reader"]), default="reader", help="Of --add-user.")
-@click.option("--remove-user", metavar="NAME", help="Remove an account and exit.")
+@opt("--role", type=click.Choice(["admin", "reader"]), default="reader", help="Of --add-user.")
+@opt("--remove-user", metavar="NAME", help="Remove an account and exit.")
 @log_format_option
-@click.option("--with-parent", is_flag=True, hidden=True)
+@opt("--with-parent", is_flag=True, hidden=True)
 def console(
     namesrv: str,
     port: int,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq.cli.options import HELP, json_line, namesrv_option
+from cometmq.command_options import opt
 from cometmq.text import printable
 
 if TYPE_CHECKING:
@@ -23,16 +24,14 @@ MIN_FREE_RATIO = 0.10
 
 @click.command(context_settings=HELP)
 @namesrv_option
-@click.option("-t", "--topic", help="Also examine this topic.")
-@click.option("-g", "--group", help="Also examine the members of this group.")
-@click.option(
-    "-c",
-    "--config",
-    "conf",
+@opt("-t --topic", help="Also examine this topic.")
+@opt("-g --group", help="Also examine the members of this group.")
+@opt(
+    "-c --config conf",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Examine only the settings file of a broker that does not start on this machine.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each finding as a line of JSON.")
+@opt("--json as_json", is_flag=True, help="Print each finding as a line of JSON.")
 def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None, as_json: bool) -> None:
     """Explain why a cluster does not work, seen from this machine.
 

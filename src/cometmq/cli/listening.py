@@ -26,6 +26,7 @@ from cometmq.cli.options import (
     stop_on_signals,
 )
 from cometmq.cli.outcome import MAX_ERROR_CHARS
+from cometmq.command_options import opt
 from cometmq.message import check_topic_name
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RETRY_PREFIX, TOOLS_CONSUMER_GROUP
@@ -201,15 +202,14 @@ def start_time(text: str) -> int | None:
 @click.command(context_settings=HELP)
 @click.argument("topic")
 @namesrv_option
-@click.option(
-    "--from",
-    "begin_ms",
+@opt(
+    "--from begin_ms",
     type=start_time,
     default="now",
     metavar="WHEN",
     help="Begin at: now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
-@click.option("-p", "--properties", is_flag=True, help="Print the properties, too.")
+@opt("-p --properties", is_flag=True, help="Print the properties, too.")
 @listening_options
 def tail(
     topic: str,
@@ -403,16 +403,14 @@ Messages that were not printed are never acknowledged.
 @click.command(context_settings=HELP)
 @click.argument("topic")
 @namesrv_option
-@click.option(
-    "-g",
-    "--group",
+@opt(
+    "-g --group",
     metavar="NAME",
     help="Consumer group; its members share the queues, and it continues at its stored offsets. "
     "[default: cometmq-cli-TOPIC]",
 )
-@click.option(
-    "--from",
-    "start",
+@opt(
+    "--from start",
     type=click.Choice(["first", "last"]),
     default="first",
     help="Start of a group without offsets in TOPIC: at the first message, or after the last one.",

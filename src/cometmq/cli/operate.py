@@ -33,18 +33,9 @@ from cometmq.admin.values import (
     WaitingView,
 )
 from cometmq.cli.app import CometGroup
-from cometmq.cli.options import (
-    COUNT,
-    HELP,
-    check_utf8,
-    json_line,
-    moment,
-    namesrv_option,
-    stacked,
-    with_admin,
-)
+from cometmq.cli.options import COUNT, HELP, check_utf8, json_line, moment, namesrv_option, with_admin
+from cometmq.command_options import FiniteRange, opt, stacked
 from cometmq.message import WaitingMessage
-from cometmq.number_range import FiniteRange
 from cometmq.protocol.bodies.admin import RaftStatus
 from cometmq.text import counted, local_time, printable
 
@@ -57,8 +48,8 @@ ACTIONS = {
     "promote": ("promote", "Give MEMBER a vote, once it has caught up."),
     "remove": ("remove", "Remove MEMBER from the group."),
 }
-broker_option = click.option(
-    "-b", "--broker", metavar="NAME", help="The group's brokerName, if the cluster has several brokers."
+broker_option = opt(
+    "-b --broker", metavar="NAME", help="The group's brokerName, if the cluster has several brokers."
 )
 
 
@@ -73,7 +64,7 @@ def raft() -> None:
 @raft.command()
 @namesrv_option
 @broker_option
-@click.option("--json", "as_json", is_flag=True, help="Print each member's report as a line of JSON.")
+@opt("--json as_json", is_flag=True, help="Print each member's report as a line of JSON.")
 def status(namesrv: str, broker: str | None, as_json: bool) -> None:
     """Show the state of the raft group that each of its members reports."""
     for addr, found in with_admin(namesrv, lambda admin: admin.raft_group(broker)).items():
@@ -126,20 +117,15 @@ def timers() -> None:
 
 _listing = stacked(
     namesrv_option,
-    click.option("-t", "--topic", metavar="TOPIC", help="Only messages for this topic."),
-    click.option("-b", "--broker", metavar="ADDR", help="Only this broker."),
-    click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON."),
+    opt("-t --topic", metavar="TOPIC", help="Only messages for this topic."),
+    opt("-b --broker", metavar="ADDR", help="Only this broker."),
+    opt("--json as_json", is_flag=True, help="Print each message as a line of JSON."),
 )
 
 
 @timers.command("list")
-@click.option(
-    "-c",
-    "--count",
-    type=click.IntRange(min=1),
-    default=100,
-    metavar="N",
-    help="At most N messages per broker.",
+@opt(
+    "-c --count", type=click.IntRange(min=1), default=100, metavar="N", help="At most N messages per broker."
 )
 @_listing
 def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
@@ -211,26 +197,24 @@ def _timer_line(waiting: WaitingMessage) -> str:
 
 
 selecting_options = stacked(
-    click.option("-t", "--topic", metavar="NAME", help="Only messages whose original topic is this one."),
-    click.option("-k", "--key", metavar="KEY", help="Only messages with this key."),
-    click.option(
-        "--begin",
-        "begin_ms",
+    opt("-t --topic", metavar="NAME", help="Only messages whose original topic is this one."),
+    opt("-k --key", metavar="KEY", help="Only messages with this key."),
+    opt(
+        "--begin begin_ms",
         type=moment,
         metavar="WHEN",
         help="Only messages that became dead letters at or after this time: 30s, 10m, 2h, 1d ago, ms "
         "since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
-    click.option(
-        "--end",
-        "end_ms",
+    opt(
+        "--end end_ms",
         type=moment,
         metavar="WHEN",
         help="Only messages that became dead letters before this time.",
     ),
-    click.option("--sql", metavar="EXPR", help="Only messages whose properties match: 'amount > 5'."),
+    opt("--sql", metavar="EXPR", help="Only messages whose properties match: 'amount > 5'."),
 )
-LIMIT = click.option("--limit", type=COUNT, metavar="N", help="At most N messages.")
+LIMIT = opt("--limit", type=COUNT, metavar="N", help="At most N messages.")
 ALL_GROUPS = "%-64s  %-12s  %-20s  %s"
 LETTER = "%-32s  %-24s  %5s  %7s  %-19s  %-16s  %s"
 
@@ -316,19 +300,17 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str) -> None:
 @namesrv_option
 @selecting_options
 @LIMIT
-@click.option("--all", "all_letters", is_flag=True, help="All dead letters of GROUP.")
-@click.option(
+@opt("--all all_letters", is_flag=True, help="All dead letters of GROUP.")
+@opt(
     "--to",
     type=click.Choice(["group", "topic"]),
     default="group",
     help="group: resend to GROUP only, by its retry topic. "
     "topic: resend to all groups of the original topic.",
 )
-@click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
-@click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
-@click.option(
-    "--rate", type=FiniteRange(min=0, min_open=True), metavar="N", help="At most N messages per second."
-)
+@opt("--again", is_flag=True, help="Include dead letters that were resent before.")
+@opt("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
+@opt("--rate", type=FiniteRange(min=0, min_open=True), metavar="N", help="At most N messages per second.")
 @result_options
 def resend(
     group: str,

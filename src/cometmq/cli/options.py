@@ -9,32 +9,20 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from cometmq.number_range import FiniteRange
+from cometmq.command_options import F, FiniteRange, namesrv, opt, stacked
 from cometmq.text import is_utf8, printable_json
 
 if TYPE_CHECKING:
     from cometmq.admin import Admin
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 COUNT = click.IntRange(min=1)
 UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
-
-
-def stacked(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return a decorator that adds several options, which the help lists in this order."""
-
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
@@ -64,15 +52,7 @@ def _access(flag: str, env: str, metavar: str, text: str) -> Callable[[F], F]:
 
 
 namesrv_option = stacked(
-    click.option(
-        "-n",
-        "--namesrv",
-        metavar="LIST",
-        envvar="NAMESRV_ADDR",
-        default="127.0.0.1:9876",
-        show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
-        help="Name servers, separated by ';'.",
-    ),
+    namesrv("-n --namesrv"),
     _access("--access-key", "COMETMQ_ACCESS_KEY", "NAME", "Account that signs the requests."),
     _access(
         "--secret-key",
@@ -104,17 +84,16 @@ def json_line(value: object) -> bytes:
 
 
 listening_options = stacked(
-    click.option("-t", "--tags", default="*", metavar="EXPR", help="Only these tags: 'A || B'."),
-    click.option("-c", "--count", type=COUNT, metavar="N", help="Stop after N messages."),
-    click.option(
-        "--timeout",
-        "idle_s",
+    opt("-t --tags", default="*", metavar="EXPR", help="Only these tags: 'A || B'."),
+    opt("-c --count", type=COUNT, metavar="N", help="Stop after N messages."),
+    opt(
+        "--timeout idle_s",
         type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         help="Stop after this time without a message.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON."),
-    click.option(
+    opt("--json as_json", is_flag=True, help="Print each message as a line of JSON."),
+    opt(
         "--raw", is_flag=True, help="Print names and bodies unchanged instead of escaping control characters."
     ),
 )

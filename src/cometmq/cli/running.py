@@ -19,7 +19,7 @@ import click
 
 from cometmq import __version__, logs
 from cometmq.cli.options import HELP
-from cometmq.number_range import FiniteRange
+from cometmq.command_options import FiniteRange, opt
 from cometmq.private import make_private_directory
 
 log = logs.logger(__name__)
@@ -111,10 +111,8 @@ POLL_INTERVAL_S = 0.05
 
 @click.command(context_settings=HELP)
 @click.argument("kind", type=click.Choice(["broker", "namesrv", "standalone"], case_sensitive=False))
-@click.option(
-    "-w",
-    "--wait",
-    "wait_s",
+@opt(
+    "-w --wait wait_s",
     type=FiniteRange(min=0),
     default=0.0,
     metavar="SECONDS",

@@ -25,6 +25,7 @@ from cometmq.cli.options import (
     progress_bar,
     stop_on_signals,
 )
+from cometmq.command_options import opt
 from cometmq.text import counted, printable, rate
 
 if TYPE_CHECKING:
@@ -82,38 +83,30 @@ Examples:
 @click.argument("topic")
 @click.argument("body", nargs=-1)
 @namesrv_option
-@click.option("-t", "--tag", metavar="TAG", help="Tag of each message, by which consumers filter.")
-@click.option(
-    "-k", "--key", "keys", multiple=True, metavar="KEY", help="Key for message queries; may be repeated."
-)
-@click.option(
-    "-p",
-    "--property",
-    "properties",
+@opt("-t --tag", metavar="TAG", help="Tag of each message, by which consumers filter.")
+@opt("-k --key keys", multiple=True, metavar="KEY", help="Key for message queries; may be repeated.")
+@opt(
+    "-p --property properties",
     multiple=True,
     type=name_and_value,
     metavar="NAME=VALUE",
     help="User property; may be repeated.",
 )
-@click.option(
-    "-d",
-    "--delay-level",
+@opt(
+    "-d --delay-level",
     type=click.IntRange(0, 18),
     metavar="LEVEL",
     help="Delay level for a later delivery: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
 )
-@click.option(
-    "--delay", "delay_ms", type=time_span, metavar="SPAN", help="Deliver after 1500ms, 90s, 10m, 2h, 1d."
-)
-@click.option(
-    "--at",
-    "deliver_at_ms",
+@opt("--delay delay_ms", type=time_span, metavar="SPAN", help="Deliver after 1500ms, 90s, 10m, 2h, 1d.")
+@opt(
+    "--at deliver_at_ms",
     type=point_in_time,
     metavar="WHEN",
     help="Deliver at this time: ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
-@click.option("-g", "--group", default="cometmq-cli", metavar="NAME", help="Producer group.")
-@click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
+@opt("-g --group", default="cometmq-cli", metavar="NAME", help="Producer group.")
+@opt("--json as_json", is_flag=True, help="Print each result as a line of JSON.")
 def send(
     topic: str,
     body: tuple[str, ...],

@@ -13,6 +13,7 @@ import click
 from cometmq import __version__
 from cometmq.cli.options import HELP
 from cometmq.cli.serving import log_format_option, serve
+from cometmq.command_options import opt
 from cometmq.errors import ConfigError
 from cometmq.settings import check_addresses, read_properties_file, settings_of
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from cometmq.namesrv.server import NameServer
 
 VERSION = click.version_option(__version__, "-V", "--version")
-PRINT_ALL = click.option(
-    "-p", "--printConfigItem", "print_all", is_flag=True, help="Print all configuration items and exit."
+PRINT_ALL = opt(
+    "-p --printConfigItem print_all", is_flag=True, help="Print all configuration items and exit."
 )
 
 # Output of `mqbroker -m`: the settings that Apache's configuration classes mark as important.
@@ -43,12 +44,10 @@ IMPORTANT_BROKER_KEYS = (
 
 
 @click.command(context_settings=HELP)
-@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Name server config properties file.")
-@click.option(
-    "-n", "--namesrvAddr", "namesrv_addr", metavar="LIST", help="Accepted for compatibility; has no effect."
-)
+@opt("-c --configFile config_file", metavar="FILE", help="Name server config properties file.")
+@opt("-n --namesrvAddr namesrv_addr", metavar="LIST", help="Accepted for compatibility; has no effect.")
 @PRINT_ALL
-@click.option(
+@opt(
     "--port",
     type=click.IntRange(0, 65535),
     help="Port to listen on instead of listenPort; 0 is any free port.",
@@ -75,19 +74,15 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
 
 
 @click.command(context_settings=HELP)
-@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Broker config properties file.")
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv_addr",
+@opt("-c --configFile config_file", metavar="FILE", help="Broker config properties file.")
+@opt(
+    "-n --namesrvAddr namesrv_addr",
     metavar="LIST",
     help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; overrides the file and NAMESRV_ADDR.",
 )
 @PRINT_ALL
-@click.option(
-    "-m",
-    "--printImportantConfig",
-    "print_important",
+@opt(
+    "-m --printImportantConfig print_important",
     is_flag=True,
     help="Print the important configuration items and exit.",
 )

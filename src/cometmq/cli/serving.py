@@ -15,6 +15,7 @@ import click
 
 from cometmq import logs, remoting
 from cometmq.cli.running import RunFile
+from cometmq.command_options import F, opt
 
 # By default, numpy starts a thread per core for linear algebra (OpenBLAS), which no server uses.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -34,9 +35,6 @@ class Server(Protocol):
 S = TypeVar("S", bound=Server)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 def log_format_option(command: F) -> F:
     """Add `--log-format`, the log format of this process and its child processes, and set up logging."""
 
@@ -45,7 +43,7 @@ def log_format_option(command: F) -> F:
             os.environ[logs.FORMAT] = form
         logs.set_up()
 
-    return click.option(
+    return opt(
         "--log-format",
         type=click.Choice(logs.FORMATS),
         show_default=f"{logs.FORMAT}, else text",

@@ -17,6 +17,7 @@ from cometmq.cli import STARTED_S
 from cometmq.cli.console import DEFAULT_PORT, check_installed
 from cometmq.cli.options import HELP
 from cometmq.cli.serving import log_format_option, serve
+from cometmq.command_options import opt
 from cometmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,42 +32,39 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
 
 
 @click.command(context_settings=HELP)
-@click.option(
-    "--data",
-    "data_dir",
+@opt(
+    "--data data_dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_DATA,
     help="Directory of the stores, with a subdirectory per broker.",
 )
-@click.option(
+@opt(
     "--namesrv-port",
     type=click.IntRange(0, 65535),
     default=9876,
     help="Port of the name server; 0 is any free port.",
 )
-@click.option(
+@opt(
     "--broker-port",
     type=click.IntRange(0, 65535),
     default=10911,
     help="Port of the first broker; the next brokers have ports 10, 20, … higher. 0 is any free port.",
 )
-@click.option(
+@opt(
     "--brokers",
     type=click.IntRange(1, 64),
     default=1,
     help="Number of brokers; each one after the first is a separate process and uses a CPU core.",
 )
-@click.option(
+@opt(
     "--grpc-port",
     type=click.IntRange(-1, 65535),
     help="Port of the first broker for RocketMQ 5.x clients; the next brokers have ports 10, 20, … higher. 0 "
     "is any free port, -1 is none. Default: 8081 with a single broker, if the port is free and the extra "
     "cometmq[grpc] is installed.",
 )
-@click.option(
-    "--console", "with_console", is_flag=True, help="Also run the web console, in a separate process."
-)
-@click.option(
+@opt("--console with_console", is_flag=True, help="Also run the web console, in a separate process.")
+@opt(
     "--console-port",
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,

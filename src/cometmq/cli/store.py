@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import COUNT, HELP, progress_bar
+from cometmq.command_options import F, opt
 from cometmq.errors import CometError
 from cometmq.protocol.compression import decompress
 from cometmq.settings import read_properties_file, settings_of
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
     from cometmq.store import StoreConfig, TruncateReport
     from cometmq.store.inspect import StoreStats, VerifyReport
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def store_options(command: F) -> F:
@@ -46,11 +45,9 @@ def store_options(command: F) -> F:
     place = "DIR/commitlog"
     conf = "The broker's configuration, if there is no broker.conf in DIR."
     for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--commitlog", "commit_log_dir", metavar="DIR", default="", show_default=place, help=where
-        ),
-        click.option("-c", "--config", "config_file", metavar="FILE", help=conf),
+        opt("--json as_json", is_flag=True, help="Print JSON."),
+        opt("--commitlog commit_log_dir", metavar="DIR", default="", show_default=place, help=where),
+        opt("-c --config config_file", metavar="FILE", help=conf),
         click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
     ):
         decorate(opened)
@@ -132,9 +129,14 @@ def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
 
 @store.command(context_settings=HELP)
 @store_options
-@click.option("--to", "position", type=click.IntRange(min=0), required=True, metavar="POSITION",
-              help="New end of the log: the end position of a record.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@opt(
+    "--to position",
+    type=click.IntRange(min=0),
+    required=True,
+    metavar="POSITION",
+    help="New end of the log: the end position of a record.",
+)
+@opt("--dry-run", is_flag=True, help="Only print what would be deleted.")
 def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int, dry_run: bool) -> None:
     """Truncate the log of the store in DIR after a record; later records are lost.
 
@@ -152,7 +154,7 @@ def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int,
 
 @store.command(context_settings=HELP)
 @store_options
-@click.option("--queues", "by_queue", is_flag=True, help="Print a line per queue instead of per topic.")
+@opt("--queues by_queue", is_flag=True, help="Print a line per queue instead of per topic.")
 def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -> None:
     """Show statistics of the store in DIR: messages and bytes by topic and queue, files, and retention."""
     from cometmq.store.inspect import store_stats
@@ -168,32 +170,30 @@ def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -
 
 @store.command(context_settings=HELP)
 @store_options
-@click.option(
-    "--offset", type=click.IntRange(min=0), metavar="N", help="Show the record at this position of the log."
-)
-@click.option("--id", "message_id", metavar="ID", help="Show the message with this offset id or unique key.")
-@click.option("--key", metavar="KEY", help="Show the messages with this key, of --topic or of all topics.")
-@click.option("-t", "--topic", metavar="NAME", help="Topic for --key or --queue.")
-@click.option(
-    "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="N", help="Show this queue of --topic."
-)
-@click.option(
-    "--from",
-    "start",
+@opt("--offset", type=click.IntRange(min=0), metavar="N", help="Show the record at this position of the log.")
+@opt("--id message_id", metavar="ID", help="Show the message with this offset id or unique key.")
+@opt("--key", metavar="KEY", help="Show the messages with this key, of --topic or of all topics.")
+@opt("-t --topic", metavar="NAME", help="Topic for --key or --queue.")
+@opt("-q --queue queue_id", type=click.IntRange(min=0), metavar="N", help="Show this queue of --topic.")
+@opt(
+    "--from start",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
     help="First queue offset (with --queue) or log position to show.",
 )
-@click.option(
-    "--limit", type=COUNT, default=32, show_default=True, help="Maximum number of messages to show."
+@opt("--limit", type=COUNT, default=32, show_default=True, help="Maximum number of messages to show.")
+@opt(
+    "--body",
+    type=click.Choice(["auto", "text", "hex", "none"]),
+    default="auto",
+    show_default=True,
+    help="Format of bodies; auto: as text if it is UTF-8.",
 )
-@click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
-              help="Format of bodies; auto: as text if it is UTF-8.")  # fmt: skip
-@click.option(
+@opt(
     "--raw", is_flag=True, help="Print everything as stored: compressed bodies, unescaped control characters."
 )
-@click.option("--scan", is_flag=True, help="Search ids and keys in the whole log, without the index.")
+@opt("--scan", is_flag=True, help="Search ids and keys in the whole log, without the index.")
 def dump(
     directory: str,
     look: dict[str, Any],

@@ -10,12 +10,12 @@ from cometmq.admin.commands.shell import (
     changes,
     execute,
     name_option,
-    opt,
     switch,
     target_options,
     tell,
 )
 from cometmq.admin.servers import AclVersion
+from cometmq.command_options import opt
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 

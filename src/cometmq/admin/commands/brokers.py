@@ -24,7 +24,6 @@ from cometmq.admin.commands.shell import (
     flag,
     name_option,
     number,
-    opt,
     raise_if_incomplete,
     show,
     show_json,
@@ -36,6 +35,7 @@ from cometmq.admin.commands.shell import (
 from cometmq.admin.errors import was_deleted
 from cometmq.admin.stats import counted_runtime
 from cometmq.admin.values import PermChange, SettingsChange, TopicStats
+from cometmq.command_options import opt
 from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 

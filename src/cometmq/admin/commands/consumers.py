@@ -30,7 +30,6 @@ from cometmq.admin.commands.shell import (
     list_of,
     name_option,
     number,
-    opt,
     raise_if_incomplete,
     set_list,
     show,
@@ -47,8 +46,8 @@ from cometmq.admin.commands.shell import (
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import OffsetWay, QueueReset
+from cometmq.command_options import FiniteRange, opt
 from cometmq.errors import CometError
-from cometmq.number_range import FiniteRange
 from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 

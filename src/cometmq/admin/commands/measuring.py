@@ -16,7 +16,6 @@ from cometmq.admin.commands.shell import (
     admin_command,
     name_option,
     number,
-    opt,
     show,
     show_if_text,
     show_json,
@@ -26,7 +25,7 @@ from cometmq.admin.commands.shell import (
 )
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import SendTime
-from cometmq.number_range import FiniteRange
+from cometmq.command_options import FiniteRange, opt
 from cometmq.text import local_time
 
 COUNT = partial(number, low=1, high=1_000_000, show_default=True)

@@ -19,7 +19,6 @@ from cometmq.admin.commands.shell import (
     BODY_FORMAT,
     CLUSTER,
     TOPIC,
-    F,
     admin_command,
     announce,
     changes,
@@ -27,7 +26,6 @@ from cometmq.admin.commands.shell import (
     in_cluster,
     name_option,
     number,
-    opt,
     show,
     show_if_text,
     show_json,
@@ -39,6 +37,7 @@ from cometmq.admin.commands.shell import (
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS
+from cometmq.command_options import F, opt
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 

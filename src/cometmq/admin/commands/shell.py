@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -20,12 +19,12 @@ from cometmq.admin.errors import Incomplete
 from cometmq.admin.operations import Operation
 from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import environment_credentials
+from cometmq.command_options import F, namesrv, opt
 from cometmq.errors import BodyError, CometError, ConfigError, YamlError
 from cometmq.protocol.json_body import Body
 from cometmq.protocol.lenient import loads
 from cometmq.text import did_you_mean, is_utf8, printable, printable_json
 
-F = TypeVar("F", bound=Callable[..., Any])
 B = TypeVar("B", bound=Body)
 V = TypeVar("V")
 
@@ -41,18 +40,6 @@ R = TypeVar("R", bound=AtBroker)
 MAX_LIST_BYTES = 16 << 20  # Maximum size, in bytes, of a file that contains a JSON list
 Work = Callable[..., Awaitable[None]]
 MAX_PROBLEM_CHARS = 4096  # Maximum length of a printed error; a server's remark may be very long
-
-
-def opt(names: str, **how: Any) -> Callable[[F], F]:
-    """Return a `click.option` with its flags and its parameter name, separated by blanks.
-
-    If `names` contains only flags, the last flag, converted to snake case, is the parameter name.
-    """
-    words = names.split()
-    if words[-1].startswith("-"):
-        snake = re.sub("([a-z])([A-Z])", r"\1_\2", words[-1].lstrip("-"))
-        words.append(snake.replace("-", "_").lower())
-    return click.option(*words, **how)
 
 
 def number(names: str, low: int = 0, high: int | None = None, **how: Any) -> Callable[[F], F]:
@@ -75,16 +62,7 @@ name_option = functools.partial(opt, type=nonempty_name, metavar="NAME")
 TOPIC = name_option("-t --topic", required=True, help="Topic name.")
 BROKER = opt("-b --brokerAddr", metavar="HOST:PORT", help="This broker.")
 switch = functools.partial(opt, type=bool, default=False, metavar="BOOL")
-NAMESRV = click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv",
-    metavar="LIST",
-    envvar="NAMESRV_ADDR",
-    default="127.0.0.1:9876",
-    show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
-    help="Name servers, separated by ';'.",
-)
+NAMESRV = namesrv("-n --namesrvAddr namesrv")
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -260,12 +238,10 @@ async def execute(operation: Operation, show_result: Callable[[Any], None] | Non
 
 ROUNDS = number("--rounds", low=1, help="Stop after N rounds (CometMQ only).")
 CLUSTER = name_option("-c --cluster", help="Only the brokers of this cluster.")
-BODY_FORMAT = click.option(
-    "-f", "--bodyFormat", "charset", type=charset, metavar="CHARSET", help="Print the body, in this charset."
+BODY_FORMAT = opt(
+    "-f --bodyFormat charset", type=charset, metavar="CHARSET", help="Print the body, in this charset."
 )
-FILE = click.option(
-    "-f", "--filename", required=True, metavar="FILE", help="File with a JSON list of the values to set."
-)
+FILE = opt("-f --filename", required=True, metavar="FILE", help="File with a JSON list of the values to set.")
 
 
 class Target(NamedTuple):

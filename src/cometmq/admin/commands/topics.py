@@ -24,7 +24,6 @@ from cometmq.admin.commands.shell import (
     in_cluster,
     list_of,
     number,
-    opt,
     set_list,
     show,
     show_if_text,
@@ -37,6 +36,7 @@ from cometmq.admin.commands.shell import (
     wants_json,
 )
 from cometmq.admin.errors import UnknownNameError
+from cometmq.command_options import opt
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted

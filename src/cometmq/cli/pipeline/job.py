@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 import click
 
-from cometmq.cli.options import moment, namesrv_option, progress_bar, stacked
+from cometmq.cli.options import moment, namesrv_option, progress_bar
+from cometmq.command_options import F, FiniteRange, opt, stacked
 from cometmq.errors import ConfigError
-from cometmq.number_range import FiniteRange
 from cometmq.pipeline.base.declare import Option, declared
 from cometmq.text import counted, printable, printable_json
 
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from cometmq.pipeline.base.report import Report
     from cometmq.pipeline.metrics import PipelineMetrics
 
-F = TypeVar("F", bound=Callable[..., Any])
 job_options = stacked(
-    click.option("--master", metavar="URL",
-                 help="Spark master, or sc://HOST:PORT (Spark Connect); else SPARK_REMOTE or SPARK_MASTER."),
-    click.option("--memory", default="1g", metavar="SIZE",
-                 help="Heap size of a local Spark driver."),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
-)  # fmt: skip
+    opt(
+        "--master",
+        metavar="URL",
+        help="Spark master, or sc://HOST:PORT (Spark Connect); else SPARK_REMOTE or SPARK_MASTER.",
+    ),
+    opt("--memory", default="1g", metavar="SIZE", help="Heap size of a local Spark driver."),
+    opt("--json as_json", is_flag=True, help="Print the summary as JSON."),
+)
 _UNITS = (("_s", "SECONDS"), ("_ms", "MS"), ("_h", "HOURS"), ("_days", "DAYS"))
 _ELSEWHERE = {"topics": "TOPICS", "begin_ms": "--from", "end_ms": "--to"}
 
@@ -98,14 +99,18 @@ def _checked_report(_context: click.Context, _option: click.Parameter, path: str
     return path
 
 
-report_option = click.option(
-    "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
+report_option = opt(
+    "--report report_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    callback=_checked_report,
     help="Write a report to this HTML file, with tables and plots.",
-)  # fmt: skip
-metrics_option = click.option(
-    "--metrics", "metrics_at", metavar="PORT|FILE",
+)
+metrics_option = opt(
+    "--metrics metrics_at",
+    metavar="PORT|FILE",
     help="Metrics for Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
-)  # fmt: skip
+)
 
 
 @contextmanager
@@ -305,12 +310,10 @@ def source_options(command: F, *, give_namesrv: bool = False) -> F:
     what = "An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT; default: live, at --namesrv."
     when = "Store time: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
     for decorate in (
-        click.option("--to", "end", metavar="TIME", help="Only messages stored before this time."),
-        click.option(
-            "--from", "begin", metavar="TIME", help=f"Only messages stored at or after this time. {when}"
-        ),
+        opt("--to end", metavar="TIME", help="Only messages stored before this time."),
+        opt("--from begin", metavar="TIME", help=f"Only messages stored at or after this time. {when}"),
         namesrv_option,
-        click.option("-s", "--source", metavar="SOURCE", help=what),
+        opt("-s --source", metavar="SOURCE", help=what),
     ):
         decorate(read)
     return read  # type: ignore[return-value]

@@ -19,6 +19,7 @@ from cometmq.cli.pipeline.job import (
     run_job,
     source_options,
 )
+from cometmq.command_options import opt
 from cometmq.pipeline.base.job_options import (
     AuditOptions,
     DedupOptions,
@@ -81,9 +82,7 @@ def finding_line(finding: Finding) -> str:
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
 @source_options
-@click.option(
-    "-o", "--output", required=True, metavar="DIR", help="The table: a directory for this job only."
-)
+@opt("-o --output", required=True, metavar="DIR", help="The table: a directory for this job only.")
 @options_of(DedupOptions)
 @job_options
 def dedup(**settings: Any) -> None:
@@ -116,10 +115,13 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 @click.argument("groups", nargs=-1)
 @partial(source_options, give_namesrv=True)
 @options_of(DlqOptions)
-@click.option("--redrive", is_flag=True, help="Resend the dead letters that --where selects (true: all).")
-@click.option("--into", type=click.Choice(["group", "topic"]), default="group",
-              help="group: resend to the group only. "
-                   "topic: resend to all groups of the original topic.")  # fmt: skip
+@opt("--redrive", is_flag=True, help="Resend the dead letters that --where selects (true: all).")
+@opt(
+    "--into",
+    type=click.Choice(["group", "topic"]),
+    default="group",
+    help="group: resend to the group only. topic: resend to all groups of the original topic.",
+)
 @options_of(RedriveOptions)
 @job_options
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:

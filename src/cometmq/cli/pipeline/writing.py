@@ -22,6 +22,7 @@ from cometmq.cli.pipeline.job import (
     write_report,
 )
 from cometmq.cli.store import store_config
+from cometmq.command_options import opt
 from cometmq.pipeline.base.job_options import ArchiveOptions, CompactOptions, RebuildOptions, ReplayOptions
 from cometmq.text import counted, printable, rate
 
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
-@click.option("-o", "--output", required=True, metavar="DIR", help="The table: a path or a URI.")
+@opt("-o --output", required=True, metavar="DIR", help="The table: a path or a URI.")
 @namesrv_option
-@click.option(
-    "--continuous", is_flag=True, help="Continue until Ctrl-C instead of ending with the current messages."
-)
+@opt("--continuous", is_flag=True, help="Continue until Ctrl-C instead of ending with the current messages.")
 @options_of(ArchiveOptions)
 @metrics_option
 @report_option
@@ -148,11 +147,12 @@ def report_compact(summary: CompactSummary) -> None:
 
 @click.command(context_settings=HELP)
 @click.argument("root", metavar="DIR", type=click.Path(exists=True, file_okay=False))
-@click.option(
-    "-o", "--output", required=True, metavar="DIR", help="Directory for the rebuilt queues and index."
+@opt("-o --output", required=True, metavar="DIR", help="Directory for the rebuilt queues and index.")
+@opt(
+    "-c --config config_file",
+    metavar="FILE",
+    help="The broker's configuration, if there is no broker.conf in DIR.",
 )
-@click.option("-c", "--config", "config_file", metavar="FILE",
-              help="The broker's configuration, if there is no broker.conf in DIR.")  # fmt: skip
 @options_of(RebuildOptions)
 @job_options
 def rebuild(config_file: str | None, **settings: Any) -> None:
@@ -187,17 +187,23 @@ MAX_PRINTED_QUEUES = 50  # maximum number of source queues that are printed
 
 
 @click.command(context_settings=HELP)
-@click.option("-s", "--source", required=True, metavar="SOURCE",
-              help="An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT.")  # fmt: skip
+@opt(
+    "-s --source",
+    required=True,
+    metavar="SOURCE",
+    help="An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT.",
+)
 @namesrv_option
-@click.option("--from", "begin_ms", type=moment, metavar="TIME",
-              help="Only messages stored at or after this time: 10m (s, m, h, d ago), ms since 1970 "
-                   "or yyyy-MM-dd#HH:mm:ss:SSS.",
-              )  # fmt: skip
-@click.option("--to", "end_ms", type=moment, metavar="TIME", help="Only messages stored before this time.")
-@click.option(
-    "--map",
-    "mapping",
+@opt(
+    "--from begin_ms",
+    type=moment,
+    metavar="TIME",
+    help="Only messages stored at or after this time: 10m (s, m, h, d ago), ms since 1970 "
+    "or yyyy-MM-dd#HH:mm:ss:SSS.",
+)
+@opt("--to end_ms", type=moment, metavar="TIME", help="Only messages stored before this time.")
+@opt(
+    "--map mapping",
     multiple=True,
     metavar="TOPIC=TARGET",
     help="Send the messages of TOPIC to TARGET. Topics whose names begin with % are sent only with a target.",
@@ -290,7 +296,7 @@ def queue_line(queue: ReplayQueue) -> str:
 
 @click.command(context_settings=HELP)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--check", is_flag=True, help="Only check FILE and its sources; run nothing.")
+@opt("--check", is_flag=True, help="Only check FILE and its sources; run nothing.")
 @metrics_option
 @job_options
 def run(
