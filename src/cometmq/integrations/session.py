@@ -90,12 +90,11 @@ class QueueConsumer(SimpleConsumer):
 
     async def wait(self) -> bool:
         """Wait until the queue has a message, or may have one. Return False if there is none in time."""
-        assert self._receiver is not None  # the consumer is running
         loop = asyncio.get_running_loop()
         begun = loop.time()
         found = False
         with suppress(CometError):
-            found = await self._receiver.wait(_WAIT_S)
+            found = await self._running_session().receiver.wait(_WAIT_S)
         if not found and loop.time() - begun < RETRY_S:  # no broker could be asked
             await asyncio.sleep(RETRY_S)
         return found
@@ -110,7 +109,7 @@ class QueueConsumer(SimpleConsumer):
         if how is Settlement.ACK:
             await self.ack(*messages)
         elif how is Settlement.RELEASE:
-            await self._running_leases().give_back(messages)
+            await self._running_session().leases.give_back(messages)
         elif how is Settlement.DEAD:
             (message,) = messages
             await self.dead_letter(message)

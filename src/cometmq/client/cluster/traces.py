@@ -142,13 +142,9 @@ class Traces:
         traced = []
         for message in messages:
             count += 1
-            properties, msg_id = message.properties, message.msg_id
-            if (
-                properties.get(names.TRACE_ON) == "false"
-                or self._is_trace_topic(message.topic)
-                or not self._is_chosen(msg_id)
-            ):
+            if not self._traces(message):
                 continue
+            properties, msg_id = message.properties, message.msg_id
             keys = properties.get(names.KEYS)
             traced.append((msg_id, keys))
             self._add(
@@ -187,13 +183,9 @@ class Traces:
         self, group: str, message: MessageExt, addr: str, state: str, *, from_check: bool
     ) -> None:
         """Record the end of a transaction, with RocketMQ's name of its state."""
-        msg_id, properties = message.msg_id, message.properties
-        if (
-            properties.get(names.TRACE_ON) == "false"
-            or self._is_trace_topic(message.topic)
-            or not self._is_chosen(msg_id)
-        ):
+        if not self._traces(message):
             return
+        msg_id, properties = message.msg_id, message.properties
         self._add(
             EndTransaction(
                 timestamp_ms=int(time.time() * 1000),
@@ -213,6 +205,10 @@ class Traces:
 
     def _is_chosen(self, msg_id: str) -> bool:
         return self._most >= 2**32 or zlib.crc32(msg_id.encode("utf-8", "replace")) < self._most
+
+    def _traces(self, message: MessageExt) -> bool:
+        traced = message.properties.get(names.TRACE_ON) != "false" and not self._is_trace_topic(message.topic)
+        return traced and self._is_chosen(message.msg_id)
 
     def _is_trace_topic(self, topic: str) -> bool:
         return is_trace_topic(topic, self._topic)

@@ -53,11 +53,9 @@ class PushConsumer(QueryClient):
             `OrderlyListener`. An async function runs on the event loop, a plain function in threads.
         subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`),
             `sql92(...)` or `filter_class(...)`.
-        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
-            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        namesrv: The name servers, as in Producer.
         options: The settings of the consumer. Default: PushOptions().
-        client: A client instance that several producers and consumers share. Default: the consumer creates
-            its own from `namesrv` and `client_options`.
+        client: A client instance to share. Default: the consumer creates its own.
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
     Raises:

@@ -33,9 +33,9 @@ WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, E
 
 @dataclass(slots=True, eq=False)
 class OffsetStore:
-    """The offsets in memory. `read` returns a stored offset or None; `write` stores a table of offsets."""
+    """The offsets in memory. `stored` returns a stored offset or None, `write` stores a table of offsets."""
 
-    _read: ReadOffset
+    stored: ReadOffset
     _write: WriteOffset
     _offsets: dict[MessageQueue, int] = field(default_factory=dict)
     _dirty: set[MessageQueue] = field(default_factory=set)
@@ -50,13 +50,10 @@ class OffsetStore:
     def memory(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)
 
-    async def stored(self, queue: MessageQueue) -> int | None:
-        return await self._read(queue)
-
     async def committed(self, queue: MessageQueue) -> int | None:
         """Return the offset in memory, or the stored offset if there is none in memory."""
         offset = self._offsets.get(queue)
-        return offset if offset is not None else await self._read(queue)
+        return offset if offset is not None else await self.stored(queue)
 
     def snapshot(self) -> dict[MessageQueue, int]:
         return dict(self._offsets)
@@ -99,7 +96,7 @@ class OffsetStore:
 
         async def lost(queue: MessageQueue) -> bool:
             try:
-                stored = await self._read(queue)
+                stored = await self.stored(queue)
             except CometError:
                 return False
             return stored is None or stored < self._offsets.get(queue, 0)

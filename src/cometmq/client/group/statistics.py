@@ -15,17 +15,7 @@ _OF_AN_HOUR = 360
 
 @dataclass(slots=True)
 class Totals:
-    """Counts and summed durations of pulls and listener calls since the consumer started.
-
-    Attributes:
-        pulls: The number of answered pulls.
-        pull_s: The duration of all pulls, in seconds.
-        pulled: The number of pulled messages.
-        calls: The number of listener calls that have ended.
-        call_s: The duration of all listener calls, in seconds.
-        done: The number of consumed messages.
-        failed: The number of messages that the listener failed to consume.
-    """
+    """Numbers and summed durations of pulls and listener calls, and of their messages, since the start."""
 
     pulls: int = 0
     pull_s: float = 0.0

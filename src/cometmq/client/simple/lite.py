@@ -58,16 +58,14 @@ _OFFSETS = {ConsumeFromWhere.FIRST_OFFSET: 1, ConsumeFromWhere.LAST_OFFSET: 2}
 class LiteSession(SimpleSession):
     """The group membership of a consumer of lite topics."""
 
-    def __init__(self, group: Group, leases: LiteLeases) -> None:
-        super().__init__(group)
-        self._leases = leases
+    leases: LiteLeases
 
     def heartbeat(self) -> ConsumerData:
         return msgspec.structs.replace(super().heartbeat(), message_model="LITE_SELECTIVE")
 
     def lite_unsubscribed(self, lite_topic: str) -> None:
         log.info("group %s: another member has taken over lite topic %s", self.group.name, lite_topic)
-        self._leases.names.discard(lite_topic)
+        self.leases.names.discard(lite_topic)
 
 
 class LiteLeases(Leases):
@@ -210,10 +208,9 @@ class LiteConsumer(LeasingConsumer):
         parent: The parent topic.
         lite_topics: The lite topics to which the consumer is subscribed from the start. None are needed for a
             group with the attribute `lite.sub.wildcard`, which receives from all.
-        namesrv: The name servers, as in SimpleConsumer.
+        namesrv: The name servers, as in Producer.
         options: The settings of the consumer, of which `invisible_s` and `wait_s` are used.
-        client: A client instance that several producers and consumers share. Default: the consumer creates
-            its own from `namesrv` and `client_options`.
+        client: A client instance to share. Default: the consumer creates its own.
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
     Raises:
@@ -238,11 +235,8 @@ class LiteConsumer(LeasingConsumer):
         self._first = _checked(parent, lite_topics)
         self._repeats: Periodic | None = None
 
-    def _leases_of(self, group: Group) -> Leases:
-        return LiteLeases(group, self._parent, self._first)
-
-    def _session_of(self, group: Group) -> SimpleSession:
-        return LiteSession(group, self._lite())
+    def _new_session(self, group: Group) -> LiteSession:
+        return LiteSession(group, LiteLeases(group, self._parent, self._first))
 
     async def _begin(self) -> None:
         await super()._begin()
@@ -258,8 +252,8 @@ class LiteConsumer(LeasingConsumer):
         await super()._end(drain=drain)
 
     def _lite(self) -> LiteLeases:
-        assert isinstance(self._leasing, LiteLeases)
-        return self._leasing
+        assert isinstance(self._session, LiteSession)
+        return self._session.leases
 
     @property
     def lite_topics(self) -> frozenset[str]:
@@ -267,7 +261,7 @@ class LiteConsumer(LeasingConsumer):
 
         Those that another member of an exclusive group has taken over are not among them.
         """
-        return frozenset(self._first if self._leasing is None else self._lite().names)
+        return frozenset(self._first if self._session is None else self._lite().names)
 
     async def subscribe(self, *lite_topics: str, start: ConsumeFromWhere | None = None) -> None:
         """Add subscriptions at all brokers of the parent topic.

@@ -49,6 +49,11 @@ class SimpleSession(Member):
     consume_type = "CONSUME_POP"
     kind = "simple consumer"
 
+    def __init__(self, group: Group, leases: Leases) -> None:
+        super().__init__(group)
+        self.leases = leases
+        self.receiver = Receiver(group, leases, group.subscriptions)
+
     def wake_rebalance(self) -> None:
         """Do nothing: members share all queues."""
 
@@ -76,17 +81,10 @@ class LeasingConsumer(QueryClient):
         super().__init__(kind, group, namesrv, client, client_options)
         self._subscriptions = subscriptions
         self._session: SimpleSession | None = None
-        self._leasing: Leases | None = None
-        self._receiver: Receiver | None = None
 
-    def _leases_of(self, group: Group) -> Leases:
-        """Return the requests of this consumer."""
+    def _new_session(self, group: Group) -> SimpleSession:
         at_end = self.options.consume_from_where is ConsumeFromWhere.LAST_OFFSET
-        return Leases(group, orderly=self.options.orderly, init_mode=int(at_end))
-
-    def _session_of(self, group: Group) -> SimpleSession:
-        """Return the group membership of this consumer."""
-        return SimpleSession(group)
+        return SimpleSession(group, Leases(group, orderly=self.options.orderly, init_mode=int(at_end)))
 
     # -- life
 
@@ -106,10 +104,8 @@ class LeasingConsumer(QueryClient):
         client = await self._start_client()
         options = MemberOptions(consume_from_where=self.options.consume_from_where)
         group = Group(self.group, client, options, self._subscriptions)
-        self._leasing = self._leases_of(group)
-        session = self._session_of(group)
+        session = self._new_session(group)
         client.register_consumer(self.group, session)
-        self._receiver = Receiver(group, self._leasing, group.subscriptions)
         self._session = session
         failures = await client.refresh_routes(group.subscriptions)
         unreachable = [each for each in failures.values() if isinstance(each, NameServersUnreachable)]
@@ -130,9 +126,8 @@ class LeasingConsumer(QueryClient):
     async def _end(self, *, drain: bool) -> None:
         del drain
         try:
-            if self._receiver is not None:
-                await self._receiver.close()
             if self._session is not None:
+                await self._session.receiver.close()
                 await self.client.unregister_consumer(self.group)
                 self._session.group.close()
         finally:
@@ -174,10 +169,9 @@ class LeasingConsumer(QueryClient):
         check_range("max_messages", max_messages, 1, MAX_MESSAGES)
         check_range("invisible_s", invisible_s, *LEASE_RANGE_S)
         check_range("wait_s", wait_s, *WAIT_RANGE_S)
-        self._running_session()
-        assert self._receiver is not None
+        receiver = self._running_session().receiver
         begun_ns, telemetry = time.time_ns(), self.client.options.telemetry
-        found = await self._receiver.receive(max_messages, invisible_s, wait_s)
+        found = await receiver.receive(max_messages, invisible_s, wait_s)
         if found and telemetry is not None:
             telemetry.received(self.group, found, begun_ns)
         return found
@@ -197,7 +191,7 @@ class LeasingConsumer(QueryClient):
             BrokerError: A broker refused the acknowledgement.
             RemotingError: A broker cannot be reached or did not answer in time. The call may be repeated.
         """
-        await self._running_leases().acknowledge(messages)
+        await self._running_session().leases.acknowledge(messages)
 
     async def change_invisibility(self, message: MessageExt, seconds: float) -> None:
         """Let the lease of a message end at another time. The message gets a new receipt handle.
@@ -214,7 +208,7 @@ class LeasingConsumer(QueryClient):
             RemotingError: The broker cannot be reached or did not answer in time.
         """
         check_range("seconds", seconds, *CHANGE_RANGE_S)
-        await self._running_leases().change(message, seconds)
+        await self._running_session().leases.change(message, seconds)
 
     async def dead_letter(self, message: MessageExt) -> None:
         """Move a message to the group's dead-letter queue.
@@ -231,22 +225,17 @@ class LeasingConsumer(QueryClient):
             RemotingError: The broker cannot be reached or did not answer in time. The dead-letter queue may
                 have the message nevertheless.
         """
-        await self._running_leases().dead_letter(message)
+        await self._running_session().leases.dead_letter(message)
 
     @property
     def problems(self) -> dict[tuple[str, str], str]:
         """The brokers that cannot be received from: topic and broker name, with the last error of each."""
-        return dict(self._receiver.problems) if self._receiver is not None else {}
+        return dict(self._session.receiver.problems) if self._session is not None else {}
 
     def _running_session(self) -> SimpleSession:
         self._running()
         assert self._session is not None
         return self._session
-
-    def _running_leases(self) -> Leases:
-        self._running()
-        assert self._leasing is not None
-        return self._leasing
 
 
 class SimpleConsumer(LeasingConsumer):
@@ -263,11 +252,9 @@ class SimpleConsumer(LeasingConsumer):
         group: The name of the consumer group.
         subscriptions: A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`, `"*"`) or
             `sql92(...)`. subscribe() adds more.
-        namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
-            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+        namesrv: The name servers, as in Producer.
         options: The settings of the consumer. Default: SimpleOptions().
-        client: A client instance that several producers and consumers share. Default: the consumer creates
-            its own from `namesrv` and `client_options`.
+        client: A client instance to share. Default: the consumer creates its own.
         client_options: The settings of connections, routes and heartbeats. Default: ClientOptions().
 
     Raises:
