@@ -73,7 +73,8 @@ class Reads(msgspec.Struct, eq=False):
         tried: set[str] = set()
         failure: CometError | None = None
         while True:
-            target = self._next(await self._instance.read_targets(queue, broker_id), tried)
+            targets = await self._instance.read_targets(queue, broker_id)
+            target = next((each for each in targets if each.addr not in tried), None)
             if target is None:
                 assert failure is not None
                 raise failure
@@ -98,10 +99,6 @@ class Reads(msgspec.Struct, eq=False):
     @property
     def _unreachable(self) -> set[str]:
         return self._instance.routes.unreachable
-
-    @staticmethod
-    def _next(targets: list[ReadTarget], tried: set[str]) -> ReadTarget | None:
-        return next((target for target in targets if target.addr not in tried), None)
 
     def _failed(self, queue: MessageQueue, addr: str) -> None:
         """Refresh the topic's route. If the queue has other brokers, avoid this one until it answers."""

@@ -6,9 +6,9 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from cometmq import logs
 from cometmq.client.cluster.workers import call_in_thread, failure_of, is_async
@@ -139,7 +139,7 @@ def bind_listener(
 
     `executor` runs plain functions, `statuses` is the enum of the possible results.
     """
-    as_status = _Statuses(name_of(listener), statuses, none_means)
+    as_status = _converter(name_of(listener), statuses, none_means)
     takes_context = _takes_context(listener)
     call = cast("Callable[..., Any]", listener)
     if is_async(listener):
@@ -191,39 +191,30 @@ def _takes_context(listener: Listener | OrderlyListener) -> bool:
     return len(required) == 2 or any(p.name == "context" for p in positional[1:2])
 
 
-@dataclass(slots=True)
-class _Statuses(Generic[S]):
-    """A function that converts the results of one listener to statuses."""
+def _converter(listener: str, statuses: type[S], none_means: NoneMeans) -> Callable[[object], S]:
+    """Return a function that converts the results of one listener to statuses."""
+    success = statuses["SUCCESS"]
+    concurrently = "RECONSUME_LATER" in statuses.__members__
+    later = statuses["RECONSUME_LATER" if concurrently else "SUSPEND_CURRENT_QUEUE_A_MOMENT"]
+    returned: set[bool] = set()  # whether the listener has returned None (True), anything else (False)
 
-    _listener: str
-    _statuses: type[S]
-    _none_means: NoneMeans
-    _returned: set[bool] = field(default_factory=set)
-    """Whether the listener has returned None so far (True), anything else (False)."""
-
-    def __call__(self, result: object) -> S:
+    def as_status(result: object) -> S:
         if result is HANDLED:
-            return self._statuses["SUCCESS"]
-        if (result is None) not in self._returned:
-            self._note(is_none=result is None)
-        if isinstance(result, self._statuses):
+            return success
+        if (result is None) not in returned:
+            returned.add(result is None)
+            if len(returned) == 2 and none_means == "success":
+                log.warning(
+                    "the listener %s returns None for some calls and a status for others: None counts as "
+                    'SUCCESS here, and not in Java; PushOptions(none_means="retry") has such messages '
+                    "consumed again",
+                    printable(listener),
+                )
+        if isinstance(result, statuses):
             return result
-        if result is None and self._none_means != "error":
-            return self._statuses["SUCCESS"] if self._none_means == "success" else self._later
-        allowed = f"one of {self._statuses.__name__}"
-        allowed = allowed if self._none_means == "error" else f"None or {allowed}"
+        if result is None and none_means != "error":
+            return success if none_means == "success" else later
+        allowed = f"{'' if none_means == 'error' else 'None or '}one of {statuses.__name__}"
         raise TypeError(f"this listener must return {allowed}, not {result!r}")
 
-    @property
-    def _later(self) -> S:
-        concurrently = "RECONSUME_LATER" in self._statuses.__members__
-        return self._statuses["RECONSUME_LATER" if concurrently else "SUSPEND_CURRENT_QUEUE_A_MOMENT"]
-
-    def _note(self, *, is_none: bool) -> None:
-        self._returned.add(is_none)
-        if len(self._returned) == 2 and self._none_means == "success":
-            log.warning(
-                "the listener %s returns None for some calls and a status for others: None counts as SUCCESS "
-                'here, and not in Java; PushOptions(none_means="retry") has such messages consumed again',
-                printable(self._listener),
-            )
+    return as_status

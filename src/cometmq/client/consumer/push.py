@@ -18,12 +18,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
-from cometmq.client.consumer.retry_topic import check_delay_level
+from cometmq.client.consumer.retry_topic import RetryTopic, SendsBack
 from cometmq.client.consumer.watching import lag_of
 from cometmq.client.group.group import instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
@@ -37,11 +36,11 @@ from cometmq.client.group.subscription import (
     refuse_filter_class,
 )
 from cometmq.errors import ClientStateError
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageQueue
 from cometmq.text import printable
 
 
-class PushConsumer(QueryClient):
+class PushConsumer(SendsBack):
     """A push consumer: a member of a consumer group that calls a listener with messages.
 
     Use it with `async with`, or call start() and stop(). A consumer belongs to the event loop in which it was
@@ -190,19 +189,8 @@ class PushConsumer(QueryClient):
         await session.group.instance.send_heartbeats()
         session.members.rebalance.wake()
 
-    async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Send a message back to the broker, so that the group consumes it again later.
-
-        Args:
-            message: A message that this consumer received.
-            delay_level: 0: the broker chooses the delay by the number of retries. 1 to 18: a delay level. -1:
-                the message goes to the dead-letter queue immediately.
-
-        Raises:
-            CometError: The broker did not accept the message, or cannot be reached.
-        """
-        check_delay_level(delay_level)
-        await self._running_session().send_back(message, delay_level)
+    def _retries(self) -> RetryTopic:
+        return self._running_session().retry_topic
 
     def suspend(self) -> None:
         """Stop pulling until resume(). The listener still receives the messages that were pulled before."""

@@ -32,6 +32,7 @@ from cometmq.client.consumer.listener import (
 )
 from cometmq.client.consumer.membership import AssignedQueue, Membership
 from cometmq.client.consumer.orderly import Orderly
+from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.consumer.sharing import Sharing
 from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.group import ConsumerGroup
@@ -186,8 +187,9 @@ class PushSession(Member):
             self._executor.shutdown(wait=False, cancel_futures=True)
         self.group.close()
 
-    async def send_back(self, message: MessageExt, delay_level: int) -> None:
-        await self._mode.retry_topic.send_back(message, delay_level)
+    @property
+    def retry_topic(self) -> RetryTopic:
+        return self._mode.retry_topic
 
     def queue_health(self, now: float) -> tuple[QueueHealth, ...]:
         return tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from itertools import groupby
+from operator import attrgetter
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
@@ -143,9 +144,6 @@ class QueueLocks:
                 return False
             return True
 
-        by_broker = groupby(sorted(queues, key=_broker), key=_broker)
+        name_of = attrgetter("broker_name")
+        by_broker = groupby(sorted(queues, key=name_of), key=name_of)
         return all(await asyncio.gather(*[one(name, list(some)) for name, some in by_broker]))
-
-
-def _broker(queue: MessageQueue) -> str:
-    return queue.broker_name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
+from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.options import check_range
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
@@ -27,6 +28,28 @@ _FIRST_RETRY_LEVEL = 3
 def check_delay_level(delay_level: object) -> None:
     """Raise ConfigError unless the delay level is valid for a retry."""
     check_range("delay_level", delay_level, -1, 18)
+
+
+class SendsBack(QueryClient):
+    """A consumer that can send received messages back."""
+
+    def _retries(self) -> RetryTopic:
+        """Return the retry topic of the group. Raises ClientStateError if the consumer is not running."""
+        raise NotImplementedError
+
+    async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
+        """Send a message back to the broker, so that push consumers of the group receive it again later.
+
+        Args:
+            message: A message that this consumer received.
+            delay_level: 0: the broker chooses the delay by the number of retries. 1 to 18: a delay level. -1:
+                the message goes to the dead-letter queue immediately.
+
+        Raises:
+            CometError: The broker did not accept the message, or cannot be reached.
+        """
+        check_delay_level(delay_level)
+        await self._retries().send_back(message, delay_level)
 
 
 class RetryTopic:

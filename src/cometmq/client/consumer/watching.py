@@ -41,15 +41,6 @@ async def lag_of(
     return dict(zip(done, await for_each(list(done), behind, _ASKED_AT_ONCE), strict=True))
 
 
-@dataclass(slots=True)
-class _QueuePosition:
-    """The position of a queue, and the time of its last change in monotonic seconds."""
-
-    position: tuple[int | None, int]
-    """The committed offset, and the next offset to pull minus the number of unconsumed pulled messages."""
-    since: float
-
-
 @dataclass(slots=True, eq=False)
 class Watchdog:
     """A periodic check of a consumer's queues. Stalled queues are in `problems` and are logged once.
@@ -65,7 +56,8 @@ class Watchdog:
     """Returns the health of the queues. The argument is the present time in monotonic seconds."""
     problems: dict[MessageQueue, str] = field(default_factory=dict)
     """A sentence about each queue that was stalled at the last check."""
-    _seen: dict[MessageQueue, _QueuePosition] = field(default_factory=dict)
+    _seen: dict[MessageQueue, tuple[tuple[int | None, int], float]] = field(default_factory=dict)
+    """The position of each queue (committed offset, next offset to consume), and since when it has it."""
 
     def periodic(self) -> Periodic:
         """Return the periodic check of the queues. The caller must start it."""
@@ -82,15 +74,13 @@ class Watchdog:
             # A pull alone is no progress: it increases next_offset and held_count by the same number, so
             # their difference stays the same.
             position = (each.committed_offset, each.next_offset - each.held_count)
-            before = seen.get(each.queue)
-            if before is None or before.position != position:
-                before = _QueuePosition(position, now)
-            self._seen[each.queue] = before
-            if each.waiting in ("suspended", "paused"):
-                before.since = now
-            elif each.held_count and now - before.since >= self._after_s:
+            before, since = seen.get(each.queue, (None, now))
+            if before != position or each.waiting in ("suspended", "paused"):
+                since = now
+            self._seen[each.queue] = position, since
+            if each.held_count and now - since >= self._after_s:
                 problems[each.queue] = f"no progress with {each.held_count} held messages"
-            elif each.call_s is not None and min(each.call_s, now - before.since) >= self._after_s:
+            elif each.call_s is not None and min(each.call_s, now - since) >= self._after_s:
                 problems[each.queue] = "the call of the scheduled function has moved no offset"
         for queue, problem in problems.items():
             if queue not in self.problems:

@@ -48,10 +48,6 @@ class Subscription:
                 raise _wrong(topic, expression, f"a tag that a message can have: {error}") from None
         return cls(topic, text, tags=wanted)
 
-    @classmethod
-    def by_sql(cls, topic: str, expression: str) -> Subscription:
-        return cls(topic, expression, expression_type="SQL92")
-
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
         """Return the messages whose tag is subscribed. Brokers compare only the hashes of tags."""
         return with_tags(messages, self.tags) if self.tags else list(messages)
@@ -133,7 +129,7 @@ def as_subscription(topic: str, expression: Expression | None) -> Subscription:
     text = expression.expression
     if not isinstance(text, str) or not text.strip():
         raise _wrong(topic, expression, 'an expression as text: sql92("a > 1")')
-    return Subscription.by_sql(topic, text)
+    return Subscription(topic, text, expression_type="SQL92")
 
 
 def refuse_filter_class(subscription: Subscription) -> None:

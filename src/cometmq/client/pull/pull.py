@@ -37,7 +37,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.cluster.workers import is_async
-from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
+from cometmq.client.consumer.retry_topic import RetryTopic, SendsBack
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
 from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
@@ -73,7 +73,7 @@ PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
 """An async function that is called repeatedly, after an exception a second later."""
 
 
-class PullConsumer(SinglePulls):
+class PullConsumer(SinglePulls, SendsBack):
     """A pull consumer: single pulls, polling of assigned queues, or membership of a group.
 
     Until it subscribes, the consumer does not join the group: the caller chooses the queues, no queues are
@@ -549,21 +549,10 @@ class PullConsumer(SinglePulls):
         _check_offsets(offsets or {})
         await self._polling.commit(offsets)
 
-    async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Send a message back to the broker, so that push consumers of the group receive it again later.
-
-        Args:
-            message: A message that this consumer received.
-            delay_level: 0: the broker chooses the delay by the number of retries. 1 to 18: a delay level. -1:
-                the message goes to the dead-letter queue immediately.
-
-        Raises:
-            CometError: The broker did not accept the message, or cannot be reached.
-        """
+    def _retries(self) -> RetryTopic:
         self._running()
         assert self._retry_topic is not None
-        check_delay_level(delay_level)
-        await self._retry_topic.send_back(message, delay_level)
+        return self._retry_topic
 
 
 def _check_offsets(offsets: Mapping[MessageQueue, int]) -> None:
