@@ -5,101 +5,17 @@
 A name is loaded at its first use, so that the command line of a server does not load the client.
 """
 
+# ruff: noqa: F403, F405
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the modules in which __getattr__ looks for the names of __all__
     from cometmq.admin import Admin
-    from cometmq.client import (
-        BadHandle,
-        ClientInstance,
-        ClientOptions,
-        ConsumeContext,
-        ConsumeFromWhere,
-        ConsumeHook,
-        ConsumerHealth,
-        ConsumeStatus,
-        Consuming,
-        DatabaseMarks,
-        EndingTransaction,
-        FileOffsets,
-        FlowLimits,
-        IdError,
-        LiteConsumer,
-        MemoryMarks,
-        MessageModel,
-        MessageStream,
-        OffsetStorage,
-        OrderlyContext,
-        OrderlyStatus,
-        Producer,
-        ProducerOptions,
-        PullConsumer,
-        PullOptions,
-        PullTurn,
-        PushConsumer,
-        PushOptions,
-        RedisMarks,
-        SendHook,
-        Sending,
-        SimpleConsumer,
-        SimpleOptions,
-        SqliteMarks,
-        SyncLiteConsumer,
-        SyncMessageStream,
-        SyncProducer,
-        SyncPullConsumer,
-        SyncPushConsumer,
-        SyncSimpleConsumer,
-        SyncTransactionProducer,
-        Telemetry,
-        TraceOptions,
-        TransactionListener,
-        TransactionProducer,
-        filter_class,
-        idempotent,
-        reply_to,
-        select_by_hash,
-        select_by_random,
-        split_batches,
-        sql92,
-        stop_on_signal,
-        tags,
-        unique_key,
-    )
-    from cometmq.errors import (
-        BeingHandled,
-        BodyError,
-        BodyTooLarge,
-        BrokerError,
-        ClientStateError,
-        CometError,
-        ConfigError,
-        ConnectError,
-        MessageIllegal,
-        MessageNotFound,
-        NoRouteError,
-        ReplyTimeout,
-        RequestNotSent,
-        RequestTimeout,
-        SendFailed,
-        Terminal,
-        TooManySends,
-        Transient,
-    )
-    from cometmq.message import (
-        Message,
-        MessageExt,
-        MessageQueue,
-        PullResult,
-        PullStatus,
-        SendResult,
-        SendStatus,
-        TransactionSendResult,
-        TransactionState,
-    )
+    from cometmq.client import *
+    from cometmq.errors import *
+    from cometmq.message import *
 
 __all__ = [
     "Admin", "BadHandle", "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientInstance",

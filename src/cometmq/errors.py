@@ -17,10 +17,10 @@ from cometmq.text import printable, seconds
 
 __all__ = [
     "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
-    "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "NoRouteError",
-    "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError", "ReplyTimeout",
-    "RequestNotSent", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt", "StoreError", "Terminal",
-    "Transient", "YamlError",
+    "ConfigError", "ConnectError", "FrameError", "HeaderError", "MessageIllegal", "MessageNotFound",
+    "NoRouteError", "ProtocolError", "RaftMessageError", "RaftRefused", "RecordError", "RemotingError",
+    "ReplyTimeout", "RequestNotSent", "RequestTimeout", "SendFailed", "SqlError", "StoreCorrupt",
+    "StoreError", "Terminal", "TooManySends", "Transient", "YamlError",
 ]  # fmt: skip
 
 _VALUE_LIMIT = 120

@@ -12,6 +12,8 @@ import pytest
 
 import cometmq
 import cometmq.client
+import cometmq.errors
+import cometmq.message
 from cometmq.testing import LocalBroker
 
 
@@ -19,6 +21,12 @@ from cometmq.testing import LocalBroker
 def test_every_public_name_can_be_had(name: str) -> None:
     assert getattr(cometmq, name).__name__ == name
     assert name in dir(cometmq)
+
+
+def test_type_checkers_find_every_public_name() -> None:
+    """To type checkers, the package imports all names of these modules; others would have the type Any."""
+    modules = (cometmq.client, cometmq.errors, cometmq.message)
+    assert set(cometmq.__all__) - {"Admin"} <= {name for module in modules for name in module.__all__}
 
 
 CLIENT_PAGE = Path(__file__).parents[2] / "docs/client.md"
