@@ -40,7 +40,7 @@ from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.retry_topic import RetryTopic, SendsBack
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
-from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
+from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription
@@ -71,6 +71,18 @@ class PullTurn:
 
 PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
 """An async function that is called repeatedly, after an exception a second later."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a pull consumer that was started."""
+
+    group: Group
+    polling: Polling
+    retry_topic: RetryTopic
+    queue_watch: QueueWatch
+    watchdog: Watchdog
+    jobs: tuple[Periodic, Periodic]
 
 
 class PullConsumer(SinglePulls, SendsBack):
@@ -108,14 +120,8 @@ class PullConsumer(SinglePulls, SendsBack):
         super().__init__("pull consumer", group, namesrv, client, own_options)
         self._expressions: dict[MessageQueue, Subscription] = {}
         """The filter expressions of the queues that the caller has assigned."""
-        self._member: Group | None = None
-        self._polled: Polling | None = None
+        self._parts: _Parts | None = None
         self._session: PullSession | None = None
-        self._retry_topic: RetryTopic | None = None
-        self._persisting: Periodic | None = None
-        self._watchdog: Watchdog | None = None
-        self._watching: Periodic | None = None
-        self._queue_watch: QueueWatch | None = None
         self._stop_for_call: asyncio.Task[None] | None = None
 
     # -- life
@@ -133,63 +139,54 @@ class PullConsumer(SinglePulls, SendsBack):
             self._stop_for_call = asyncio.create_task(super().stop())
 
     async def _begin(self) -> None:
-        client = await self._start_client()
-        self._member = group = Group(self.group, client, self.options)
-        schedule, commits = Schedule(group.offsets, self._new_turn), self.options.auto_commit
-        self._polled = Polling(group, schedule, self._pull_assigned, self._not_running, auto_commit=commits)
-        self._retry_topic = RetryTopic(client, self.group, self.options.max_reconsume_times)
-        self._persisting = Periodic(
-            asyncio.get_running_loop(),
-            self.options.persist_interval_s,
-            group.offsets.try_persist,
-            name=f"offsets of group {self.group}",
-        )
-        self._persisting.start()
-        self._watchdog = watchdog = Watchdog(self._name, self.options.stall_after_s, self._queue_health)
-        self._queue_watch = QueueWatch(client, self._name)
-        self._watching = watchdog.periodic()
-        self._watching.start()
+        client, options, loop = await self._start_client(), self.options, asyncio.get_running_loop()
+        group = Group(self.group, client, options)
+        schedule, commits = Schedule(group.offsets, self._new_turn), options.auto_commit
+        polling = Polling(group, schedule, self._pull_assigned, self._not_running, auto_commit=commits)
+        retry_topic = RetryTopic(client, self.group, options.max_reconsume_times)
+        watchdog = Watchdog(self._name, options.stall_after_s, lambda _: polling.health())
+        name = f"offsets of group {self.group}"
+        persisting = Periodic(loop, options.persist_interval_s, group.offsets.try_persist, name=name)
+        jobs, queue_watch = (persisting, watchdog.periodic()), QueueWatch(client, self._name)
+        self._parts = _Parts(group, polling, retry_topic, queue_watch, watchdog, jobs)
+        for job in jobs:
+            job.start()
 
     def _new_turn(self) -> PullTurn:
         _CALLING.set(self)
         return PullTurn(self)
 
-    def _queue_health(self, now: float) -> Iterable[QueueHealth]:
-        del now
-        return () if self._polled is None else self._polled.health()
-
     async def _end(self, *, drain: bool) -> None:
+        parts = self._parts
         try:
-            for job in (self._persisting, self._watching):
-                if job is not None:
+            if parts is not None:
+                for job in parts.jobs:
                     await job.stop(cancel=True)
-            if self._queue_watch is not None:
-                await self._queue_watch.stop()
-            if self._session is not None:
-                await self._session.rebalance.stop()
-            if self._polled is not None:
-                await self._polled.close()
+                await parts.queue_watch.stop()
+                if self._session is not None:
+                    await self._session.rebalance.stop()
+                await parts.polling.close()
             if drain:
                 await self._store.try_persist()
                 await self.client.unregister_consumer(self.group)
         finally:
-            if self._retry_topic is not None:
-                await self._retry_topic.close()
-            if self._member is not None:
-                self._member.close()
+            if parts is not None:
+                await parts.retry_topic.close()
+                parts.group.close()
             await self._close_client()
+
+    def _running_parts(self) -> _Parts:
+        self._running()
+        assert self._parts is not None
+        return self._parts
 
     @property
     def _group(self) -> Group:
-        self._running()
-        assert self._member is not None
-        return self._member
+        return self._running_parts().group
 
     @property
     def _polling(self) -> Polling:
-        self._running()
-        assert self._polled is not None
-        return self._polled
+        return self._running_parts().polling
 
     @property
     def _store(self) -> OffsetStore:
@@ -212,15 +209,14 @@ class PullConsumer(SinglePulls, SendsBack):
         Raises:
             MessageIllegal: The name of the topic is illegal.
         """
-        self._running()
-        assert self._queue_watch is not None
+        watch = self._running_parts().queue_watch
         check_topic_name(topic)
         if function is None:
-            self._queue_watch.remove(topic)
+            watch.remove(topic)
         elif is_async(function):
-            await self._queue_watch.add(topic, self._calling(function))
+            await watch.add(topic, self._calling(function))
         else:
-            await self._queue_watch.add(topic, function)
+            await watch.add(topic, function)
 
     def _calling(self, function: QueuesChanged) -> QueuesChanged:
         async def call(topic: str, queues: tuple[MessageQueue, ...]) -> None:
@@ -347,7 +343,7 @@ class PullConsumer(SinglePulls, SendsBack):
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted. `assign` or the rebalance has assigned them."""
-        return tuple(sorted(self._polled.queues)) if self._polled is not None else ()
+        return tuple(sorted(self._parts.polling.queues)) if self._parts is not None else ()
 
     def health(self) -> ConsumerHealth:
         """Return the progress of each queue and the problems of this consumer, each as a sentence.
@@ -355,9 +351,9 @@ class PullConsumer(SinglePulls, SendsBack):
         Returns:
             The health. It can also be read before the start and after a stop.
         """
-        if self._polled is None or self._state != "running":
+        if self._parts is None or self._state != "running":
             return ConsumerHealth(state=self._state, group=self.group)
-        queues, session = self._polled.health(), self._session
+        queues, session = self._parts.polling.health(), self._session
         shares = session.rebalance.problems if session is not None else {}
         problems = (
             *problems_of(shares, queues, self.client.heartbeat_problems),
@@ -368,7 +364,7 @@ class PullConsumer(SinglePulls, SendsBack):
             group=self.group,
             client_id=self.client.client_id,
             queues=queues,
-            problems=(*problems, *(() if self._watchdog is None else self._watchdog.sentences())),
+            problems=(*problems, *self._parts.watchdog.sentences()),
         )
 
     async def lag(self) -> dict[MessageQueue, int]:
@@ -395,7 +391,7 @@ class PullConsumer(SinglePulls, SendsBack):
     @property
     def problems(self) -> dict[MessageQueue, str]:
         """The error of the last pull or scheduled call, by assigned queue. Both are repeated."""
-        return self._polled.problems if self._polled is not None else {}
+        return self._parts.polling.problems if self._parts is not None else {}
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue reading an assigned queue at an offset.
@@ -490,10 +486,10 @@ class PullConsumer(SinglePulls, SendsBack):
         def poll() -> Coroutine[Any, Any, list[MessageExt]]:
             return self.poll()
 
-        if self._polled is None:
+        if self._parts is None:
             run(poll())  # this call raises ClientStateError, because the consumer was not started
-        assert self._polled is not None
-        return self._polled.each_in_thread(poll, run, later)
+        assert self._parts is not None
+        return self._parts.polling.each_in_thread(poll, run, later)
 
     async def _pull_assigned(self, queue: MessageQueue, offset: int) -> PullResult:
         options = self.options
@@ -550,9 +546,7 @@ class PullConsumer(SinglePulls, SendsBack):
         await self._polling.commit(offsets)
 
     def _retries(self) -> RetryTopic:
-        self._running()
-        assert self._retry_topic is not None
-        return self._retry_topic
+        return self._running_parts().retry_topic
 
 
 def _check_offsets(offsets: Mapping[MessageQueue, int]) -> None:
