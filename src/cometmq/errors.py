@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self, dataclass_transform
 
 from cometmq.protocol.codes import response_name
-from cometmq.text import printable, seconds
+from cometmq.text import printable, seconds, shortened
 
 __all__ = [
     "BeingHandled", "BodyError", "BodyTooLarge", "BrokerError", "ClientStateError", "CometError",
@@ -23,13 +23,10 @@ __all__ = [
     "StoreError", "Terminal", "TooManySends", "Transient", "YamlError",
 ]  # fmt: skip
 
-_VALUE_LIMIT = 120
-
 
 def shown(value: object) -> str:
     """Return a value for an error text, quoted and shortened."""
-    text = repr(value)
-    return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
+    return shortened(repr(value), 120)
 
 
 class SendTries(NamedTuple):

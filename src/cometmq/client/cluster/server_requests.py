@@ -150,18 +150,16 @@ class ServerRequests:
         return consumer
 
     @handles(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-    def ids_changed(self, connection: Connection, frame: Frame) -> None:
+    def ids_changed(self, _connection: Connection, frame: Frame) -> None:
         """Handle code 40: a member has joined or left a group."""
-        del connection
         group = frame.header(ConsumerGroupRequestHeader).consumer_group
         consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is not None:
             consumer.wake_rebalance()
 
     @handles(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
-    def notify_unsubscribe_lite(self, connection: Connection, frame: Frame) -> None:
+    def notify_unsubscribe_lite(self, _connection: Connection, frame: Frame) -> None:
         """Handle code 200073: another member of an exclusive group has subscribed to a lite topic."""
-        del connection
         header = frame.header(NotifyUnsubscribeLiteRequestHeader)
         self._consumer(header.consumer_group).lite_unsubscribed(header.lite_topic)
 
@@ -191,9 +189,8 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS)
 
     @handles(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
-    def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
+    def consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Handle code 221: return this member's offsets of a topic."""
-        del connection
         header = frame.header(GroupTopicRequestHeader)
         offsets = self._consumer(header.group).offsets(self._namespace.unwrap(header.topic))
         table = {self._namespace.wrap_queue(queue): offset for queue, offset in offsets.items()}
@@ -201,9 +198,8 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS, body=body)
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
-    def running_info(self, connection: Connection, frame: Frame) -> Frame:
+    def running_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Handle code 307: return all information about a consumer."""
-        del connection
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         info = self._namespace.wrap_running_info(self._consumer(header.consumer_group).running_info())
         if header.jstack_enable:
@@ -211,9 +207,8 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS, body=info.encode())
 
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
-    async def consume_directly(self, connection: Connection, frame: Frame) -> Frame:
+    async def consume_directly(self, _connection: Connection, frame: Frame) -> Frame:
         """Handle code 309: call the listener with one message and return its result."""
-        del connection
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         consumer = self._consumer(header.consumer_group)
         message = decode_one(frame.body, header.broker_name or "", refuse_large=True)
@@ -221,9 +216,8 @@ class ServerRequests:
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())
 
     @handles(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
-    def push_reply(self, connection: Connection, frame: Frame) -> Frame:
+    def push_reply(self, _connection: Connection, frame: Frame) -> Frame:
         """Handle code 326: the reply to a request of this client."""
-        del connection
         self._replies.arrived(pushed_reply(frame))
         return frame.response(ResponseCode.SUCCESS)
 

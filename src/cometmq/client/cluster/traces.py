@@ -248,11 +248,11 @@ class Traces:
             log.warning("trace records lost: %d, possibly more: %s", count, why)
 
 
-_TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
+TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
 
 
 def _type_of(message: Message) -> MessageType:
-    timed = message.is_delayed or (message.properties and not _TIMERS.isdisjoint(message.properties))
+    timed = message.is_delayed or (message.properties and not TIMERS.isdisjoint(message.properties))
     return MessageType.DELAY if timed else MessageType.NORMAL
 
 

@@ -109,9 +109,7 @@ class PushConsumer(SendsBack):
         failures = await client.refresh_routes(session.group.subscriptions)
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
-            raise failures[
-                next(iter(self._subscriptions))
-            ]  # the error of a topic that the user has subscribed to, not of the group's retry topic
+            raise failures[next(iter(self._subscriptions))]  # not the error of the group's retry topic
         for subscription in self._subscriptions.values():
             await session.group.check_expression(subscription)
         await session.join()

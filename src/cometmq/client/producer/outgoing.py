@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cometmq.client.cluster.identity import KeyMaker
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.cluster.telemetry import context_room
+from cometmq.client.cluster.traces import TIMERS
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
@@ -24,8 +25,7 @@ from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
-_TIMES = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
-USER_MAY_SET = _TIMES | frozenset(
+USER_MAY_SET = TIMERS | frozenset(
     {
         names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID, names.CORRELATION_ID, names.REPLY_TO_CLIENT,
         names.TTL, names.MSG_TYPE, names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
@@ -108,7 +108,7 @@ def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, gro
     A message with any other kind of delay, a priority or a lite topic is refused.
     """
     names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
-    for name in (*names_of_times, *(_TIMES & message.properties.keys())):
+    for name in (*names_of_times, *(TIMERS & message.properties.keys())):
         problem = f"a transaction message cannot be delayed: {name}"
         raise MessageIllegal(problem, message.topic, name)
     _refuse_kind(message, "a transaction message")
@@ -239,7 +239,7 @@ def _check_fits_batch(message: Message, first: Message) -> None:
         )
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal("batches cannot be sent to retry topics", message.topic, "topic")
-    timed = not _TIMES.isdisjoint(message.properties) if message.properties else False
+    timed = not TIMERS.isdisjoint(message.properties) if message.properties else False
     if message.is_delayed or timed:
         raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
     _refuse_kind(message, "a message of a batch")

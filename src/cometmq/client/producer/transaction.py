@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -98,12 +98,8 @@ class TransactionListener(Protocol):
         """
 
 
-class Check(NamedTuple):
-    """A transaction check of a broker, and the connection on which the check is answered."""
-
-    connection: Connection
-    asked: CheckTransactionStateRequestHeader
-    message: MessageExt
+Check = tuple[Connection, CheckTransactionStateRequestHeader, MessageExt]
+"""A transaction check of a broker, after the connection on which the check is answered."""
 
 
 class TransactionProducer(Producer):
@@ -304,7 +300,7 @@ class TransactionProducer(Producer):
     ) -> None:
         """Queue a broker's transaction check for the listener. Drop it if too many are waiting."""
         try:
-            self._waiting.put_nowait(Check(connection, asked, message))
+            self._waiting.put_nowait((connection, asked, message))
         except asyncio.QueueFull:
             log.warning(
                 "group %s: %d transaction checks are waiting; the check of %s is dropped, and %s "
