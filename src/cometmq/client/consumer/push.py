@@ -251,7 +251,7 @@ class PushConsumer(SendsBack):
         queues = session.queue_health(asyncio.get_running_loop().time())
         problems = [
             *problems_of(session.members.rebalance.problems, queues, client.heartbeat_problems),
-            *session.agreement.problems,
+            *session.subscription_problems,
             *session.watchdog.sentences(),
             *(session.sharing.problems if session.sharing is not None else ()),
         ]

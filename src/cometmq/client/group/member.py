@@ -28,49 +28,6 @@ _MAX_TOPICS_NAMED = 10
 _ANOTHER = "another member"
 
 
-class Agreement:
-    """The comparison of this member's subscriptions with those of the other members of its group.
-
-    A broker stores a single subscription per group and topic. A member whose subscription differs from it
-    misses messages without an error (docs/reference/storage.md, Subscriptions of a group). A broker may store
-    only the subscriptions of the group's latest heartbeat. The comparison therefore takes place before each
-    heartbeat of this member: after it, the broker would return this member's own subscriptions.
-    """
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self.problems: tuple[str, ...] = ()
-        self._differed: tuple[Wants, set[str]] = frozenset(), set()
-        """This member's subscriptions and the set of the other members at the last update of `problems`."""
-
-    async def compare(self) -> None:
-        """Compare the subscriptions, and log new differences."""
-        group = self._group
-        instance = group.instance
-        own = wants_of([each.data() for each in group.subscriptions.values()])
-        addr = next((a for topic in group.subscriptions for a in instance.routes.readers_of(topic)), None)
-        if addr is None:
-            return
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                found = await instance.brokers.consumer_connection(addr, group.name)
-        except (CometError, TimeoutError):
-            return  # nothing to compare: the broker did not report any members
-        differing = disagreements(instance.client_id, own, found)
-        problems = tuple(differing[:_MAX_TOPICS_NAMED])
-        if len(differing) > _MAX_TOPICS_NAMED:
-            problems += (f"members differ in {len(differing)} topics in all",)
-        others = {each.client_id for each in found.connection_set} - {instance.client_id}
-        wanted, were = self._differed
-        if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
-            # Keep the earlier problems. The broker stores only the subscriptions of the latest heartbeat,
-            # which may be this member's own, so the comparison does not show that the members agree.
-            return
-        for problem in set(problems).difference(self.problems):
-            log.warning("group %s: %s", group.name, problem)
-        self.problems, self._differed = problems, (own, others)
-
-
 def _distinguishes_members(found: ConsumerConnection) -> bool:
     """Return whether the broker reports each member's subscriptions. Apache's does not."""
     return any(each.subscriptions is not None for each in found.connection_set)
@@ -100,12 +57,15 @@ class Member:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.agreement = Agreement(group)
+        self.subscription_problems: tuple[str, ...] = ()
+        """A sentence about each topic to which the members of the group subscribe differently."""
+        self._compared: tuple[Wants, set[str]] = frozenset(), set()
+        """This member's subscriptions and the other members at the last update of `subscription_problems`."""
         self._started_at_ms = int(time.time() * 1000)
 
     async def join(self) -> None:
         """Compare the subscriptions with those of the other members, then send heartbeats."""
-        await self.agreement.compare()
+        await self.compare_subscriptions()
         await self.group.instance.send_heartbeats()
 
     def topics(self) -> Collection[str]:
@@ -123,7 +83,37 @@ class Member:
         )
 
     async def compare_subscriptions(self) -> None:
-        await self.agreement.compare()
+        """Compare this member's subscriptions with those of the other members, and log new differences.
+
+        A broker stores a single subscription per group and topic. A member whose subscription differs from it
+        misses messages without an error (docs/reference/storage.md, Subscriptions of a group). A broker may
+        store only the subscriptions of the group's latest heartbeat. The comparison therefore takes place
+        before each heartbeat of this member: after it, the broker would return this member's own ones.
+        """
+        group = self.group
+        instance = group.instance
+        own = wants_of([each.data() for each in group.subscriptions.values()])
+        addr = next((a for topic in group.subscriptions for a in instance.routes.readers_of(topic)), None)
+        if addr is None:
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                found = await instance.brokers.consumer_connection(addr, group.name)
+        except (CometError, TimeoutError):
+            return  # nothing to compare: the broker did not report any members
+        differing = disagreements(instance.client_id, own, found)
+        problems = tuple(differing[:_MAX_TOPICS_NAMED])
+        if len(differing) > _MAX_TOPICS_NAMED:
+            problems += (f"members differ in {len(differing)} topics in all",)
+        others = {each.client_id for each in found.connection_set} - {instance.client_id}
+        wanted, were = self._compared
+        if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
+            # Keep the earlier problems. The broker stores only the subscriptions of the latest heartbeat,
+            # which may be this member's own, so the comparison does not show that the members agree.
+            return
+        for problem in set(problems).difference(self.subscription_problems):
+            log.warning("group %s: %s", group.name, problem)
+        self.subscription_problems, self._compared = problems, (own, others)
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Refuse an administrator's request to consume a message: only a push consumer has a listener."""

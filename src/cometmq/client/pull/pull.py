@@ -357,7 +357,7 @@ class PullConsumer(SinglePulls, SendsBack):
         shares = session.rebalance.problems if session is not None else {}
         problems = (
             *problems_of(shares, queues, self.client.heartbeat_problems),
-            *(session.agreement.problems if session is not None else ()),
+            *(session.subscription_problems if session is not None else ()),
         )
         return ConsumerHealth(
             state=self._state,
