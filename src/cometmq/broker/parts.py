@@ -292,11 +292,9 @@ class BrokerParts:
             self.pops.clear_files()
 
     def resume(self) -> None:
-        """Repair the topic table and the half messages after a crash.
+        """Add topics that have messages to the table, and replace half messages that a crash has destroyed.
 
-        Topics that have messages but are missing from the table are added. Half messages that the crash has
-        destroyed are replaced by empty ones. This method must run after `load` and before requests are
-        served.
+        This method must run after `load` and before requests are served.
         """
         if self.store.raft_log is None:  # In a raft group, only the leader adds topics found in the log
             self.tables.adopt()

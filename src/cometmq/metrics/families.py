@@ -36,11 +36,6 @@ class Families:
         self.cut = False
         self.table: dict[str, Family] = {}
 
-    @property
-    def full(self) -> bool:
-        """Whether the maximum number of samples is reached."""
-        return self._left <= 0
-
     def gauge(self, name: str, words: str, value: float, *, unit: str = "", **labels: object) -> None:
         """Add a sample of a value that goes up and down. Only Prometheus expects the unit in the name."""
         self._add(name, words, "gauge", value, labels, unit)

@@ -6,17 +6,8 @@ import threading
 import time
 
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Metric,
-    MetricExportResult,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
+from opentelemetry.sdk.metrics import export as sdk
+from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -30,10 +21,7 @@ SCHEMA = ""
 
 
 class OtlpPush:
-    """A thread that pushes samples periodically until `stop` is called.
-
-    Samples are lost while the collector does not respond, whose beginning and end are logged.
-    """
+    """A thread that pushes samples until `stop`. It logs when the collector fails and responds again."""
 
     def __init__(self, settings: MetricsSettings, source: Source) -> None:
         target = settings.metrics_grpc_exporter_target
@@ -76,18 +64,18 @@ class OtlpPush:
                 what = "collector %s accepts no metrics" if failed else "collector %s accepts metrics again"
                 log.warning(what, self._target)
 
-    def _data(self, families: Families) -> MetricsData:
+    def _data(self, families: Families) -> sdk.MetricsData:
         now = time.time_ns()
         metrics = [self._metric(family, now) for family in families.table.values()]
-        scope = ScopeMetrics(InstrumentationScope("cometmq"), metrics, SCHEMA)
-        return MetricsData([ResourceMetrics(self._resource, [scope], SCHEMA)])
+        scope = sdk.ScopeMetrics(InstrumentationScope("cometmq"), metrics, SCHEMA)
+        return sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], SCHEMA)])
 
-    def _metric(self, family: Family, now: int) -> Metric:
+    def _metric(self, family: Family, now: int) -> sdk.Metric:
         points = [
-            NumberDataPoint(dict(zip(family.labels, values, strict=True)), self._began_ns, now, number)
+            sdk.NumberDataPoint(dict(zip(family.labels, values, strict=True)), self._began_ns, now, number)
             for values, number in family.samples
         ]
         if family.kind == "gauge":
-            return Metric(family.name, family.words, family.unit, Gauge(points))
-        grows = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
-        return Metric(f"{family.name}_total", family.words, "", grows)
+            return sdk.Metric(family.name, family.words, family.unit, sdk.Gauge(points))
+        grows = sdk.Sum(points, sdk.AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        return sdk.Metric(f"{family.name}_total", family.words, "", grows)

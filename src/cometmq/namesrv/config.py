@@ -8,24 +8,11 @@ from typing import Annotated
 
 import msgspec
 
+from cometmq import settings
 from cometmq.errors import ConfigError
 from cometmq.metrics import MetricsSettings
 from cometmq.namesrv.kv import write_file
-from cometmq.settings import (
-    FIXED,
-    INT_MAX,
-    Inert,
-    Range,
-    SettingsFile,
-    annotations_of,
-    check_host,
-    check_levels,
-    check_ranges,
-    keys_with,
-    read_value,
-    show_value,
-    warn_unknown,
-)
+from cometmq.settings import FIXED, INT_MAX, Inert, Range, SettingsFile
 
 # Settings of Apache's name server, with their defaults, that are accepted but have no effect here: they
 # configure threads and buffers, and this server is a single event loop that opens no connections (useTLS).
@@ -95,10 +82,10 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
         for key, text in properties.items():
             field = FIELDS.get(key)
             if field is not None:
-                changes[field] = read_value(key, text, type(getattr(self, field)))
+                changes[field] = settings.read_value(key, text, type(getattr(self, field)))
                 continue
             if key not in INERT.defaults and key not in others:
-                warn_unknown(key, (*FIELDS, *INERT.defaults))
+                settings.warn_unknown(key, (*FIELDS, *INERT.defaults))
             others[key] = text
         INERT.check({key: text for key, text in properties.items() if key not in FIELDS})
         config: NamesrvConfig = msgspec.structs.replace(self, others=others, **changes)
@@ -107,18 +94,18 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         """Check ranges, addresses, paths and log levels. Raises ConfigError for an invalid value."""
-        check_ranges(RANGES, lambda key: int(getattr(self, FIELDS[key])))
+        settings.check_ranges(RANGES, lambda key: int(getattr(self, FIELDS[key])))
         if self.bind_address:
-            check_host("bindAddress", self.bind_address)
+            settings.check_host("bindAddress", self.bind_address)
         self.check_metrics()
-        check_levels(self.log_level)
+        settings.check_levels(self.log_level)
         for key in ("kvConfigPath", "configStorePath"):
             if not getattr(self, FIELDS[key]):
                 raise ConfigError(key, "", "the path of a file")
 
     def to_properties(self) -> dict[str, str]:
         """Return all settings as strings, keyed by their RocketMQ names."""
-        own = {key: show_value(getattr(self, field)) for key, field in FIELDS.items()}
+        own = {key: settings.show_value(getattr(self, field)) for key, field in FIELDS.items()}
         return {**INERT.defaults, **own, **self.others}
 
     def black_listed(self, key: str) -> bool:
@@ -129,8 +116,8 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
 FIELDS = {
     field.encode_name: field.name for field in msgspec.structs.fields(NamesrvConfig) if field.name != "others"
 }
-RANGES = annotations_of(NamesrvConfig, Range)
-NEVER_BY_REQUEST = keys_with(FIXED, NamesrvConfig) | {"rocketmqHome"}
+RANGES = settings.annotations_of(NamesrvConfig, Range)
+NEVER_BY_REQUEST = settings.keys_with(FIXED, NamesrvConfig) | {"rocketmqHome"}
 """Settings that no request may change, whatever configBlackList contains: paths, addresses, ports."""
 
 

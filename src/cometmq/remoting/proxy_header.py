@@ -1,7 +1,4 @@
-"""The header in which a proxy names its client: HAProxy's PROXY protocol, versions 1 and 2.
-
-Load balancers send it before the first byte of the client.
-"""
+"""HAProxy's PROXY header (versions 1 and 2), in which load balancers name a client before its first byte."""
 
 from __future__ import annotations
 

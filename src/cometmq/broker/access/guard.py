@@ -103,10 +103,7 @@ class Guard:
             log.warning("%s from %s refused: %s", what, peer, verdict.reason)
 
     def check_read(self, connection: Connection, frame: Frame, topic: str | None) -> None:
-        """Check the right to read a message whose topic the handler has found. Raises CommandError.
-
-        If the topic is None, it is not certain, and only an admin may read the message.
-        """
+        """Check the right to read a topic's message. If it is uncertain (None), only admins have it."""
         self._check_topic(connection, frame, None if topic is None else topic_right(Perm.SUB, topic))
 
     def is_admin(self, connection: Connection, frame: Frame) -> bool:

@@ -16,15 +16,9 @@ from cometmq.broker.replication.replication import Replication
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError, ConfigError
+from cometmq.protocol import codes
 from cometmq.protocol.bodies import KVTable
-from cometmq.protocol.codes import (
-    TIMER_TOPIC,
-    VERSION_4_9_7,
-    RequestCode,
-    ResponseCode,
-    handles,
-    version_name,
-)
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers.admin import GetBrokerConfigResponseHeader, UpdateBrokerConfigResponseHeader
 from cometmq.protocol.java_properties import format_properties
@@ -109,10 +103,7 @@ class RuntimeAdmin:
 
     @handles(RequestCode.GET_BROKER_CONFIG)
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return all settings except secrets, and the keys of the settings that have no effect in CometMQ.
-
-        If the broker is a member of a raft group, `brokerRole` is its current role.
-        """
+        """Return all settings except secrets, with a raft member's current role, and those without effect."""
         role = {"brokerRole": self.replication.facts()["brokerRole"]}
         text = format_properties(without_secrets(self.config.properties() | role))
         version = f'{{"counter":{self._changes},"timestamp":{self._changed_ms}}}'
@@ -167,8 +158,8 @@ class RuntimeAdmin:
             "earliestMessageTimeStamp": str(await self.store.lookups.earliest_store_time()),
             "putMessageSizeTotal": str(written),
             "putMessageAverageSize": str(written / stats.put if stats.put else 0.0),
-            "brokerVersionDesc": version_name(VERSION_4_9_7),
-            "brokerVersion": str(VERSION_4_9_7),
+            "brokerVersionDesc": codes.version_name(codes.VERSION_4_9_7),
+            "brokerVersion": str(codes.VERSION_4_9_7),
             "brokerActive": "true",
             "brokerId": str(config.broker_id),
             "bootTimestamp": str(stats.boot_ms),
@@ -214,7 +205,7 @@ class RuntimeAdmin:
     def _timer_facts(self) -> dict[str, str]:
         """Return the entries about timers: delay in seconds, messages not read yet, messages that wait."""
         pending, now = self.timers.pending, self.timers.times()
-        stored = self.store.max_offset(TIMER_TOPIC, 0)
+        stored = self.store.max_offset(codes.TIMER_TOPIC, 0)
         return {
             "timerReadBehind": str(max(0, now.wall_ms - pending.read_ms(now)) // 1000),
             "timerOffsetBehind": str(max(0, stored - pending.followed)),

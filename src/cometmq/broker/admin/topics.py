@@ -208,10 +208,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
 
     @handles(RequestCode.CLEAN_UNUSED_TOPIC)
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete the queues of topics that are not in the topic table.
-
-        System topics are excepted, because their messages may still be waiting for delivery.
-        """
+        """Delete the queues of topics without configuration, except system topics: messages may wait."""
         await self.tables.confirm_changeable()  # Followers delete only what the leader deletes
         topics = self.tables.topics
         try:

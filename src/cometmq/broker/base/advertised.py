@@ -1,7 +1,4 @@
-"""Checks of the address that a broker advertises to clients (`brokerIP1`).
-
-They report an unusable address when the broker starts, rather than let each producer fail later.
-"""
+"""Checks of the address that a broker advertises (`brokerIP1`), at its start: before a producer fails."""
 
 from __future__ import annotations
 

@@ -40,10 +40,7 @@ def half_properties(version: int, properties: bytes) -> bytes:
 
 
 def most_bytes(version: int, asked: int | None) -> int | None:
-    """Return the limit, in bytes, that a 5.x client requests for the response to a pull, or None.
-
-    A limit below 100 bytes or above 128 MiB is replaced by the nearer of these two values.
-    """
+    """Return the limit, 100 bytes to 128 MiB, that a 5.x client requests for a pull's response, or None."""
     return max(100, min(asked, 128 << 20)) if asked is not None and is_5x(version) else None
 
 

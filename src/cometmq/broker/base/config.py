@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cometmq import logs
+from cometmq import logs, settings
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.broker.base.members import check_member
@@ -24,24 +24,7 @@ from cometmq.metrics import MetricsSettings
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import MAX_QUEUES_PER_TOPIC, MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP
-from cometmq.settings import (
-    FIXED,
-    INT_MAX,
-    LONG_MAX,
-    START,
-    Range,
-    annotations_of,
-    camel,
-    check_addresses,
-    check_host,
-    check_levels,
-    check_ranges,
-    hints_of,
-    keys_with,
-    read_value,
-    show_value,
-    warn_unknown,
-)
+from cometmq.settings import FIXED, INT_MAX, LONG_MAX, START, Range
 from cometmq.store import SLAVE, StoreConfig
 
 log = logs.logger(__name__)
@@ -113,9 +96,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     rmq_address_server_sub_group: Annotated[str, FIXED] = DEFAULT_SUB_GROUP
     broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
     default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
-    max_topic_queue_nums: Annotated[int, _QUEUES] = (
-        1024  # This setting exists only in CometMQ. Apache's system topic BenchmarkTest has 1024 queues.
-    )
+    max_topic_queue_nums: Annotated[int, _QUEUES] = 1024  # CometMQ only. BenchmarkTest has 1024 queues.
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     cluster_topic_enable: Annotated[bool, START] = True
@@ -138,9 +119,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     wait_time_mills_in_heartbeat_queue: Annotated[int, _MS] = 31_000
     wait_time_mills_in_transaction_queue: Annotated[int, _MS] = 3_000
     os_page_cache_busy_time_out_mills: Annotated[int, _MS] = 1_000
-    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = (
-        1 << 30  # This setting exists only in CometMQ
-    )
+    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = 1 << 30  # CometMQ only
     disable_consume_if_consumer_read_slowly: bool = False
     consumer_fallbehind_threshold: Annotated[int, _BYTES] = 16 << 30
     register_name_server_period: Annotated[int, _MS, START] = 30_000
@@ -159,18 +138,14 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     enable_auto_in_sync_replicas: bool = False
     flush_delay_offset_interval: Annotated[int, _PERIOD, START] = 10_000
     timer_wheel_enable: bool = True
-    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = (
-        40 * 86_400  # Apache's default for this setting is 3 days
-    )
-    timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
-        4_000_000  # Only in CometMQ. Each timer message that waits for its delivery takes 30 bytes of memory.
-    )
+    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache's: 3 days
+    # CometMQ only. Each timer message that waits for its delivery takes 30 bytes of memory.
+    timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = 4_000_000
     recall_message_enable: bool = True  # Whether messages can be recalled; Apache's default is false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
-    max_lmq_consume_queue_num: Annotated[int, Range(0, INT_MAX, "lite topics")] = (
-        10_000_000  # Apache's default is 20,000, and applies only if enableLmqQuota is set
-    )
+    # Apache's default is 20,000, and applies only if enableLmqQuota is set
+    max_lmq_consume_queue_num: Annotated[int, Range(0, INT_MAX, "lite topics")] = 10_000_000
     transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000
     transaction_check_max: Annotated[int, Range(1, INT_MAX)] = 15
     transaction_check_interval: Annotated[int, _PERIOD] = 60_000
@@ -193,7 +168,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         own, store, extra = _divided(properties)
         for key in extra:
             if key not in INERT.defaults:
-                warn_unknown(key, KNOWN_KEYS)
+                settings.warn_unknown(key, KNOWN_KEYS)
         INERT.check(properties)
         config = cls(**own, extra=extra, store=StoreConfig.from_properties(store))
         config.check()
@@ -207,7 +182,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     def check(self) -> None:
         """Raise ConfigError for values that have the right type but are out of range or inconsistent."""
-        check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
+        settings.check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
         if self.store.enable_d_leger_commit_log:
             store = self.store
             check_member(store.d_leger_self_id, store.d_leger_peers, store.preferred_leader_id)
@@ -225,10 +200,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
                 raise ConfigError(key, name, expected)
         if not is_legal_name(self.msg_trace_topic_name, MAX_TOPIC_LENGTH):
             raise ConfigError("msgTraceTopicName", self.msg_trace_topic_name, "the name of a topic")
-        check_host("brokerIP1", self.broker_ip1)
+        settings.check_host("brokerIP1", self.broker_ip1)
         for key, host in (("brokerIP2", self.broker_ip2), ("bindAddress", self.bind_address)):
             if host:
-                check_host(key, host)
+                settings.check_host(key, host)
         domain = self.rmq_address_server_domain
         if parse_address(domain if ":" in domain else f"{domain}:8080") is None:
             raise ConfigError("rmqAddressServerDomain", domain, "a host, or host:port")
@@ -240,13 +215,13 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             expected = "at most inSyncReplicas, or 2"
             raise ConfigError("minInSyncReplicas", str(self.min_in_sync_replicas), expected)
         self.check_metrics()
-        check_levels(self.log_level)
+        settings.check_levels(self.log_level)
         if self.namesrv_addr:
-            check_addresses("namesrvAddr", self.namesrv_addr)
+            settings.check_addresses("namesrvAddr", self.namesrv_addr)
 
     def properties(self) -> dict[str, str]:
         """Return all settings as strings by RocketMQ's names, including store settings and unknown keys."""
-        pairs = {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
+        pairs = {key: settings.show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
         pairs.update(self.store.to_properties())
         pairs.update({key: self.extra.get(key, default) for key, default in INERT.defaults.items()})
         pairs.update(self.extra)
@@ -275,13 +250,13 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     @property
     def namesrv_addresses(self) -> list[str]:
         """The addresses in `namesrvAddr`, where they are separated by `;`."""
-        return check_addresses("namesrvAddr", self.namesrv_addr) if self.namesrv_addr else []
+        return settings.check_addresses("namesrvAddr", self.namesrv_addr) if self.namesrv_addr else []
 
 
 def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Return the broker's settings (parsed, by field), the store's, and others. Raises ConfigError."""
     own = {
-        field: read_value(key, text, FIELD_TYPES[field])
+        field: settings.read_value(key, text, FIELD_TYPES[field])
         for key, text in properties.items()
         if (field := FIELD_OF_KEY.get(key))
     }
@@ -290,20 +265,20 @@ def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, s
     return own, store, extra
 
 
-RANGES = annotations_of(BrokerConfig, Range)
+RANGES = settings.annotations_of(BrokerConfig, Range)
 """The permitted range of each numeric setting, by key."""
-NOT_BY_REQUEST = keys_with(FIXED, BrokerConfig, StoreConfig) | {
+NOT_BY_REQUEST = settings.keys_with(FIXED, BrokerConfig, StoreConfig) | {
     "configBlackList", "messageStorePlugIn", "mappedFileSizeConsumeQueueExt",
 }  # fmt: skip
 """Settings that UPDATE_BROKER_CONFIG must not change: those marked FIXED, and three without an effect."""
-AT_NEXT_START = keys_with(START, BrokerConfig, StoreConfig)
+AT_NEXT_START = settings.keys_with(START, BrokerConfig, StoreConfig)
 """Settings that UPDATE_BROKER_CONFIG stores, but that take effect only at the next start."""
 
 FIELD_TYPES = {
     name: kind
-    for name, hint in hints_of(BrokerConfig).items()
+    for name, hint in settings.hints_of(BrokerConfig).items()
     if (kind := getattr(hint, "__origin__", hint)) in (bool, int, str)
 }
-FIELD_OF_KEY = {camel(field): field for field in FIELD_TYPES}
+FIELD_OF_KEY = {settings.camel(field): field for field in FIELD_TYPES}
 STORE_KEYS = frozenset(StoreConfig().to_properties())
 KNOWN_KEYS = frozenset({*FIELD_OF_KEY, *STORE_KEYS, *INERT.defaults})

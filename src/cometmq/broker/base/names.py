@@ -9,7 +9,7 @@ body are checked by the body's decoder.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, partial
 
 from cometmq.broker.base import compat
 from cometmq.errors import CommandError
@@ -26,22 +26,8 @@ CHECK_BY_THEMSELVES = frozenset({
 """Frequent requests, whose handlers check a topic or group name only the first time that they receive it."""
 
 
-def check_topic(topic: str | None, version: int) -> str:
-    """Return a topic name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
-    return _checked(topic, "topic", MAX_TOPIC_LENGTH, version)
-
-
-def check_group(group: str | None, version: int) -> str:
-    """Return a group name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
-    return _checked(group, "group", MAX_GROUP_LENGTH, version)
-
-
-def check_lite_topic(name: str | None, version: int) -> str:
-    """Return a lite topic's name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
-    return _checked(name, "lite topic", MAX_LITE_TOPIC_LENGTH, version)
-
-
-def _checked(name: str | None, kind: str, longest: int, version: int) -> str:
+def _checked(kind: str, longest: int, name: str | None, version: int) -> str:
+    """Return a name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
     if name is not None and is_legal_name(name, longest):
         return name
     if name is None or not name.strip():
@@ -56,6 +42,9 @@ def _checked(name: str | None, kind: str, longest: int, version: int) -> str:
 
 
 Check = Callable[[str | None, int], str]
+check_topic: Check = partial(_checked, "topic", MAX_TOPIC_LENGTH)
+check_group: Check = partial(_checked, "group", MAX_GROUP_LENGTH)
+check_lite_topic: Check = partial(_checked, "lite topic", MAX_LITE_TOPIC_LENGTH)
 FIELDS: dict[str, Check] = {
     "topic": check_topic,
     "group": check_group,

@@ -21,10 +21,7 @@ NOT_FOUND = -1
 
 
 class ConsumerOffsets:
-    """The consumer offsets, by the key `topic@group` and queue id.
-
-    An offset is stored even if it is lower than the previous one, or if the topic is unknown.
-    """
+    """The offsets, by `topic@group` and queue id. Lower ones and those of unknown topics are stored, too."""
 
     def __init__(self) -> None:
         self.version: DataVersion | None = None
