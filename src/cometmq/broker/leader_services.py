@@ -95,7 +95,7 @@ class LeaderServices:
         self.registrar.register()
 
     async def _may_go(self, behind: int) -> bool:
-        """Return whether the log before `behind` is committed, and copies of what waits in it follow."""
+        """Return whether the log before `behind` is committed, and copies of its waiting messages follow."""
         raft_log, now = self.store.raft_log, self.clock.boottime()
         if raft_log is None or raft_log.committed < raft_log.first:
             return False

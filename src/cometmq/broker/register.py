@@ -45,7 +45,7 @@ class NamesrvLink(msgspec.Struct, eq=False):
     """Whether the name server accepted the last registration."""
 
     def register(self) -> asyncio.Task[None]:
-        """Register, after a registration in progress once more. Return a task that ends with the last."""
+        """Register, also after a registration in progress. Return a task that ends with the last one."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         else:

@@ -82,7 +82,7 @@ class Writer:
         self.replies = replies
         self._on_arrivals = on_arrivals
         self.replicas: Replicas | None = None
-        """The slaves or raft members (None: none) that store a message before a waiting sender is answered."""
+        """The slaves or raft members, if any, that store a message before a waiting sender is answered."""
         self.on_refused: Callable[[TickMessage], object] = lambda _message: None
         """Called with each message that the store has refused, the newest first."""
         self._stats = stats
