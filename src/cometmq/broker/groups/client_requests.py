@@ -14,40 +14,14 @@ from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.times import awake_ms, mono_ms
 from cometmq.broker.base.turns import encoded, slices
 from cometmq.broker.filters.sql_filters import NotCompiled, SqlFilters
-from cometmq.broker.groups.clients import (
-    MAX_CLIENT_ID_LENGTH,
-    MAX_GROUPS_PER_CONNECTION,
-    MAX_TOPICS_PER_GROUP,
-    POP_TYPE,
-    WEIGHT_CHARACTERS,
-    Client,
-    ConsumerGroup,
-    ConsumerTable,
-    GroupNotices,
-    ProducerTable,
-)
+from cometmq.broker.groups import clients
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.subscriptions import is_tag_type
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, SqlError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import (
-    CheckClientRequestBody,
-    ConsumerData,
-    ConsumerList,
-    HeartbeatData,
-    LockBatchBody,
-    LockBatchResult,
-)
-from cometmq.protocol.codes import (
-    MAX_TOPIC_LENGTH,
-    RETRY_PREFIX,
-    RequestCode,
-    ResponseCode,
-    handles,
-    has_retry_topic,
-    is_legal_name,
-)
+from cometmq.protocol import bodies, codes
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles, has_retry_topic, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences
@@ -82,7 +56,7 @@ class Disagreements(msgspec.Struct, eq=False):
     _pending: dict[str, None] = msgspec.field(default_factory=dict)
     _log_limit: logs.LogLimiter = msgspec.field(default_factory=logs.LogLimiter)
 
-    def log_differences(self, group: str, members: ConsumerGroup) -> None:
+    def log_differences(self, group: str, members: clients.ConsumerGroup) -> None:
         """Log those differences between a group's members that have not been logged before."""
         found = {
             f"subscriptions of topic {topic}, so messages can be missed": said
@@ -104,11 +78,8 @@ class Disagreements(msgspec.Struct, eq=False):
                 "members of group %s have different %s: %s", group, in_what, describe_differences(said)
             )
 
-    def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
-        """Log the differences between members that were not logged earlier because of the log's rate limit.
-
-        A difference that no longer exists is not logged.
-        """
+    def log_pending(self, groups: Mapping[str, clients.ConsumerGroup]) -> None:
+        """Log the differences that the log's rate limit has suppressed, if they still exist."""
         for group in list(islice(self._pending, MAX_REPEATED_CHECKS)):
             del self._pending[group]
             if group in groups:
@@ -116,13 +87,7 @@ class Disagreements(msgspec.Struct, eq=False):
 
 
 def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
-    """Return a digest of a difference between the members of a group. It ignores the order of `values`.
-
-    Args:
-        group: Name of the group.
-        in_what: The subscription or setting in which the members differ.
-        values: The members' different values. They can be long expressions, so only the digest is stored.
-    """
+    """Return a digest of a difference: the values may be long expressions. Their order does not matter."""
     said = repr((group, in_what, sorted(values)))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
@@ -133,10 +98,10 @@ class ClientProcessor(msgspec.Struct, eq=False):
     clock: Clock
     store: MessageStore
     tables: DurableTables
-    producers: ProducerTable
-    consumers: ConsumerTable
+    producers: clients.ProducerTable
+    consumers: clients.ConsumerTable
     locks: QueueLocks
-    notices: GroupNotices
+    notices: clients.GroupNotices
     filters: SqlFilters
     disagreements: Disagreements = msgspec.field(default_factory=Disagreements)
 
@@ -146,7 +111,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
         objects = bytes(frame.body).count(b"{")
         if objects > MAX_OBJECTS:
             raise refused(f"the heartbeat has more than {MAX_OBJECTS} groups and subscriptions: {objects}")
-        data = HeartbeatData.decode(frame.body)
+        data = bodies.HeartbeatData.decode(frame.body)
         _check_names(data, frame.version)
         weights = self._check(connection, data)
         now_ms = awake_ms(self.clock)
@@ -161,19 +126,12 @@ class ClientProcessor(msgspec.Struct, eq=False):
             self.producers.join(producer.group_name, connection, client, now_ms)
         return frame.response()
 
-    def _check(self, connection: Connection, data: HeartbeatData) -> dict[str, int]:
-        """Check that the groups and subscriptions in a heartbeat do not exceed the limits for one connection.
-
-        Returns:
-            For each consumer group, the number of groups that it counts as (see `weight_of`).
-
-        Raises:
-            CommandError: The connection would exceed its limits.
-        """
+    def _check(self, connection: Connection, data: bodies.HeartbeatData) -> dict[str, int]:
+        """Return the weight of each consumer group. Raises CommandError if the connection exceeds a limit."""
         check_client_id(data.client_id)
         for consumer in data.consumer_data_set:
-            if len(consumer.subscription_data_set) > MAX_TOPICS_PER_GROUP:
-                count, limit = len(consumer.subscription_data_set), MAX_TOPICS_PER_GROUP
+            if len(consumer.subscription_data_set) > clients.MAX_TOPICS_PER_GROUP:
+                count, limit = len(consumer.subscription_data_set), clients.MAX_TOPICS_PER_GROUP
                 raise refused(f"group {consumer.group_name} has more than {limit} subscriptions: {count}")
         weights = {each.group_name: weight_of(each) for each in data.consumer_data_set}
         producers = {each.group_name: 1 for each in data.producer_data_set}
@@ -183,15 +141,20 @@ class ClientProcessor(msgspec.Struct, eq=False):
             self.consumers.weight_with(connection, weights),
             self.producers.weight_with(connection, producers),
         )
-        if in_all > MAX_GROUPS_PER_CONNECTION:
+        if in_all > clients.MAX_GROUPS_PER_CONNECTION:
             raise refused(
                 f"the connection has {in_all} consumer and producer groups (groups with long "
-                f"subscriptions count several times), at most {MAX_GROUPS_PER_CONNECTION}"
+                f"subscriptions count several times), at most {clients.MAX_GROUPS_PER_CONNECTION}"
             )
         return weights
 
     def _consumer(
-        self, connection: Connection, client: Client, data: ConsumerData, now_ms: int, weight: int
+        self,
+        connection: Connection,
+        client: clients.Client,
+        data: bodies.ConsumerData,
+        now_ms: int,
+        weight: int,
     ) -> None:
         group = data.group_name
         settings = self.tables.groups.find(group)
@@ -208,7 +171,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
         # different subscriptions are no error. A gRPC client that pops has no subscriptions at the broker
         # until it has sent its settings.
         compared = data.consume_type == "CONSUME_PASSIVELY" or (
-            data.consume_type == POP_TYPE and data.subscription_data_set
+            data.consume_type == clients.POP_TYPE and data.subscription_data_set
         )
         if compared and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
@@ -230,11 +193,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
             self.notices.changed(group)
 
     def expire(self) -> None:
-        """Close the connections of clients that have been silent for 120 s, and remove expired locks.
-
-        Also log differences between group members that the log's rate limit has suppressed. This method is
-        called every 10 s.
-        """
+        """Close the connections of clients that have been silent for 120 s, and remove expired locks."""
         self.locks.expire(mono_ms(self.clock))
         self.disagreements.log_pending(self.consumers.groups)
         now_ms = awake_ms(self.clock)
@@ -252,15 +211,12 @@ class ClientProcessor(msgspec.Struct, eq=False):
         known = self.consumers.groups.get(group)
         if known is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}", ext={})
-        return frame.response(body=ConsumerList(consumer_id_list=known.client_ids()).encode())
+        return frame.response(body=bodies.ConsumerList(consumer_id_list=known.client_ids()).encode())
 
     @handles(RequestCode.CHECK_CLIENT_CONFIG)
     async def check_client_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Return success if the broker supports the expression of a subscription.
-
-        The response is an error if SQL92 filters are disabled, or if the expression or its type is invalid.
-        """
-        subscription = CheckClientRequestBody.decode(frame.body).subscription_data
+        """Return success if the broker supports the expression of a subscription, and its type."""
+        subscription = bodies.CheckClientRequestBody.decode(frame.body).subscription_data
         if subscription is None or is_tag_type(subscription.expression_type):
             return frame.response()
         asked = subscription.sub_string, subscription.expression_type, frame.version
@@ -289,7 +245,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
             held += self.locks.lock(
                 body.consumer_group, body.client_id, filter(_may_be_locked, queues), mono_ms(self.clock)
             )
-        return frame.response(body=await encoded(LockBatchResult(lock_ok_mq_set=held), len(held)))
+        return frame.response(body=await encoded(bodies.LockBatchResult(lock_ok_mq_set=held), len(held)))
 
     @handles(RequestCode.UNLOCK_BATCH_MQ)
     async def unlock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
@@ -307,26 +263,24 @@ def refused(why: str) -> CommandError:
 
 def check_client_id(client_id: str) -> None:
     """Raise CommandError if a client id is too long to be stored."""
-    if len(client_id) > MAX_CLIENT_ID_LENGTH:
-        raise refused(f"the client id has more than {MAX_CLIENT_ID_LENGTH} characters: {len(client_id)}")
+    if len(client_id) > clients.MAX_CLIENT_ID_LENGTH:
+        raise refused(
+            f"the client id has more than {clients.MAX_CLIENT_ID_LENGTH} characters: {len(client_id)}"
+        )
 
 
-def weight_of(data: ConsumerData) -> int:
-    """Return the weight of a consumer group: the number of groups that it counts as in a connection's limit.
-
-    The weight is 1, plus 1 for each WEIGHT_CHARACTERS of the data that the broker stores for the group, so
-    the limit bounds the memory per connection.
-    """
+def weight_of(data: bodies.ConsumerData) -> int:
+    """Return the number of groups that a group counts as, which grows with the memory that it takes."""
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0
     for each in data.subscription_data_set:
         texts += (each.topic, each.sub_string, each.expression_type, each.filter_class_source or "")
         texts += each.tags_set
         numbers += len(each.code_set) + len(each.tags_set)
-    return 1 + (sum(map(len, texts)) + 16 * numbers) // WEIGHT_CHARACTERS
+    return 1 + (sum(map(len, texts)) + 16 * numbers) // clients.WEIGHT_CHARACTERS
 
 
-def _check_names(data: HeartbeatData, version: int) -> None:
+def _check_names(data: bodies.HeartbeatData, version: int) -> None:
     """Raise CommandError for a heartbeat with an invalid name, before any part of it takes effect."""
     for producer in data.producer_data_set:
         check_group(producer.group_name, version)
@@ -335,20 +289,20 @@ def _check_names(data: HeartbeatData, version: int) -> None:
         for subscription in consumer.subscription_data_set:
             # Do not check the name of the group's retry topic: a client always subscribes to this topic, and
             # its name may be longer than a topic's name may be.
-            if subscription.topic != RETRY_PREFIX + group:
+            if subscription.topic != codes.RETRY_PREFIX + group:
                 check_topic(subscription.topic, version)
 
 
-def _queues(frame: Frame) -> LockBatchBody:
+def _queues(frame: Frame) -> bodies.LockBatchBody:
     """Decode and check the body of a lock or unlock request."""
-    body = LockBatchBody.decode(frame.body)
+    body = bodies.LockBatchBody.decode(frame.body)
     check_group(body.consumer_group, frame.version)
     return body
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Return whether a lock may be stored for a queue: whether its topic and broker names are valid.
-
-    A queue with other names cannot exist, so its lock would only take memory.
-    """
-    return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH
+    """Return whether a queue has valid names, so that it can exist and its lock is of use."""
+    return (
+        is_legal_name(queue.topic, codes.MAX_TOPIC_LENGTH)
+        and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH
+    )

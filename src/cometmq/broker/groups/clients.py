@@ -38,9 +38,7 @@ WEIGHT_CHARACTERS = 16_384
 MAX_TOPICS_PER_GROUP = 1_000  # Maximum number of subscriptions of a consumer group
 MAX_CLIENT_ID_LENGTH = 1_024  # Maximum number of characters of a client id; real client ids have about 40
 
-# Minimum interval, in seconds, between two notifications of the same group. If the group has not been
-# notified within this interval, a change is reported in the next iteration of the event loop.
-REST_S = 0.2
+REST_S = 0.2  # Minimum interval, in seconds, between two notifications of the same group
 
 POP_TYPE = "CONSUME_POP"  # The consume type of groups whose members pop messages
 # Client id, language and version of a client, and the type of a client that uses gRPC
@@ -107,17 +105,11 @@ class ConsumerGroup(Group):
         return self.consume_type == POP_TYPE
 
     def wants(self) -> dict[str, Wants]:
-        """Return the subscriptions of each member, by client id.
-
-        If a client has several connections, the result contains the subscriptions of the newest connection.
-        """
+        """Return the subscriptions of each member, of its newest connection, by client id."""
         return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def settings(self) -> dict[str, Settings]:
-        """Return the consume settings of each member, by client id.
-
-        If a client has several connections, the result contains the settings of the newest connection.
-        """
+        """Return the consume settings of each member, of its newest connection, by client id."""
         return {client.client_id: client.settings for client in self.by_channel.values()}
 
     def update_subscriptions(self, member: ClientInfo, subscriptions: Iterable[SubscriptionData]) -> bool:
@@ -164,12 +156,9 @@ class ClientTable(Generic[G]):
         self.groups_of: dict[Hashable, dict[str, int]] = {}
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
-        """Add a client to a group, or renew its membership. A channel is the connection of a client.
+        """Add a client to a group, or renew its membership. Return whether it is new on this connection.
 
         `weight` is what the group counts toward the limit for the groups of a connection.
-
-        Returns:
-            Whether the client was not yet a member on this channel.
         """
         known = self.groups.get(group)
         if known is None:
@@ -225,11 +214,7 @@ class ClientTable(Generic[G]):
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """Return the total weight of a connection's groups if the groups in `more` were added to them.
-
-        `more` contains the weight of each group. If the connection already has a group in `more`, only the
-        weight in `more` counts.
-        """
+        """Return the total weight of a connection's groups with those in `more`, which replace known ones."""
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
@@ -239,10 +224,8 @@ class ProducerTable(ClientTable[Group]):
     def __init__(self, may_replace: Callable[[Any, Any], bool] = lambda _new, _old: True) -> None:
         """Create a table without groups.
 
-        Args:
-            may_replace: Called if a client connects with the client id of an open connection. The arguments
-                are the new and the open connection. If the function returns true, replies for the client id
-                are sent to the new connection.
+        If a client connects with the client id of an open connection, `may_replace` is called with the new
+        and the open connection, and returns whether replies for the client id are sent to the new one.
         """
         super().__init__(Group)
         self._may_replace = may_replace
@@ -293,12 +276,9 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         now_ms: int,
         weight: int = 1,
     ) -> bool:
-        """Add a client to a group, and apply its heartbeat's subscriptions.
+        """Add a client to a group, and apply its heartbeat. Return whether members or topics have changed.
 
         `described` holds the consume type, the message model and `consumeFromWhere` of the heartbeat.
-
-        Returns:
-            Whether the membership or the group's subscribed topics have changed.
         """
         joined = self.join(group, channel, client, now_ms, weight)
         known = self.groups[group]
@@ -388,11 +368,7 @@ class GroupNotices:
         self._changed: dict[str, bool] = {}  # Whether each group has changed since its last notification
 
     def changed(self, group: str) -> None:
-        """Notify the members of a changed group.
-
-        The notification is sent in the next iteration of the event loop, or once the minimum interval since
-        the group's last notification has passed.
-        """
+        """Notify the members of a changed group, soon."""
         if group not in self._changed:
             self._loop.call_soon(self._next, group)
         self._changed[group] = True

@@ -14,15 +14,10 @@ from cometmq.broker.groups.clients import ConsumerTable
 from cometmq.broker.tables.consumer_offsets import SEPARATOR
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    QueryConsumerOffsetRequestHeader,
-    QueueRequestHeader,
-    SearchOffsetRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
-)
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore, Reads
 
@@ -43,13 +38,13 @@ class OffsetProcessor(msgspec.Struct, eq=False):
         4.9.8 consumer takes every error for "no offset stored" and starts at the end of the queue
         (docs/reference/remoting.md, Consumer offsets).
         """
-        header = frame.header(QueryConsumerOffsetRequestHeader)
+        header = frame.header(headers.QueryConsumerOffsetRequestHeader)
         offset = self.tables.offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
             return self._first_offset(header, frame)
         return offset_answer(frame, offset)
 
-    async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
+    async def _first_offset(self, header: headers.QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
         """Return the offset 0 for a group without a stored offset, if the queue's first message is in memory.
 
         Otherwise, or if the request excludes 0, raise CommandError with code 22.
@@ -69,7 +64,7 @@ class OffsetProcessor(msgspec.Struct, eq=False):
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Store a group's offset in a queue. Most clients send this request one-way."""
-        header = frame.header(UpdateConsumerOffsetRequestHeader)
+        header = frame.header(headers.UpdateConsumerOffsetRequestHeader)
         if not (header.topic and header.consumer_group):  # `names_checked` does not check empty names
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
@@ -84,7 +79,7 @@ class OffsetProcessor(msgspec.Struct, eq=False):
             )
         return frame.response()
 
-    def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:
+    def _check_update(self, header: headers.UpdateConsumerOffsetRequestHeader) -> None:
         """Raise CommandError for an update that 5.x refuses, although 4.9 would store it."""
         if self.tables.groups.find(header.consumer_group) is None:
             raise CommandError(
@@ -124,7 +119,7 @@ class OffsetProcessor(msgspec.Struct, eq=False):
     @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offset in a queue that corresponds to a point in time."""
-        header = frame.header(SearchOffsetRequestHeader)
+        header = frame.header(headers.SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self.store
         queue = store.queues.find_queue(header.topic, header.queue_id)
@@ -134,19 +129,19 @@ class OffsetProcessor(msgspec.Struct, eq=False):
     @handles(RequestCode.GET_MAX_OFFSET)
     def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the maximum offset of a queue, which is the offset that its next message will have."""
-        header = frame.header(QueueRequestHeader)
+        header = frame.header(headers.QueueRequestHeader)
         return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_MIN_OFFSET)
     def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the minimum offset of a queue, which is the offset of its first readable message."""
-        header = frame.header(QueueRequestHeader)
+        header = frame.header(headers.QueueRequestHeader)
         return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def get_earliest_msg_storetime(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the store time, in ms, of the first readable message of a queue, or -1 if it has none."""
-        header = frame.header(QueueRequestHeader)
+        header = frame.header(headers.QueueRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)

@@ -31,10 +31,7 @@ def is_tag_type(expression_type: str | None) -> bool:
 def tag_codes(expression: str | None) -> frozenset[int] | None:
     """Return the tag hashes (signed, 32 bits) that match an expression, or None if all messages match.
 
-    If all tags of the expression are blank, the set is empty, so no message matches.
-
-    Raises:
-        ExpressionError: The expression is invalid or too long.
+    If all tags of the expression are blank, the set is empty, so no message matches. Raises ExpressionError.
     """
     if not expression or expression == ALL:
         return None

@@ -42,11 +42,8 @@ class ParentQueues:
     ) -> None:
         """Create the table of the queues that the database knows.
 
-        Args:
-            store: The store.
-            queues: The queues of the lite topics.
-            watch: Called with each queue of whose new messages `follow` must be called.
-            on_message: Called with the queue name of a lite topic that has a new message.
+        `watch` is called with each queue of whose new messages `follow` must be called, `on_message` with the
+        queue name of each lite topic that has a new message.
         """
         self._store = store
         self._queues = queues

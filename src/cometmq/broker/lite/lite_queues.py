@@ -102,12 +102,7 @@ class LiteQueues:
     """
 
     def __init__(self, path: str, on_change: Callable[[], None]) -> None:
-        """Prepare to open the database.
-
-        Args:
-            path: The path of the database.
-            on_change: Called with the first change after a `flush`; `flush` must follow soon.
-        """
+        """Prepare to open the database. `on_change` is called after the first change; `flush` must follow."""
         self.path = path
         self.count = 0
         self.errors: tuple[type[Exception], ...] = (OSError, ImportError)
@@ -126,13 +121,8 @@ class LiteQueues:
     def open(self, log_end: int) -> None:
         """Open the database, or create it. A damaged one is replaced by an empty one.
 
-        Args:
-            log_end: The end of the log. Units of later records are removed, because a crash or a truncation
-                has removed the records.
-
-        Raises:
-            ImportError: This installation of Python lacks the SQLite library.
-            sqlite3.Error: The database cannot be created.
+        Units of records behind `log_end` are removed, because a crash or a truncation has removed these.
+        Raises ImportError if Python lacks the SQLite library, or sqlite3.Error.
         """
         import sqlite3  # only brokers with lite topics need it
 
@@ -285,12 +275,6 @@ class LiteQueues:
         A lite topic that was removed may be created again, and its offsets then begin at 0 once more. A
         broker that has not removed it, because it was a replica or has lost its database, finds messages of
         both lives in the log. Those of the later life replace the others.
-
-        Args:
-            lmq: The queue of the lite topic.
-            offset: The offset in this queue.
-            position: The log position of the record.
-            stored_ms: The store time of the record, in epoch ms.
         """
         topic = self._find(lmq)
         if topic is not None and topic.id and (offset < topic.end or position < topic.last):
@@ -367,12 +351,9 @@ class LiteQueues:
         )  # fmt: skip
 
     def lags(self, group: str, at_most: int) -> tuple[int, list[Lag], list[Lag]]:
-        """Return the lag of a group in all lite topics that it has consumed or to which it subscribes.
+        """Return the total lag of a group in all lite topics that it has consumed or to which it subscribes.
 
-        Must run in a thread.
-
-        Returns:
-            The total lag, the lite topics with the largest lags, and those with the oldest messages.
+        Also return those with the largest lags and those with the oldest messages. Must run in a thread.
         """
         ((total,),) = self._elsewhere(f"{_LAGS} SELECT coalesce(sum(lag), 0) FROM lags", group)
         first = f"{_LAGS} SELECT lmq, lag, position FROM lags ORDER BY"
@@ -385,13 +366,9 @@ class LiteQueues:
 
         Those after the queue name `after` are returned. Must run in a thread.
         """
-        begin, end = lmq_range(parent)
-        found = self._elsewhere(
-            "SELECT lmq FROM topics LEFT JOIN offsets ON topic = id AND consumers = ? "
-            "WHERE lmq > ? AND lmq < ? AND end > coalesce(offset, 0) ORDER BY lmq LIMIT ?",
-            group, max(after, begin), end, at_most,
-        )  # fmt: skip
-        return [lmq for (lmq,) in found]
+        stored = "(SELECT offset FROM offsets WHERE topic = id AND consumers = ?)"
+        condition = f"end > coalesce({stored}, 0) ORDER BY lmq LIMIT ?"
+        return self._names(parent, condition, group, at_most, after=after)
 
     # -- consumer offsets (the interface `Offsets` of the leases)
 
@@ -456,25 +433,21 @@ class LiteQueues:
 
     def silent(self, parent: str, before_ms: int, at_most: int) -> list[str]:
         """Return lite topics of a parent without a message since `before_ms`. Must run in a thread."""
-        begin, end = lmq_range(parent)
-        rows = self._elsewhere(
-            "SELECT lmq FROM topics WHERE lmq >= ? AND lmq < ? AND stored_ms < ? LIMIT ?",
-            begin, end, before_ms, at_most,
-        )  # fmt: skip
-        return [lmq for (lmq,) in rows]
+        return self._names(parent, "stored_ms < ? LIMIT ?", before_ms, at_most)
+
+    def _names(self, parent: str, condition: str, *values: Any, after: str = "") -> list[str]:
+        """Return the lite topics of a parent, or of all if it is "", that meet a condition."""
+        begin, end = lmq_range(parent) if parent else ("", "\U0010ffff")
+        statement = f"SELECT lmq FROM topics WHERE lmq > ? AND lmq < ? AND {condition}"
+        return [lmq for (lmq,) in self._elsewhere(statement, max(begin, after), end, *values)]
 
     def expired(self, position: int, at_most: int, parent: str = "") -> list[str]:
         """Return lite topics, of a parent or of all, whose first message is before a log position.
 
         Must run in a thread.
         """
-        begin, end = lmq_range(parent) if parent else ("", "\U0010ffff")
-        rows = self._elsewhere(
-            "SELECT lmq FROM topics WHERE lmq >= ? AND lmq < ? AND coalesce((SELECT position FROM units "
-            "WHERE topic = id ORDER BY offset LIMIT 1), -1) < ? LIMIT ?",
-            begin, end, position, at_most,
-        )  # fmt: skip
-        return [lmq for (lmq,) in rows]
+        first = "(SELECT position FROM units WHERE topic = id ORDER BY offset LIMIT 1)"
+        return self._names(parent, f"coalesce({first}, -1) < ? LIMIT ?", position, at_most)
 
     def cut(self, lmq: str, log_begin: int) -> None:
         """Remove the messages of a lite topic before a log position; without others, the topic itself."""

@@ -14,17 +14,10 @@ from cometmq.broker.pop.polls import FOUND
 from cometmq.broker.pop.requests import PopProcessor, response_buffers
 from cometmq.broker.pop.service import PopService
 from cometmq.errors import BodyError, CommandError
-from cometmq.protocol import lite
+from cometmq.protocol import headers, lite
 from cometmq.protocol.bodies import LiteSubscription, LiteSubscriptionCtlRequestBody, SubscriptionGroupConfig
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    AckMessageRequestHeader,
-    ChangeInvisibleTimeRequestHeader,
-    ChangeInvisibleTimeResponseHeader,
-    PopLiteMessageRequestHeader,
-    WithdrawPopRequestHeader,
-)
 from cometmq.protocol.pop import ORDERED_REVIVE_QUEUE, ReceiptHandle
 from cometmq.remoting import Connection
 
@@ -49,7 +42,7 @@ class LiteProcessor:
     @handles(RequestCode.POP_LITE_MESSAGE)
     def pop_lite_message(self, connection: Connection, frame: Frame) -> None:
         """Lease messages of the sender's lite topics, or hold the request until there are some."""
-        header = frame.header(PopLiteMessageRequestHeader)
+        header = frame.header(headers.PopLiteMessageRequestHeader)
         self.checks.check_numbers(header.max_msg_num, header.invisible_time)
         settings = self._check(header.consumer_group, header.topic)
 
@@ -90,7 +83,7 @@ class LiteProcessor:
     def withdraw_pop(self, connection: Connection, frame: Frame) -> Frame:
         """Answer a parked pop of the same connection, because its sender waits no longer."""
         for service in (self.service, self.pops.service):
-            service.pops.withdraw(connection, frame.header(WithdrawPopRequestHeader).request)
+            service.pops.withdraw(connection, frame.header(headers.WithdrawPopRequestHeader).request)
         return frame.response()
 
     # -- subscriptions
@@ -157,7 +150,7 @@ class LiteProcessor:
     @handles(RequestCode.ACK_MESSAGE)
     def ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark a leased message as consumed."""
-        header = frame.header(AckMessageRequestHeader)
+        header = frame.header(headers.AckMessageRequestHeader)
         service, key, handle = self._lease(header)
         if header.lite_topic:
             end = self.service.queues.end(key[1])
@@ -172,7 +165,7 @@ class LiteProcessor:
     @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
     def change_message_invisible_time(self, _connection: Connection, frame: Frame) -> Frame:
         """Change when a lease expires. The message's handle, and any older one, stays valid."""
-        header = frame.header(ChangeInvisibleTimeRequestHeader)
+        header = frame.header(headers.ChangeInvisibleTimeRequestHeader)
         self.checks.check_numbers(1, header.invisible_time)
         service, key, handle = self._lease(header)
         pop_ms, invisible_ms = handle.pop_time_ms, header.invisible_time
@@ -180,13 +173,13 @@ class LiteProcessor:
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         until_ms = self.service.clock.time_ms() + invisible_ms
         return frame.response(
-            header=ChangeInvisibleTimeResponseHeader(
+            header=headers.ChangeInvisibleTimeResponseHeader(
                 pop_time=pop_ms, invisible_time=max(until_ms - pop_ms, 0), revive_qid=handle.revive_queue_id
             )
         )
 
     def _lease(
-        self, header: AckMessageRequestHeader
+        self, header: headers.AckMessageRequestHeader
     ) -> tuple[PopService | LiteService, QueueKey, ReceiptHandle]:
         """Return the service of a leased message, its queue, and its receipt handle. Raises CommandError."""
         group, topic = header.consumer_group, header.topic

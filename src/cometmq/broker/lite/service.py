@@ -206,10 +206,7 @@ class LiteService:
     def renew(
         self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
     ) -> bool:
-        """Let the lease of a message expire `invisible_ms` from now. Return False if it has ended.
-
-        With `counts=False`, the delivery does not count as one of the group's retries.
-        """
+        """Let the lease of a message expire `invisible_ms` from now (see `Leases.renew`)."""
         return self.is_open and self.pops.renew(key, offset, pop_ms, invisible_ms, counts)
 
     def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:

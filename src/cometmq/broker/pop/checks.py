@@ -94,12 +94,7 @@ class PopChecks(msgspec.Struct, eq=False):
         return group
 
     def wanted(self, expression: str | None, expression_type: str | None) -> Wanted:
-        """Return the filter of a request.
-
-        Raises:
-            CommandError: The expression is invalid.
-            NotCompiled: The SQL92 filter must be compiled first.
-        """
+        """Return the filter of a request. Raises CommandError, or NotCompiled for a new SQL92 filter."""
         try:
             if is_tag_type(expression_type):
                 return tag_codes(expression)

@@ -188,10 +188,8 @@ class Leases:
     def __init__(self, offsets: Offsets, born_ms: int) -> None:
         """Create a table without leases.
 
-        Args:
-            offsets: The stored consumer offsets. The floor of each queue is stored there.
-            born_ms: The wall-clock time of the start. Handles with an earlier pop time are those of leases
-                that a crash may have destroyed.
+        The floor of each queue is stored in `offsets`. `born_ms` is the wall-clock time of the start: handles
+        with an earlier pop time are those of leases that a crash may have destroyed.
         """
         self._offsets = offsets
         self.born_ms = born_ms

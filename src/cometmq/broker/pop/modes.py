@@ -20,13 +20,7 @@ from cometmq.broker.tables.consume_modes import MAX_MODES
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import (
-    MessageQueueAssignment,
-    QueryAssignmentRequestBody,
-    QueryAssignmentResponseBody,
-    SetMessageRequestModeRequestBody,
-    TopicRouteData,
-)
+from cometmq.protocol import bodies
 from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection
@@ -46,13 +40,13 @@ class ConsumeModes:
     config: BrokerConfig
     tables: DurableTables
     consumers: ConsumerTable
-    route: Callable[[str], Awaitable[TopicRouteData | None]]
+    route: Callable[[str], Awaitable[bodies.TopicRouteData | None]]
 
     @handles(RequestCode.SET_MESSAGE_REQUEST_MODE)
     async def set_message_request_mode(self, _connection: Connection, frame: Frame) -> Frame:
         """Set how a group consumes a topic."""
         since = self.tables.check_changeable()
-        body = SetMessageRequestModeRequestBody.decode(frame.body)
+        body = bodies.SetMessageRequestModeRequestBody.decode(frame.body)
         topic, group = check_topic(body.topic, frame.version), check_group(body.consumer_group, frame.version)
         if topic.startswith(RETRY_PREFIX):
             raise CommandError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -85,18 +79,20 @@ class ConsumeModes:
     @handles(RequestCode.QUERY_ASSIGNMENT)
     async def query_assignment(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the queues of a member, and whether it pulls or pops them."""
-        body = QueryAssignmentRequestBody.decode(frame.body)
+        body = bodies.QueryAssignmentRequestBody.decode(frame.body)
         topic, group = check_topic(body.topic, frame.version), check_group(body.consumer_group, frame.version)
-        mode = self.tables.modes.modes.get((topic, group)) or SetMessageRequestModeRequestBody(topic, group)
+        mode = self.tables.modes.modes.get((topic, group)) or bodies.SetMessageRequestModeRequestBody(
+            topic, group
+        )
         queues = await self._queues(topic)
         assigned: Sequence[MessageQueue] | None = queues
         if queues is not None and body.message_model != BROADCASTING:
             known = self.consumers.groups.get(group)
             assigned = None if known is None else allocate(body, mode, queues, sorted(known.client_ids()))
-        found = QueryAssignmentResponseBody()
+        found = bodies.QueryAssignmentResponseBody()
         if assigned is not None:
             found.message_queue_assignments = [
-                MessageQueueAssignment(queue, mode.mode) for queue in dict.fromkeys(assigned)
+                bodies.MessageQueueAssignment(queue, mode.mode) for queue in dict.fromkeys(assigned)
             ]
         return frame.response(body=found.encode())
 
@@ -118,18 +114,14 @@ class ConsumeModes:
 
 
 def allocate(
-    body: QueryAssignmentRequestBody,
-    mode: SetMessageRequestModeRequestBody,
+    body: bodies.QueryAssignmentRequestBody,
+    mode: bodies.SetMessageRequestModeRequestBody,
     queues: Sequence[MessageQueue],
     members: Sequence[str],
 ) -> list[MessageQueue] | None:
-    """Return the queues of a member, or None for an unknown strategy.
+    """Return the queues of a member, or None for an unknown strategy. `queues` and `members` are sorted.
 
-    Args:
-        body: The request of the member.
-        mode: The mode of the group. A member that pops shares its queues with `pop_share_queue_num` others.
-        queues: All queues of the topic, sorted.
-        members: The client ids of all members, sorted.
+    A member that pops shares its queues with `pop_share_queue_num` others.
     """
     if body.strategy_name not in ("AVG", "AVG_BY_CIRCLE"):
         return None

@@ -236,12 +236,7 @@ class PopServer(Generic[P]):
             self.tick.schedule()
 
     def withdraw(self, owner: Connection, opaque: int) -> None:
-        """Answer a parked pop, because its client does not wait for it any more.
-
-        Args:
-            owner: The connection of the pop.
-            opaque: The number of the pop's request.
-        """
+        """Answer the parked pop with this request number, because its client does not wait any more."""
         for pop in self.polls.withdraw(owner, opaque):
             pop.answer(pop, POLLING_TIMEOUT)
 

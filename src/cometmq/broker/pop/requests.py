@@ -17,18 +17,11 @@ from cometmq.broker.pop.retries import POP_CK
 from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService
 from cometmq.errors import CommandError, RecordError
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
 from cometmq.protocol.bodies.pop import MAX_ACKS_PER_REQUEST
 from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
-from cometmq.protocol.headers import (
-    GroupQueueRequestHeader,
-    NotificationRequestHeader,
-    NotificationResponseHeader,
-    PeekMessageRequestHeader,
-    PollingInfoResponseHeader,
-    PopMessageRequestHeader,
-)
 from cometmq.protocol.pop import (
     ORDERED_REVIVE_QUEUE,
     CountKey,
@@ -61,7 +54,7 @@ class PopProcessor:
     @handles(RequestCode.POP_MESSAGE)
     def pop_message(self, connection: Connection, frame: Frame) -> object:
         """Lease messages to the sender, or hold the request until there are some."""
-        header = frame.header(PopMessageRequestHeader)
+        header = frame.header(headers.PopMessageRequestHeader)
         self.checks.check_numbers(header.max_msg_nums, header.invisible_time)
         request = self._request(connection, frame, header, self._answer)
         request.count = header.max_msg_nums
@@ -76,10 +69,12 @@ class PopProcessor:
     @handles(RequestCode.NOTIFICATION)
     def notification(self, connection: Connection, frame: Frame) -> object:
         """Wait until the group can pop a message, without leasing it."""
-        header = frame.header(NotificationRequestHeader)
+        header = frame.header(headers.NotificationRequestHeader)
 
         def answer(request: PopRequest, code: int) -> None:
-            found = NotificationResponseHeader(has_msg=request.taken > 0, polling_full=code == POLLING_FULL)
+            found = headers.NotificationResponseHeader(
+                has_msg=request.taken > 0, polling_full=code == POLLING_FULL
+            )
             connection.write(encode_frame(Frame(code=0, opaque=request.opaque).response(header=found)))
 
         request = self._request(connection, frame, header, answer)
@@ -90,7 +85,7 @@ class PopProcessor:
         self,
         connection: Connection,
         frame: Frame,
-        header: Waiting | PeekMessageRequestHeader,
+        header: Waiting | headers.PeekMessageRequestHeader,
         answer: Callable[[PopRequest, int], None],
     ) -> PopRequest:
         """Check the fields that all kinds of pops share. Return a pop of one message, without a filter."""
@@ -103,7 +98,7 @@ class PopProcessor:
             queue_id=max(header.queue_id, -1),
             answer=answer,
         )
-        if not isinstance(header, PeekMessageRequestHeader):
+        if not isinstance(header, headers.PeekMessageRequestHeader):
             request.poll_ms = header.poll_time or 0
             request.ordered = bool(header.order)
             request.attempt_id = checked_attempt_id(header.attempt_id)
@@ -128,7 +123,7 @@ class PopProcessor:
     @handles(RequestCode.PEEK_MESSAGE)
     def peek_message(self, connection: Connection, frame: Frame) -> None:
         """Return the next messages of a group without leasing them."""
-        header = frame.header(PeekMessageRequestHeader)
+        header = frame.header(headers.PeekMessageRequestHeader)
         self.checks.check_numbers(header.max_msg_nums, 0)
 
         def answer(request: PopRequest, code: int) -> None:
@@ -142,11 +137,11 @@ class PopProcessor:
     @handles(RequestCode.POLLING_INFO)
     def polling_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return how many pops wait for a queue, or for all queues (-1), of a topic."""
-        header = frame.header(GroupQueueRequestHeader)
+        header = frame.header(headers.GroupQueueRequestHeader)
         self.checks.check(header.consumer_group, header.topic, header.queue_id)
         key = PollKey(header.consumer_group, header.topic, header.queue_id)
         number = self.service.pops.polls.count(key)
-        return frame.response(header=PollingInfoResponseHeader(polling_num=number))
+        return frame.response(header=headers.PollingInfoResponseHeader(polling_num=number))
 
     # -- acks
 
@@ -206,7 +201,7 @@ class PopProcessor:
         return frame.response()
 
 
-Waiting = PopMessageRequestHeader | NotificationRequestHeader
+Waiting = headers.PopMessageRequestHeader | headers.NotificationRequestHeader
 """The header of a request that can be parked."""
 
 
@@ -278,10 +273,7 @@ def _renamed(record: Buffer, topic: str, handle: bytes) -> bytes:
     """Return a record with another topic and, as Apache's broker, with its receipt handle as a property.
 
     If its properties would become too long, the record is returned unchanged; the client then computes the
-    handle from the response and the name of the retry topic.
-
-    Raises:
-        RecordError: The record is damaged.
+    handle from the response and the name of the retry topic. Raises RecordError.
     """
     _, _, body_end, _, topic_end = record_parts(record, 0)
     properties = put(bytes(record[topic_end + 2 :]), POP_CK, handle)

@@ -86,20 +86,13 @@ class PopService:
             await self.lease_file.save_now()
 
     def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
-        """Mark a message as consumed. Return False if it is not leased under this handle.
-
-        `key` has the group, the topic in which the message was found, and the queue id. `pop_ms` is the pop
-        time in the receipt handle.
-        """
+        """Mark a message as consumed. Return False if it is not leased under this handle."""
         return self.pops.ack(key, offset, pop_ms) or self.revive.ack(PopKey(*key, pop_ms), offset)
 
     def renew(
         self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
     ) -> bool:
-        """Let a lease expire `invisible_ms` from now. The arguments and the result are those of `ack`.
-
-        With `counts=False`, the delivery does not count as one of the group's retries.
-        """
+        """Let a lease expire `invisible_ms` from now (see `Leases.renew`)."""
         renewed = self.pops.renew(key, offset, pop_ms, invisible_ms, counts)
         return renewed or self.revive.renew(PopKey(*key, pop_ms), offset, invisible_ms, counts)
 

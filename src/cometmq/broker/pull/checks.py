@@ -71,11 +71,7 @@ class PullChecks(msgspec.Struct, eq=False):
             ) from None
 
     def _subscription(self, header: PullMessageRequestHeader, broadcast_allowed: bool) -> SubscriptionData:
-        """Return a group's subscription from its heartbeats, for a pull that contains none.
-
-        Raises:
-            CommandError: There is no valid subscription.
-        """
+        """Return the subscription in a group's heartbeats, for a pull with none. Raises CommandError."""
         known = self.consumers.groups.get(header.consumer_group)
         if known is None:
             raise CommandError(

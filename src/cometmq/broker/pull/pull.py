@@ -182,10 +182,7 @@ class PullProcessor:
 
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull_message(self, connection: Connection, frame: Frame) -> None:
-        """Check a pull.
-
-        Then serve the pull, park it, or queue it for a filter scan or a read from the disk.
-        """
+        """Check a pull. Then serve it, park it, or queue it for a filter scan or a read from the disk."""
         header = frame.header(PullMessageRequestHeader)
         may_hold = bool(header.sys_flag & SUSPEND)
         request = PullRequest(
@@ -339,11 +336,7 @@ class PullProcessor:
             connection.write(buffer)
 
     def _parked_on(self, request: PullRequest, got: ReadResult) -> bool:
-        """Park a pull whose SQL92 filter has matched no message up to the end of its queue.
-
-        Returns:
-            Whether the pull was parked.
-        """
+        """Park a pull whose SQL92 filter matches nothing up to the queue's end. Otherwise return False."""
         _, topic, queue_id = request.reader
         at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
         waits = request.may_hold or self._timer.now_ms() < request.until_ms
