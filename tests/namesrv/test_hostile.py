@@ -176,8 +176,8 @@ class TestRegistrations:
             plain = b"".join([*parts, *map(counted, topics), counted(filters)])
             return RegisterBrokerBody.decode(zlib.compress(plain), compressed=True)
 
-        assert compressed([], b"['10.0.0.1:1']").filter_servers == ["10.0.0.1:1"]
-        assert compressed([], b"[,'" + b"','" * 100_000 + b"']").filter_servers is None
+        assert compressed([], b"['10.0.0.1:1']").filter_server_list == ["10.0.0.1:1"]
+        assert compressed([], b"[,'" + b"','" * 100_000 + b"']").filter_server_list is None
         assert compressed([b'T 1 1 6 S {"a":"b"}'], b"[]").topics["T"].attributes == {"a": "b"}
         with pytest.raises(BodyError, match="topic attributes"):
             compressed([b"T 1 1 6 S [," + b"{}," * 40_000 + b"]"], b"[]")

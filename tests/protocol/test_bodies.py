@@ -184,7 +184,7 @@ class TestRegistration:
         sent = b.RegisterBrokerBody.of(self.topics, self.version, ["f:1"])
         got = b.RegisterBrokerBody.decode(sent.encode())
 
-        assert (got.topics, got.data_version, got.filter_servers) == (self.topics, self.version, ["f:1"])
+        assert (got.topics, got.data_version, got.filter_server_list) == (self.topics, self.version, ["f:1"])
 
     def test_an_empty_data_version_is_the_first_one(self) -> None:
         """Apache's brokers read such files, which people write by hand."""
@@ -244,7 +244,7 @@ class TestRegistration:
         body = b.TopicConfigTable(self.topics, self.version).encode()
 
         assert b.RegisterBrokerBody.decode(body, version=36).topics == self.topics
-        assert b.RegisterBrokerBody.decode(body, version=36).filter_servers is None
+        assert b.RegisterBrokerBody.decode(body, version=36).filter_server_list is None
         assert b.RegisterBrokerBody.decode(body, version=37).topics == {}
 
 

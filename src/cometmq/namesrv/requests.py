@@ -313,7 +313,7 @@ def registration(
         raise _refused("brokerAddr", asked.broker_addr, "host:port is expected")
     if asked.ha_server_addr and parse_address(asked.ha_server_addr) is None:
         raise _refused("haServerAddr", asked.ha_server_addr, "host:port is expected")
-    filter_servers = body.filter_servers
+    filter_servers = body.filter_server_list
     if filter_servers is not None:
         filter_servers = [addr for addr in filter_servers[:MAX_FILTER_SERVERS] if parse_address(addr)]
     topics = dict(body.topics)

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
+from msgspec import structs
 
 from cometmq.errors import FrameError
 from cometmq.protocol import binary_header
@@ -506,15 +507,9 @@ def _ext_json(frame: Frame) -> bytes | None:
 def _encodable(frame: Frame) -> Frame:
     """Return the frame with unpaired surrogates replaced by question marks, as Java's encoder does."""
     ext = frame.ext
-    return Frame(
-        code=frame.code,
-        opaque=frame.opaque,
-        flag=frame.flag,
-        language=frame.language,
-        version=frame.version,
-        remark=None if frame.remark is None else _utf8(frame.remark),
-        ext_fields=None if ext is None else {_utf8(key): _utf8(text) for key, text in ext.items()},
-    )
+    remark = None if frame.remark is None else _utf8(frame.remark)
+    fields = None if ext is None else {_utf8(key): _utf8(text) for key, text in ext.items()}
+    return structs.replace(frame, remark=remark, ext_fields=fields, typed=None, raw_header=b"")
 
 
 def _utf8(text: str) -> str:

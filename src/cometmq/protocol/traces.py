@@ -18,22 +18,6 @@ from msgspec.structs import astuple, fields
 from cometmq.errors import BodyError, shown
 from cometmq.protocol.codes import SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
-__all__ = [
-    "AnyTrace",
-    "ConsumeCode",
-    "EndTransaction",
-    "MessageType",
-    "Pub",
-    "Recall",
-    "SubAfter",
-    "SubBefore",
-    "TraceLine",
-    "decode_trace",
-    "encode_trace",
-    "is_trace_topic",
-    "traces_about",
-]
-
 _CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _BODY_BYTES = 118_000
 """A trace message whose body has this many bytes gets no further record, as in Java's 4.9 client."""
@@ -72,18 +56,24 @@ class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel"
     """The number of trailing fields that are omitted from the text of a record if they are None."""
 
 
-class Pub(_Trace, frozen=True, kw_only=True, gc=False):
-    """The trace record of a send to which a broker responded. `success` means the status SEND_OK."""
-
-    may_be_left_out: ClassVar[int] = 1
+class _Named(_Trace, frozen=True, kw_only=True, gc=False):
     timestamp_ms: int
     region: str | None
     group: str | None
     topic: str | None
     msg_id: str
+
+
+class _Described(_Named, frozen=True, kw_only=True, gc=False):
     tags: str | None
     keys: str | None
     store_host: str | None
+
+
+class Pub(_Described, frozen=True, kw_only=True, gc=False):
+    """The trace record of a send to which a broker responded. `success` means the status SEND_OK."""
+
+    may_be_left_out: ClassVar[int] = 1
     body_length: int
     cost_ms: int
     message_type: int
@@ -118,31 +108,18 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
     group: str | None = None
 
 
-class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
+class EndTransaction(_Described, frozen=True, kw_only=True, gc=False):
     """The record of a commit or rollback; `from_check` marks the response to a broker's check."""
 
-    timestamp_ms: int
-    region: str | None
-    group: str | None
-    topic: str | None
-    msg_id: str
-    tags: str | None
-    keys: str | None
-    store_host: str | None
     message_type: int
     transaction_id: str | None
     state: str
     from_check: bool
 
 
-class Recall(_Trace, frozen=True, kw_only=True, gc=False):
+class Recall(_Named, frozen=True, kw_only=True, gc=False):
     """The trace record of the recall of a delayed message (5.x)."""
 
-    timestamp_ms: int
-    region: str | None
-    group: str | None
-    topic: str | None
-    msg_id: str
     success: bool
     keys: ClassVar[None] = None
 

@@ -18,6 +18,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cometmq.broker.access.accounts import Account
@@ -58,6 +59,7 @@ Key = tuple[str, str, bool]
 """What identifies a client: see `Client.key`."""
 
 
+@dataclass(eq=False, slots=True)
 class Client:
     """A 5.x client.
 
@@ -78,35 +80,29 @@ class Client:
         leased: For each receipt handle whose lease the server renews: see `renewals.py`.
     """
 
-    __slots__ = (
-        *("_clients", "_link", "_reply", "changes", "client_id", "connections", "credentials", "ended"),
-        *("is_lite", "key", "language", "leased", "peer", "polls", "seen", "settings", "streams"),
-        *("telemetry", "transactions", "version"),
-    )
+    _clients: Clients
+    key: Key
+    language: str
+    version: int
+    peer: tuple[str, int]
+    changes: Allowance
+    credentials: Credentials | None = None
+    settings: bytes = b""
+    is_lite: bool = False
+    transactions: set[str] = field(default_factory=set)
+    telemetry: Call | None = None
+    streams: set[Call] = field(default_factory=set)
+    connections: set[GrpcConnection] = field(default_factory=set)
+    seen: float = 0.0
+    leased: dict[str, Any] = field(default_factory=dict)
+    polls: set[int] = field(default_factory=set)
+    ended: bool = False
+    _link: Connection | None = None
+    _reply: Any = None  # The reply to the newest settings, until the stream has room for it
 
-    def __init__(
-        self, clients: Clients, key: Key, language: str, version: str, peer: tuple[str, int]
-    ) -> None:
-        self._clients = clients
-        self._link: Connection | None = None
-        self._reply: Any = None  # The reply to the newest settings, until the stream has room for it
-        self.key = key
-        self.client_id = key[0]
-        self.language = language if language in LANGUAGES else LANGUAGE_NAMES.get(language, "OTHER")
-        self.version = version_number(version)
-        self.peer = peer
-        self.credentials: Credentials | None = None
-        self.settings = b""
-        self.is_lite = False
-        self.transactions: set[str] = set()
-        self.telemetry: Call | None = None
-        self.streams: set[Call] = set()
-        self.connections: set[GrpcConnection] = set()
-        self.seen = 0.0
-        self.changes = Allowance(SETTINGS_AT_ONCE, SETTINGS_PER_S, clients.now())
-        self.leased: dict[str, Any] = {}
-        self.polls: set[int] = set()
-        self.ended = False
+    @property
+    def client_id(self) -> str:
+        return self.key[0]
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
         """Return the future of the broker's response. Raises SendFailed if the client has ended."""
@@ -211,10 +207,11 @@ class Client:
                 self._link.close()
 
 
+@dataclass(eq=False)
 class Clients:
     """Finds the client of a call, and checks its signature.
 
-    Args:
+    Attributes:
         server: The broker's server, to which links connect.
         guard: The broker's access check, or None.
         call_timeout_s: The time, in seconds, within which the broker must respond to a request.
@@ -222,26 +219,16 @@ class Clients:
         end: Called with a client that has been forgotten to make room for another one.
     """
 
-    def __init__(
-        self,
-        server: RemotingServer,
-        tick: Tick,
-        guard: Guard | None,
-        call_timeout_s: float,
-        handlers: Callable[[Client], Mapping[int, Handler]],
-        limits: Limits,
-        end: Callable[[Client], None],
-    ) -> None:
-        self._server = server
-        self._tick = tick
-        self._guard = guard
-        self._handlers = handlers
-        self._limits = limits
-        self.now = asyncio.get_running_loop().time
-        self._end = end
-        self._known: dict[Key, Client] = {}
-        self._by_host: dict[str, dict[Client, None]] = {}
-        self.call_timeout_s = call_timeout_s
+    server: RemotingServer
+    tick: Tick
+    guard: Guard | None
+    call_timeout_s: float
+    handlers: Callable[[Client], Mapping[int, Handler]]
+    limits: Limits
+    end: Callable[[Client], None]
+    now: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)
+    _known: dict[Key, Client] = field(default_factory=dict)
+    _by_host: dict[str, dict[Client, None]] = field(default_factory=dict)
 
     @property
     def connected(self) -> Collection[Client]:
@@ -257,9 +244,9 @@ class Clients:
         connection: GrpcConnection = call.connection  # type: ignore[assignment]
         client_id = call.text(b"x-mq-client-id")
         credentials, is_signed = None, False
-        if self._guard is not None:
+        if self.guard is not None:
             host = _host_and_port(connection.peer)[0]
-            credentials, is_signed = self._authenticate(self._guard, call, host, rights)
+            credentials, is_signed = self._authenticate(self.guard, call, host, rights)
         key = client_id, "" if credentials is None else credentials.access_key, is_signed
         client = self._known.get(key)
         if client is None or connection not in client.connections:
@@ -288,8 +275,11 @@ class Clients:
             if len(self._known) >= MAX_CLIENTS and not self._make_room(peer[0]):
                 problem = f"x-mq-client-id: the broker has {MAX_CLIENTS} clients already"
                 raise ServiceError(Code.TOO_MANY_REQUESTS, problem)
-            language, version = call.text(b"x-mq-language"), call.text(b"x-mq-client-version")
-            client = Client(self, key, language, version, peer)
+            language, version = call.text(b"x-mq-language"), version_number(call.text(b"x-mq-client-version"))
+            if language not in LANGUAGES:
+                language = LANGUAGE_NAMES.get(language, "OTHER")
+            changes = Allowance(SETTINGS_AT_ONCE, SETTINGS_PER_S, self.now())
+            client = Client(self, key, language, version, peer, changes)
             self._known[key] = client
             self._by_host.setdefault(peer[0], {})[client] = None
         here.add(client)
@@ -306,7 +296,7 @@ class Clients:
             return False
         newest = next(reversed(most))
         self.forget(newest)
-        self._end(newest)
+        self.end(newest)
         return True
 
     def _authenticate(
@@ -348,9 +338,9 @@ class Clients:
             if client.credentials is not None and not frame.is_response:
                 sign(frame, client.credentials)
 
-        dispatcher = Dispatcher(self._handlers(client))
-        link = Connection(dispatcher.__call__, self._tick, self._limits, outgoing=outgoing, dialed=True)
-        self._server.connect_in_memory(link, client.peer)
+        dispatcher = Dispatcher(self.handlers(client))
+        link = Connection(dispatcher.__call__, self.tick, self.limits, outgoing=outgoing, dialed=True)
+        self.server.connect_in_memory(link, client.peer)
         return link
 
     def remove(self, connection: GrpcConnection) -> list[Client]:

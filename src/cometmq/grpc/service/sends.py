@@ -18,10 +18,18 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.outcomes import CODES, Responder, Result, lost, set_status, status
-from cometmq.grpc.service.sent import DEFAULT_TOPIC, NEW_QUEUES, SendRequest, accepted_types, send_request
+from cometmq.grpc.service.sent import NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.grpc.service.traces import Traces
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
-from cometmq.protocol.codes import MAX_TOPIC_LENGTH, Perm, RequestCode, ResponseCode, SysFlag, is_legal_name
+from cometmq.protocol.codes import (
+    MAX_TOPIC_LENGTH,
+    TBW102,
+    Perm,
+    RequestCode,
+    ResponseCode,
+    SysFlag,
+    is_legal_name,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     EndTransactionRequestHeader,
@@ -51,7 +59,7 @@ def find_topic(topics: TopicTable, name: str) -> TopicConfig | None:
     config = topics.get(name)
     if config is not None:
         return config
-    template = topics.get(DEFAULT_TOPIC)
+    template = topics.get(TBW102)
     if template is None or not template.perm & Perm.INHERIT or not is_legal_name(name, MAX_TOPIC_LENGTH):
         return None
     queues = min(NEW_QUEUES, template.write_queue_nums)

@@ -13,14 +13,12 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.message import check_topic_name
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.protocol.codes import SysFlag
+from cometmq.protocol.codes import TBW102, SysFlag
 from cometmq.protocol.headers import SendMessageRequestHeaderV2
 from cometmq.protocol.lite import is_lite_topic
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved, java_hash
 
-DEFAULT_TOPIC = "TBW102"
-"""The topic whose settings a topic gets that a send creates."""
 NEW_QUEUES = 4
 """The number of queues of a topic that a send creates."""
 MAX_PROPERTIES = 128
@@ -127,7 +125,7 @@ def send_request(message: Any, max_body: int, config: TopicConfig | None) -> Sen
         born_timestamp=born_ms,
         flag=0,
         producer_group=topic,
-        default_topic=DEFAULT_TOPIC,
+        default_topic=TBW102,
         default_topic_queue_nums=NEW_QUEUES,
         properties=f"{before}{names.UNIQ_KEY}\x01{message_id}\x02{shape.text}",
         reconsume_times=0,

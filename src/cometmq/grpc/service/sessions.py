@@ -7,6 +7,7 @@ requests and from its group. A heartbeat therefore never fails for want of setti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -52,16 +53,15 @@ CONSUMERS = LITE_CONSUMERS | {ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUM
 TYPE_NAMES = {int(each): each.name for each in ClientType}
 
 
+@dataclass(eq=False)
 class Sessions:
     """Handles the calls about clients. `max_body` is the maximum size of a message body in bytes."""
 
-    clients: Clients
-    renewals: Renewals
-
-    def __init__(self, groups: SubscriptionGroups, max_body: int) -> None:
-        self._groups = groups
-        self._max_body = max_body
-        self._relays = Relays()
+    groups: SubscriptionGroups
+    max_body: int
+    clients: Clients = field(init=False)
+    renewals: Renewals = field(init=False)
+    _relays: Relays = field(default_factory=Relays)
 
     # -- telemetry
 
@@ -114,7 +114,7 @@ class Sessions:
         settings.CopyFrom(given)
         settings.ClearField("metric")  # no metrics are collected; some clients fail if they are told so
         if settings.HasField("publishing"):
-            settings.publishing.max_body_size = self._max_body
+            settings.publishing.max_body_size = self.max_body
             settings.publishing.validate_message_type = True
             policy = settings.backoff_policy
             policy.max_attempts = PUBLISH_ATTEMPTS
@@ -127,7 +127,7 @@ class Sessions:
 
     def _merge_subscription(self, settings: Any) -> None:
         subscription = settings.subscription
-        config = self._groups.table.get(subscription.group.name)
+        config = self.groups.table.get(subscription.group.name)
         subscription.fifo = config is not None and bool(config.consume_message_orderly)
         subscription.receive_batch_size = RECEIVE_BATCH
         subscription.long_polling_timeout.FromSeconds(LONG_POLL_S)

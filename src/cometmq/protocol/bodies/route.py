@@ -230,11 +230,6 @@ class RegisterBrokerBody(Body):
         """The version of the topic table, or a zero version if the broker sent none."""
         return self.topic_config_serialize_wrapper.data_version or DataVersion()
 
-    @property
-    def filter_servers(self) -> list[str] | None:
-        """The filter servers, or None if the broker did not list them."""
-        return self.filter_server_list
-
     def encode(self, compressed: bool = False) -> bytes:
         """Return the body, in 4.9's compressed format if asked for, which cannot hold 5.x's attributes."""
         if not compressed:

@@ -24,12 +24,10 @@ class CreateTopicRequestHeader(Header, gc=False):
 
 
 class PurgeTopicRequestHeader(Header, gc=False):
-    """The header of request 21001 (PURGE_TOPIC, CometMQ's own), which hides messages of a topic.
+    """The header of request 21001 (CometMQ's own), which hides the messages of a topic.
 
-    Attributes:
-        queue_id: Restricts the purge to one queue.
-        before: Restricts the purge to messages stored before this time, in ms.
-        execute: Whether to purge. Otherwise the response reports what a purge would hide.
+    A purge may be restricted to a queue and to messages stored before a time (ms). Without `execute`, the
+    response reports what a purge would hide.
     """
 
     topic: str
@@ -57,11 +55,10 @@ class ListTimersResponseHeader(Header, gc=False):
     """The header of the response to request 21002, whose body holds the records of the messages.
 
     Attributes:
-        after_ms, after_position: The position after which the next page begins. A listing by key has no next
-            page.
+        after_ms, after_position: The position after which the next page begins.
         more: For a listing by key, whether the search ended before it had read all older messages.
         deliver_at: The delivery time of each message in ms, separated by commas.
-        waiting: The number of all waiting messages. Recalls that wait for their time are counted, too.
+        waiting: The number of all waiting messages and recalls.
     """
 
     after_ms: I64
@@ -121,11 +118,7 @@ class RemoveBrokerHeader(Header, gc=False):
 
 
 class ChangeRaftGroupHeader(Header, gc=False):
-    """The header of request 21004 (CHANGE_RAFT_GROUP, CometMQ's own).
-
-    `action` is transfer, addLearner, promote or remove. `member` is an id as `dLegerPeers` lists it, such as
-    n0.
-    """
+    """The header of request 21004 (CometMQ's own): transfer, addLearner, promote or remove a member (n0)."""
 
     action: str
     member: str
@@ -165,11 +158,7 @@ class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
 
 
 class AclConfigVersionResponseHeader(Header, gc=False):
-    """The header of the response to request 52 (GET_BROKER_CLUSTER_ACL_INFO).
-
-    `version` is the version of the default access file, and `all_acl_file_version` holds the versions of all
-    access files by path. Both are JSON.
-    """
+    """The header of request 52's response: the versions, in JSON, of the default and all access files."""
 
     version: str
     broker_name: str
@@ -208,13 +197,10 @@ class GetBrokerConfigResponseHeader(Header, gc=False):
 
 
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
-    """The header of the response to request 25 (UPDATE_BROKER_CONFIG). The fields are CometMQ's own.
+    """The header of the response to request 25, with CometMQ's own fields.
 
-    Attributes:
-        at_next_start: The keys that take effect when the broker starts again, separated by blanks.
-        unknown: The keys that the broker does not know and ignored, separated by blanks.
-        not_written: Whether the broker has no settings file, so that it loses the change when it stops.
-        without_effect: The keys that the broker accepts but does not use, separated by blanks.
+    They list keys, separated by blanks: those that take effect when the broker starts again, that it does not
+    know, and that it does not use. `not_written`: without a settings file, the change ends with the broker.
     """
 
     at_next_start: str | None = None

@@ -33,10 +33,8 @@ _SURELY_FITS: Final = 9  # An integer with at most this number of digits always 
 _WHOLE = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+")
-_NAMED = {
-    f"{sign}{name}": value for name, value in (("NaN", math.nan), ("Infinity", math.inf)) for sign in "+"
-}
-_NAMED |= {"NaN": math.nan, "-NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NAMED = {"NaN": math.nan, "+NaN": math.nan, "-NaN": math.nan}
+_NAMED |= {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.inf}
 _BLANKS = "".join(map(chr, range(33)))
 
 
