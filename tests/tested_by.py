@@ -91,6 +91,7 @@ grpc/test_messages.py: grpc/rpc/enums grpc/rpc/status
 grpc/test_server.py: grpc/listener/dispatch
 grpc/test_strangers.py: grpc/listener/connection
 integrations/test_kombu.py: integrations/session
+integrations/test_mcp.py: cli/mcp
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task

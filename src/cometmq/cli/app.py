@@ -110,6 +110,7 @@ SECTIONS = {
         "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
         "dlq": ("cometmq.cli.operate:dlq", "List, show and resend dead letters."),
         "timers": ("cometmq.cli.operate:timers", "List delayed and scheduled messages, and cancel them."),
+        "mcp": ("cometmq.cli.mcp:mcp", "Serve tools for agents (Model Context Protocol)."),
         "bench": ("cometmq.cli.bench:bench", "Measure sends, consumption and latency."),
         "acl": ("cometmq.cli.conf:acl", "Explain an account's permissions."),
         "store": ("cometmq.cli.store:store", "Verify, show, rebuild and measure a store directory."),

@@ -1,0 +1,247 @@
+"""The tools for agents, used by the client of the Model Context Protocol's own SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+from mcp import StdioServerParameters
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server import MCPServer
+
+from cometmq import ClientOptions, Message, SimpleConsumer, SyncProducer, TraceOptions
+from cometmq.admin import Admin
+from cometmq.cli.mcp import mcp
+from cometmq.integrations import mcp as module
+from cometmq.integrations.mcp import CHANGING, READING, make_server
+from cometmq.testing import LocalBroker, ServerProcess
+
+TOKEN = "a token that is long enough"
+COMMAND = [sys.executable, "-m", "cometmq", "mcp"]
+
+
+@pytest.fixture
+def topic(broker: LocalBroker) -> Iterator[str]:
+    """A topic with a message, which has the key k1."""
+    name = f"agents-{uuid4().hex[:8]}"
+    with SyncProducer("agents", namesrv=broker.namesrv) as producer:
+        producer.send(Message(name, b"x" * 5000, keys=["k1"]))
+    return name
+
+
+@pytest.fixture
+async def admin(broker: LocalBroker) -> AsyncIterator[Admin]:
+    async with Admin(broker.namesrv) as started:
+        yield started
+
+
+class Agent:
+    """Connects to a server in this process for each call."""
+
+    def __init__(self, server: MCPServer[Any]) -> None:
+        self._server = server
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        async with Client(self._server) as client:
+            return await client.call_tool(name, arguments)
+
+
+@pytest.fixture
+def client(admin: Admin, broker: LocalBroker) -> Agent:
+    """An agent that may change the cluster."""
+    return Agent(make_server(admin, broker.namesrv, allow_changes=True))
+
+
+async def call(client: Agent | Client, tool: str, **arguments: Any) -> Any:
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    return result.structured_content
+
+
+async def refusal(client: Agent | Client, tool: str, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    return str(result.content[0])
+
+
+async def consume(broker: LocalBroker, group: str, topic: str, *, dead: bool = False) -> None:
+    async with SimpleConsumer(group, topic, namesrv=broker.namesrv) as consumer:
+        while not (found := await consumer.receive(wait_s=5)):
+            pass
+        await (consumer.dead_letter(found[0]) if dead else consumer.ack(*found))
+
+
+class TestReading:
+    async def test_cluster(self, client: Agent, broker: LocalBroker) -> None:
+        (found,) = (await call(client, "cluster"))["brokers"]
+        assert found["brokerAddr"] == broker.broker_addr
+
+    async def test_topics_and_groups(self, client: Agent, broker: LocalBroker, topic: str) -> None:
+        group = f"g-{topic}"
+        await consume(broker, group, topic)
+        found = await call(client, "topics", name_contains=topic)
+        assert topic in [each["topic"] for each in found["topics"]]
+        queues = (await call(client, "topic", topic=topic))["queues"]
+        assert sum(each["maxOffset"] for each in queues) == 1
+        (summary,) = (await call(client, "groups", name_contains=group))["groups"]
+        assert summary["group"] == group
+        progress = await call(client, "group", group=group)
+        assert progress["lag"] == 0
+        assert {each["topic"] for each in progress["queues"]} >= {topic}
+
+    async def test_messages_with_bodies_cut(self, client: Agent, topic: str) -> None:
+        (found,) = (await call(client, "messages_by_key", topic=topic, key="k1"))["messages"]
+        assert found["body"] == "x" * module.MAX_BODY_CHARS + "… (5000 characters)"
+        assert found["keys"] == ["k1"]
+        shown = await call(client, "message", msg_id=found["msgId"], topic=topic)
+        assert shown["message"]["offsetMsgId"] == found["offsetMsgId"]
+        newest = await call(client, "newest_messages", topic=topic)
+        assert [each["msgId"] for each in newest["messages"]] == [found["msgId"]]
+
+    async def test_dead_letters(self, client: Agent, broker: LocalBroker, topic: str) -> None:
+        group = f"g-{topic}"
+        await consume(broker, group, topic, dead=True)
+        (letter,) = (await call(client, "dead_letters", group=group))["deadLetters"]
+        assert letter["originalTopic"] == topic
+        counts = (await call(client, "dead_letters", limit=200))["groups"]
+        assert {"group": group, "count": 1}.items() <= next(
+            each for each in counts if each["group"] == group
+        ).items()
+
+    async def test_traces(self, client: Agent, broker: LocalBroker, topic: str) -> None:
+        options = ClientOptions(trace=TraceOptions())
+        with SyncProducer("traced", namesrv=broker.namesrv, client_options=options) as producer:
+            sent = producer.send(Message(topic, b"x"))
+        found = await call(client, "message_trace", msg_id=sent.msg_id)
+        assert [each["trace"]["topic"] for each in found["traces"]] == [topic]
+
+    async def test_a_healthy_cluster_has_no_serious_problem(self, client: Agent, topic: str) -> None:
+        found = await call(client, "diagnose", topic=topic)
+        assert not [each for each in found["findings"] if each["serious"]]
+
+    async def test_lists_say_how_many_there_are(self, client: Agent, topic: str) -> None:
+        found = await call(client, "topics", limit=1)
+        assert len(found["topics"]) == 1 < found["total"]
+
+
+class TestChanging:
+    async def test_a_topic(self, client: Agent, admin: Admin) -> None:
+        wanted = {"topic": f"made-{uuid4().hex[:8]}", "cluster": "DefaultCluster", "queues": 3}
+        planned = await call(client, "create_topic", **wanted)
+        assert planned["dryRun"]
+        assert wanted["topic"] in planned["steps"][0]
+        assert wanted["topic"] not in await admin.topics()
+        await call(client, "create_topic", **wanted, dry_run=False)
+        assert len(await admin.topic_status(str(wanted["topic"]))) == 3
+
+    async def test_offsets(self, client: Agent, broker: LocalBroker, topic: str) -> None:
+        group = f"g-{topic}"
+        await consume(broker, group, topic)
+        wanted = {"group": group, "topic": topic, "to": "0"}
+        assert (await call(client, "reset_offsets", **wanted))["dryRun"]
+        assert (await call(client, "group", group=group))["lag"] == 0
+        await call(client, "reset_offsets", **wanted, dry_run=False)
+        assert (await call(client, "group", group=group))["lag"] == 1
+
+    async def test_dead_letters(self, client: Agent, broker: LocalBroker, topic: str) -> None:
+        group = f"g-{topic}"
+        await consume(broker, group, topic, dead=True)
+        (letter,) = (await call(client, "dead_letters", group=group))["deadLetters"]
+        wanted = {"group": group, "ids": [letter["offsetMsgId"]], "to_topic": True}
+        (planned,) = (await call(client, "resend_dead_letters", **wanted))["results"]
+        assert planned["state"] == "PLANNED"
+        await call(client, "resend_dead_letters", **wanted, dry_run=False)
+        await consume(broker, group, topic)
+
+    async def test_a_message(self, client: Agent, topic: str) -> None:
+        planned = await call(client, "send_message", topic=topic, body="hello")
+        assert planned == {"dryRun": True, "brokers": ["broker-a"]}
+        sent = await call(client, "send_message", topic=topic, body="hello", keys=["k2"], dry_run=False)
+        assert sent["status"] == "SEND_OK"
+        assert (await call(client, "messages_by_key", topic=topic, key="k2"))["total"] == 1
+
+
+class TestRefusals:
+    async def test_changes_are_not_offered_unless_allowed(self, admin: Admin, broker: LocalBroker) -> None:
+        async with Client(make_server(admin, broker.namesrv)) as client:
+            offered = (await client.list_tools()).tools
+            assert {each.name for each in offered} == set(READING)
+            assert all(each.annotations and each.annotations.read_only_hint for each in offered)
+            assert "create_topic" in await refusal(client, "create_topic", topic="x", cluster="y")
+
+    async def test_each_tool_describes_itself(self, admin: Admin, broker: LocalBroker) -> None:
+        async with Client(make_server(admin, broker.namesrv, allow_changes=True)) as client:
+            offered = (await client.list_tools()).tools
+        assert {each.name for each in offered} == {*READING, *CHANGING}
+        assert all(each.description for each in offered)
+
+    @pytest.mark.parametrize(
+        ("tool", "arguments", "problem"),
+        [
+            ("topic", {"topic": "nowhere"}, "nowhere"),
+            ("group", {"group": "nobody"}, "nobody"),
+            ("message", {"msg_id": "no id"}, "no id"),
+            ("topics", {"limit": 1000}, "200"),
+            ("topics", {"limit": 0}, "1"),
+            ("create_topic", {"topic": "a b", "cluster": "DefaultCluster", "dry_run": False}, "a b"),
+            ("create_topic", {"topic": "t", "cluster": "None"}, "None"),
+            ("reset_offsets", {"group": "g", "topic": "t", "to": "later"}, "later"),
+            ("resend_dead_letters", {"group": "g", "ids": []}, "ids"),
+            ("send_message", {"topic": "../x", "body": "x"}, "topic"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    async def test_bad_arguments(
+        self, client: Agent, tool: str, arguments: dict[str, Any], problem: str
+    ) -> None:
+        assert problem in await refusal(client, tool, **arguments)
+
+    async def test_a_tool_that_takes_too_long(
+        self, client: Agent, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def wait(*_: Any, **__: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(module, "TOOL_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(Admin, "brokers", wait)
+        assert "no result within 0.01 s" in await refusal(client, "cluster")
+
+
+class TestCommand:
+    async def test_standard_input_and_output(self, broker: LocalBroker) -> None:
+        arguments = [*COMMAND[1:], "-n", broker.namesrv]
+        async with Client(StdioServerParameters(command=COMMAND[0], args=arguments)) as client:
+            assert (await call(client, "cluster"))["total"] == 1
+
+    async def test_http_needs_the_token(self, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COMETMQ_MCP_TOKEN", TOKEN)
+        with ServerProcess([*COMMAND, "-n", broker.namesrv, "--http", "0"], "^mcp ") as server:
+            url = server.wait_ready().split()[1]
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
+                async with httpx2.AsyncClient(headers=headers) as stranger:
+                    assert (await stranger.post(url, json={})).status_code == 401
+            async with (
+                httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+                Client(streamable_http_client(url, http_client=http)) as client,
+            ):
+                assert (await call(client, "cluster"))["total"] == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "environment", "problem"),
+        [
+            (["--allow-changes"], {}, "--allow-changes needs an account"),
+            (["--http", "0"], {"COMETMQ_MCP_TOKEN": "short"}, "at least 16 ASCII characters"),
+        ],
+        ids=["account", "token"],
+    )
+    def test_what_it_refuses(self, arguments: list[str], environment: dict[str, str], problem: str) -> None:
+        done = CliRunner(env={"COMETMQ_ACCESS_KEY": None, **environment}).invoke(mcp, arguments)
+        assert done.exit_code == 2
+        assert problem in done.output
