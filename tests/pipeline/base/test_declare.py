@@ -58,19 +58,26 @@ class Some:
     on: bool = option(True)
 
 
+@dataclass
+class Summary:
+    """The result of a job."""
+
+    given: Some
+    seconds: float = 0.0
+
+
 @job(Some)
-def run(spark: Any, given: Some) -> Some:
+def run(spark: Any, given: Some) -> Summary:
     """Run it.
 
     Returns:
         The options.
     """
-    del spark
-    return given
+    return Summary(given, spark or 0.0)
 
 
 def test_a_function_of_options_is_one_of_keyword_arguments() -> None:
-    assert run(None, "here", count=4) == Some("here", count=4)
+    assert run(None, "here", count=4).given == Some("here", count=4)
     expected = "(spark, place, *, count=3, share_s=None, word='a', on=True)"
     shown = inspect.signature(run)
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in shown.parameters.values()]
@@ -80,6 +87,11 @@ def test_a_function_of_options_is_one_of_keyword_arguments() -> None:
     assert lines.index("Args:") < lines.index("Returns:")
     with pytest.raises(TypeError, match="wrong"):
         run(None, "here", wrong=1)  # type: ignore[call-arg]
+
+
+def test_a_summary_has_the_duration_of_its_job_unless_the_job_has_set_another() -> None:
+    assert run(None, "here").seconds > 0
+    assert run(2.5, "here").seconds == 2.5
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import functools
 import inspect
 import re
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import NoneType
@@ -261,7 +262,8 @@ def job(
     """Turn a function of a session and an options struct into a function of a session and single options.
 
     The new function has one parameter for each field of the struct, also in its signature and docstring. It
-    creates the struct, checks its values and calls the original function.
+    creates the struct, checks its values, calls the original function, and enters the duration in the
+    summary's field `seconds` unless the function has done so.
     """
 
     def decorate(run: Callable[[SparkSession, T], R]) -> Callable[Concatenate[SparkSession, P], R]:
@@ -269,7 +271,10 @@ def job(
         def call(spark: SparkSession, *args: P.args, **kwargs: P.kwargs) -> R:
             given = struct(*args, **kwargs)
             check(given)
-            return run(spark, given)
+            began = time.monotonic()
+            summary: Any = run(spark, given)
+            summary.seconds = summary.seconds or time.monotonic() - began
+            return summary  # type: ignore[no-any-return]
 
         own = inspect.signature(run)
         parameters = [own.parameters["spark"]]

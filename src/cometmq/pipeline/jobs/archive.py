@@ -249,7 +249,6 @@ class Job:
             if interval_s is None or stop.wait(interval_s):
                 summary.queues += [self.queues[queue] for queue in sorted(self.queues)]
                 summary.checkpoint_problem = self.table.checkpoints.problem
-                summary.seconds = time.monotonic() - self.started
                 return summary
 
     def _round(self, stop: threading.Event) -> None:

@@ -20,7 +20,7 @@ from cometmq.errors import ConfigError
 from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.job_options import AuditOptions
 from cometmq.pipeline.jobs.inputs import LIVE, OF_USERS, check_span, group_offsets, messages, unreadable
-from cometmq.pipeline.jobs.results import absent, report_on, spark_directory, window
+from cometmq.pipeline.jobs.results import absent, report_on, spark_directory, structs, sums, window
 from cometmq.pipeline.jobs.trace import calls
 from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.live.unreadable import UnreadableQueue
@@ -175,10 +175,7 @@ class AuditSummary(msgspec.Struct):
     absent: list[str] = []
     """Requested topics without messages and without traces."""
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
-
-    Some of these messages may be outside the requested time range.
-    """
+    """Queues whose messages, also those of other times, the brokers refuse to return (live/unreadable.py)."""
     seconds: float = 0.0
 
     @property
@@ -340,9 +337,7 @@ def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
     `found` is a result of the function `checked`. `gone` is a result of the function `sent` with one more
     column: `there` is 1 if the source holds the message, else NULL.
     """
-    counts = found.groupBy("window", "topic").agg(
-        F.count("*").alias("messages"), *(F.sum(name).alias(name) for name in _FOUND)
-    )
+    counts = found.groupBy("window", "topic").agg(F.count("*").alias("messages"), *sums(*_FOUND))
     if gone is None:
         nothing = F.lit(None).cast("bigint")
         return counts.withColumns({"sent": nothing, "lost": nothing})
@@ -449,7 +444,7 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
         if traces is not None:
             summary.unreadable += unreadable(traces, [given.trace_topic])
 
-    report_on(_JOB, summary, kept, work, lambda: tables, given)
+    report_on(_JOB, output, kept, work, lambda: tables, given)
     return summary
 
 
@@ -502,22 +497,19 @@ def _sum_up(summary: AuditSummary, tables: dict[str, DataFrame]) -> None:
     summary.windows = sum(row["count"] for row in windows)
     summary.open_windows = sum(row["count"] for row in windows if row["open"])
     closed = {name: table.filter("NOT open") for name, table in tables.items()}
-    names = ("messages", *_FOUND, "sent", "lost")
-    sums = [F.sum(name).alias(name) for name in names]
-    for name, count in closed["topics"].agg(*sums).collect()[0].asDict().items():
+    totals = sums("messages", *_FOUND, "sent", "lost")
+    for name, count in closed["topics"].agg(*totals).collect()[0].asDict().items():
         if name != "sent":
             setattr(summary, name, count or 0)
     worst = F.expr("missing + coalesce(lost, 0) + doubled + out_of_order + late").desc()
-    rows = closed["topics"].groupBy("topic").agg(*sums).orderBy(worst, "topic").limit(_MOST)
-    summary.topics = [TopicAudit(**row.asDict()) for row in rows.collect()]
+    rows = closed["topics"].groupBy("topic").agg(*totals).orderBy(worst, "topic").limit(_MOST)
+    summary.topics = structs(TopicAudit, rows)
     if "groups" in tables:
-        sums = [F.sum(name).alias(name) for name in GroupAudit.__struct_fields__[2:]]
-        rows = closed["groups"].groupBy("topic", "group").agg(*sums)
+        rows = closed["groups"].groupBy("topic", "group").agg(*sums(*GroupAudit.__struct_fields__[2:]))
         summary.group_lost = rows.agg(F.sum("lost").alias("lost")).collect()[0]["lost"] or 0
         worst = F.expr("coalesce(lost, 0) + coalesce(late, 0)").desc()
-        found = rows.orderBy(worst, "topic", "group").limit(_MOST).collect()
-        summary.groups = [GroupAudit(**row.asDict()) for row in found]
+        summary.groups = structs(GroupAudit, rows.orderBy(worst, "topic", "group").limit(_MOST))
     order = Window.partitionBy("kind").orderBy("window", "topic", "broker_name", "queue_id", "queue_offset")
     some = closed["findings"].withColumn("number", F.row_number().over(order)).filter(f"number <= {_SAMPLES}")
     taken = some.withColumn("window_ms", F.unix_millis("window")).select(*Finding.__struct_fields__)
-    summary.samples = [Finding(**row.asDict()) for row in taken.orderBy("kind", "window_ms").collect()]
+    summary.samples = structs(Finding, taken.orderBy("kind", "window_ms"))

@@ -90,7 +90,7 @@ def compact(spark: SparkSession, given: CompactOptions) -> CompactSummary:
         return _cleaned_up(lake, timedelta(seconds=retention_s))
     table = ArchiveTable(given.output)
     stop = given.stop or threading.Event()
-    summary, began = CompactSummary(table.output), time.monotonic()
+    summary = CompactSummary(table.output)
     try:
         last = table.prepare() if table.exists() else None
         if last is None:
@@ -107,18 +107,16 @@ def compact(spark: SparkSession, given: CompactOptions) -> CompactSummary:
     finally:
         table.close()
     summary.checkpoint_problem = table.checkpoints.problem
-    summary.seconds = time.monotonic() - began
     return summary
 
 
 def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
     """Delete the files that were left in a Delta or Iceberg table by jobs that were killed."""
-    began = time.monotonic()
     with closing(lake):
         if lake.prepare() is None:
             raise ArchiveError(lake.output, "contains no archived messages yet")
         deleted = lake.vacuum(age)
-    return CompactSummary(lake.output, lake.kind, deleted=deleted, seconds=time.monotonic() - began)
+    return CompactSummary(lake.output, lake.kind, deleted=deleted)
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:

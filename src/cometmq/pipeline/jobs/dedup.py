@@ -8,7 +8,6 @@ form, which uses Spark's own operator.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -24,7 +23,7 @@ from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_action
 from cometmq.pipeline.base.job_options import DedupOptions
 from cometmq.pipeline.jobs.inputs import messages
-from cometmq.pipeline.jobs.results import absent, spark_directory
+from cometmq.pipeline.jobs.results import absent, spark_directory, structs, sums
 from cometmq.pipeline.table.objects import shown
 
 _JOB = "dedup"
@@ -175,7 +174,6 @@ def dedup(spark: SparkSession, given: DedupOptions) -> DedupSummary:
         JobFailed: A Spark job failed, or a message could not be decoded.
         JobStopped: `stop` was set.
     """
-    began = time.monotonic()
     found = messages(spark, given.source, given.topics, given.begin_ms, given.end_ms, pattern=given.pattern)
     rows = marked(found, given.key, keep=given.keep, window_s=given.window_s)
     output = spark_directory(spark, given.output, _JOB)
@@ -184,7 +182,6 @@ def dedup(spark: SparkSession, given: DedupOptions) -> DedupSummary:
     write = partial(rows.write.mode("overwrite").partitionBy("state").parquet, table)
     for work in (write, lambda: _sum_up(spark, table, summary, given.topics)):
         run_action(spark, _JOB, work, on_progress=given.show, stop=given.stop)
-    summary.seconds = time.monotonic() - began
     return summary
 
 
@@ -195,12 +192,10 @@ def _sum_up(spark: SparkSession, table: str, summary: DedupSummary, topics: Sequ
         F.count(F.when(F.col("dedup_key").isNull(), 1)).alias("without_key"),
         F.count(F.when(F.col("state") == "removed", 1)).alias("removed"),
     )
-    counts = ["messages", "without_key", "removed"]
-    total = counted.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in counts)).collect()[0]
-    summary.messages, summary.without_key, summary.removed = (total[name] for name in counts)
+    totals = counted.agg(*sums("messages", "without_key", "removed")).collect()[0]
+    summary.messages, summary.without_key, summary.removed = (total or 0 for total in totals)
     summary.absent = absent(topics, counted)
-    worst = counted.orderBy(F.desc("removed"), "topic").limit(50).collect()
-    summary.topics = [TopicCount(**row.asDict()) for row in worst]
+    summary.topics = structs(TopicCount, counted.orderBy(F.desc("removed"), "topic").limit(50))
     gone = written.filter("state = 'removed'").orderBy("topic", *_ORDER).limit(_SAMPLES)
     samples = gone.select(
         "topic",
@@ -209,7 +204,7 @@ def _sum_up(spark: SparkSession, table: str, summary: DedupSummary, topics: Sequ
         F.unix_millis("store_timestamp").alias("stored_ms"),
         *(F.col(f"kept.{name}").alias(f"kept_{name}") for name in _PLACE),
     )
-    summary.samples = [Removed(**row.asDict()) for row in samples.collect()]
+    summary.samples = structs(Removed, samples)
 
 
 _SUMMED = (

@@ -8,7 +8,6 @@ inspection.
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Sequence
 
@@ -28,7 +27,7 @@ from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
 from cometmq.pipeline.jobs.inputs import messages, unreadable
-from cometmq.pipeline.jobs.results import spark_directory, write_tables
+from cometmq.pipeline.jobs.results import report_on, spark_directory, structs
 from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
@@ -77,10 +76,7 @@ class DlqSummary(msgspec.Struct):
     """Number of combinations of group, topic, reason and hour."""
     counts: list[DeadLetters] = []
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
-
-    Some of these messages may be outside the requested time range.
-    """
+    """Queues whose messages, also those of other times, the brokers refuse to return (live/unreadable.py)."""
     seconds: float = 0.0
 
     @property
@@ -114,10 +110,7 @@ class RedriveSummary(msgspec.Struct):
     """Number of dead letters that were not tried because an earlier one of their group was not sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
-
-    Some of these messages may be outside the requested time range.
-    """
+    """Queues whose messages, also those of other times, the brokers refuse to return (live/unreadable.py)."""
     seconds: float = 0.0
 
     @property
@@ -246,26 +239,18 @@ def dlq(spark: SparkSession, given: DlqOptions) -> DlqSummary:
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """
-    began = time.monotonic()
     path = None if given.output is None else spark_directory(spark, given.output, _JOB)
     summary = DlqSummary(shown(given.source), path)
-    found = _letters(spark, given)
-    table = triage(found).persist()
+    table = triage(_letters(spark, given))
 
     def work() -> None:
         sums = table.agg(F.count("*").alias("kinds"), F.sum("messages").alias("messages")).collect()[0]
         summary.kinds, summary.messages = sums.kinds, sums.messages or 0
         most = table.orderBy(F.desc("messages"), "group", "topic", "reason", "hour_ms").limit(_MOST)
-        summary.counts = [DeadLetters(**row.asDict()) for row in most.collect()]
+        summary.counts = structs(DeadLetters, most)
         summary.unreadable = _unreadable(given)
 
-    try:
-        run_action(spark, _JOB, work, on_progress=given.show, stop=given.stop)
-        if path is not None:
-            write_tables(path, _JOB, {"triage": table}, on_progress=given.show, stop=given.stop)
-    finally:
-        table.unpersist()
-    summary.seconds = time.monotonic() - began
+    report_on(_JOB, path, [table], work, lambda: {"triage": table}, given)
     return summary
 
 
@@ -285,7 +270,6 @@ def redrive(spark: SparkSession, given: RedriveOptions) -> RedriveSummary:
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """
-    began = time.monotonic()
     dry_run = given.dry_run
     if given.output is None and not dry_run:
         raise ConfigError("output", "", "a directory for the tables redriven and quarantine")
@@ -313,7 +297,6 @@ def redrive(spark: SparkSession, given: RedriveOptions) -> RedriveSummary:
             _quarantine(found, tried).write.parquet(f"{path}/quarantine/run={summary.run}")
 
     run_action(spark, "redrive", work, on_progress=given.show, stop=given.stop)
-    summary.seconds = time.monotonic() - began
     return summary
 
 

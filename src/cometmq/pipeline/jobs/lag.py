@@ -41,7 +41,7 @@ from cometmq.pipeline.base.options import Topics, parse_addresses
 from cometmq.pipeline.base.plan import Bounds
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.archive_query import by_workers
-from cometmq.pipeline.jobs.results import own_directory
+from cometmq.pipeline.jobs.results import own_directory, structs, sums
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.unreadable import UnreadableQueues
 from cometmq.pipeline.table.directory import open_filesystem
@@ -432,12 +432,8 @@ def group_windows(queues: DataFrame) -> DataFrame:
     return queues.groupBy("group", "window_s").agg(
         F.count("*").cast("int").alias("queues"),
         F.max("samples").alias("samples"),
-        F.sum("lag").alias("lag"),
-        F.sum("max_lag").alias("max_lag"),
-        F.sum("lost").alias("lost"),
+        *sums("lag", "max_lag", "lost", "consumed_per_s", "stored_per_s"),
         F.max("time_lag_ms").alias("time_lag_ms"),
-        F.sum("consumed_per_s").alias("consumed_per_s"),
-        F.sum("stored_per_s").alias("stored_per_s"),
         F.min("expires_in_s").alias("expires_in_s"),
     )
 
@@ -529,7 +525,6 @@ def lag(spark: SparkSession, given: LagOptions) -> LagSummary:
         UnknownNameError: A named group has consumed nothing.
         JobFailed: A Spark job failed. Network errors are raised as they are if no sample could be taken.
     """
-    began = time.monotonic()
     stop = given.stop or threading.Event()
     table = None if given.output is None else Samples(given.output, given.interval_s, given.keep_days)
     run = _Sampling(lambda: sample(given.namesrv, given.groups, timeout_ms=given.timeout_ms), table)
@@ -551,7 +546,6 @@ def lag(spark: SparkSession, given: LagOptions) -> LagSummary:
     summary.group_count = len({row.group for row in run.newest})
     run.newest.sort(key=lambda row: (-(row.time_lag_ms or 0), -row.lag))
     summary.queues = run.newest[:_MOST]
-    summary.seconds = time.monotonic() - began
     return summary
 
 
@@ -559,4 +553,4 @@ def _sum_up(samples: DataFrame, now_ms: int, retention_h: float) -> list[GroupLa
     windows = [queue_windows(samples, now_ms, each, retention_h) for each in WINDOWS_S]
     found = group_windows(reduce(DataFrame.unionByName, windows))
     worst = found.orderBy(F.desc_nulls_last("time_lag_ms"), F.desc("lag"), "group", "window_s")
-    return [GroupLag(**row.asDict()) for row in worst.limit(_MOST * len(WINDOWS_S)).collect()]
+    return structs(GroupLag, worst.limit(_MOST * len(WINDOWS_S)))

@@ -124,7 +124,6 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
         NoRouteError: A topic has no route. Errors of sending are raised as they are when a broker stays
             unreachable.
     """
-    started = time.monotonic()
     _check(given)
     state, dry_run, positions = given.state, given.dry_run, given.positions
     options = write_options({"namesrv": given.namesrv, "timeoutMs": str(given.timeout_ms), "retries": "8"})
@@ -158,7 +157,6 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
             _add_up(summary, before, kept.all_saved(run))
         if stood is not None and not summary.left and current.queues:
             sending.set_positions(stood, summary)
-    summary.seconds = time.monotonic() - started
     return summary
 
 

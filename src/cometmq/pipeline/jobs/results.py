@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Protocol
+from typing import TypeVar
 
 from py4j.protocol import Py4JError
 from pyarrow import fs
@@ -23,14 +22,8 @@ from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
+T = TypeVar("T")
 _HALF = re.compile(r"_.*\.tmp")  # a marker file that a killed run left incomplete
-
-
-class Summary(Protocol):
-    """The fields of a job's summary that `report_on` uses."""
-
-    output: str | None
-    seconds: float
 
 
 def window(at_ms: str | Column, window_s: int) -> Column:
@@ -48,30 +41,38 @@ def absent(topics: Sequence[str], *frames: DataFrame) -> list[str]:
     return sorted(set(topics) - {row.topic for row in rows})
 
 
+def structs(kind: type[T], rows: DataFrame) -> list[T]:
+    """Return a struct for each row, whose columns are the fields of the struct."""
+    return [kind(**row.asDict()) for row in rows.collect()]
+
+
+def sums(*names: str) -> list[Column]:
+    """Return the sum of each column, under the name of the column."""
+    return [F.sum(name).alias(name) for name in names]
+
+
 def report_on(
     job: str,
-    summary: Summary,
+    output: str | None,
     frames: Sequence[DataFrame],
     sum_up: Callable[[], None],
     tables: Callable[[], Mapping[str, DataFrame]],
     given: Cancelled,
 ) -> None:
-    """Compute a job's summary, and write its tables if the summary has an output directory.
+    """Compute a job's summary, and write its tables if it has an output directory.
 
     The summary and the tables are computed from the `frames`, which Spark caches meanwhile. Raises JobFailed
     and JobStopped.
     """
-    began = time.monotonic()
     for frame in frames:
         frame.persist()
     try:
         run_action(frames[0].sparkSession, job, sum_up, on_progress=given.show, stop=given.stop)
-        if summary.output is not None:
-            write_tables(summary.output, job, tables(), on_progress=given.show, stop=given.stop)
+        if output is not None:
+            write_tables(output, job, tables(), on_progress=given.show, stop=given.stop)
     finally:
         for frame in frames:
             frame.unpersist()
-    summary.seconds = time.monotonic() - began
 
 
 def own_directory(output: str, job: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.job_options import ThroughputOptions
 from cometmq.pipeline.jobs.inputs import messages, unreadable
-from cometmq.pipeline.jobs.results import absent, report_on, spark_directory, window
+from cometmq.pipeline.jobs.results import absent, report_on, spark_directory, structs, sums, window
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 
@@ -49,10 +49,7 @@ class ThroughputSummary(msgspec.Struct):
     absent: list[str] = []
     """Requested topics without messages in the requested time range."""
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
-
-    Some of these messages may be outside the requested time range.
-    """
+    """Queues whose messages, also those of other times, the brokers refuse to return (live/unreadable.py)."""
     seconds: float = 0.0
 
     @property
@@ -98,12 +95,14 @@ def topic_rates(queues: DataFrame, window_s: int) -> DataFrame:
     """
     counted = queues.groupBy("window", "topic").agg(
         F.count("*").alias("queues"),
-        F.sum("messages").alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
+        *_totals(),
     )
     return _with_rates(counted, window_s)
+
+
+def _totals() -> list[Column]:
+    span = [F.min("first_ms").alias("first_ms"), F.max("last_ms").alias("last_ms")]
+    return [*sums("messages", "bytes"), *span]
 
 
 def _with_rates(counted: DataFrame, window_s: int) -> DataFrame:
@@ -140,7 +139,7 @@ def throughput(spark: SparkSession, given: ThroughputOptions) -> ThroughputSumma
     def tables() -> dict[str, DataFrame]:
         return {"queues": queues, "topics": topic_rates(queues, window_s)}
 
-    report_on(_JOB, summary, [queues], work, tables, given)
+    report_on(_JOB, output, [queues], work, tables, given)
     return summary
 
 
@@ -149,21 +148,13 @@ def _sum_up(queues: DataFrame, summary: ThroughputSummary, top: int) -> None:
     peak = F.max(F.struct("messages", -F.unix_millis("window")))
     by_topic = windows.groupBy("topic").agg(
         F.max("queues").cast("int").alias("queues"),
-        F.sum("messages").alias("messages"),
-        F.sum("bytes").alias("bytes"),
+        *sums("messages", "bytes"),
         F.max("messages_per_s").alias("peak_messages_per_s"),
         F.max("bytes_per_s").alias("peak_bytes_per_s"),
         (-peak["col2"]).alias("peak_ms"),
     )
-    total = queues.agg(
-        F.sum("messages").alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        F.countDistinct("topic").alias("topics"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
-    ).collect()[0]
+    total = queues.agg(F.countDistinct("topic").alias("topics"), *_totals()).collect()[0]
     summary.messages, summary.bytes = total["messages"] or 0, total["bytes"] or 0
     summary.topic_count = total["topics"]
     summary.first_ms, summary.last_ms = total["first_ms"], total["last_ms"]
-    largest = by_topic.orderBy(F.desc("bytes"), "topic").limit(top).collect()
-    summary.topics = [TopicRate(**row.asDict()) for row in largest]
+    summary.topics = structs(TopicRate, by_topic.orderBy(F.desc("bytes"), "topic").limit(top))

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.job_options import TraceOptions
 from cometmq.pipeline.jobs.inputs import messages, unreadable
-from cometmq.pipeline.jobs.results import report_on, spark_directory, window
+from cometmq.pipeline.jobs.results import report_on, spark_directory, structs, window
 from cometmq.pipeline.jobs.trace_records import COLUMNS, PLACE, SCHEMA, decoded
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
@@ -94,10 +94,7 @@ class TraceSummary(msgspec.Struct):
     groups: list[ConsumeLatency] = []
     bad_samples: list[BadTrace] = []
     unreadable: list[UnreadableQueue] = []
-    """Queues that hold messages but could not be read, because the brokers refuse it (live/unreadable.py).
-
-    Some of these messages may be outside the requested time range.
-    """
+    """Queues whose messages, also those of other times, the brokers refuse to return (live/unreadable.py)."""
     seconds: float = 0.0
 
     @property
@@ -250,7 +247,7 @@ def trace(spark: SparkSession, given: TraceOptions) -> TraceSummary:
         _sum_up(rows, summary)
         summary.unreadable = unreadable(source, [topic])
 
-    report_on(_JOB, summary, [rows], work, tables, given)
+    report_on(_JOB, output, [rows], work, tables, given)
     return summary
 
 
@@ -264,11 +261,8 @@ def _sum_up(rows: DataFrame, summary: TraceSummary) -> None:
         summary.first_ms = min(kind["first"], summary.first_ms or kind["first"])
         summary.last_ms = max(kind["last"], summary.last_ms or kind["last"])
     slowest = [F.desc_nulls_last("cost_p99"), F.col("topic"), F.col("group")]
-    top = sends(rows).orderBy(*slowest).limit(_MOST).collect()
-    summary.sends = [SendLatency(**row.asDict()) for row in top]
-    top = consumptions(rows).orderBy(*slowest).limit(_MOST).collect()
-    summary.groups = [ConsumeLatency(**row.asDict()) for row in top]
+    summary.sends = structs(SendLatency, sends(rows).orderBy(*slowest).limit(_MOST))
+    summary.groups = structs(ConsumeLatency, consumptions(rows).orderBy(*slowest).limit(_MOST))
     if summary.bad:
         bad = rows.filter("kind = 'bad'").select(*PLACE, "problem", F.substring("raw", 1, _RAW).alias("raw"))
-        found = bad.orderBy(*PLACE).limit(_SAMPLES).collect()
-        summary.bad_samples = [BadTrace(**row.asDict()) for row in found]
+        summary.bad_samples = structs(BadTrace, bad.orderBy(*PLACE).limit(_SAMPLES))
