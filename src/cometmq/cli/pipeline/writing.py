@@ -81,7 +81,7 @@ def archive(
                 **settings,
             )
         if report_path is not None:
-            from cometmq.pipeline.jobs.archive_report import archive_report
+            from cometmq.pipeline.jobs.reports import archive_report
 
             write_report(archive_report(job.spark, summary), report_path)
     finish(summary, as_json, report_archive)

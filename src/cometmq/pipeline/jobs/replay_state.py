@@ -14,7 +14,6 @@ those in state/bad.
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
 import re
 import uuid
@@ -27,9 +26,9 @@ from pyarrow import fs
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import ReplayError
-from cometmq.pipeline.table.directory import create_local, open_filesystem
+from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.objects import conditional_put, joined, shown, without_user
-from cometmq.pipeline.table.small_files import sync_local
+from cometmq.pipeline.table.small_files import create_file, read_file, replace_file
 
 FORMAT = 1
 _ID = re.compile("[0-9a-f]{32}")
@@ -234,65 +233,29 @@ class ReplayState:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            with self._filesystem.open_input_stream(posixpath.join(self._root, name)) as stream:
-                content: bytes = stream.read()
-        except FileNotFoundError:
-            return None
+            return read_file(self._filesystem, posixpath.join(self._root, name))
         except OSError as error:
             raise self._error(f"{name} cannot be read ({error})") from None
-        return content
 
     def _create(self, name: str, content: bytes) -> bool:
-        """Create a file with its complete content. Return whether this call created it.
-
-        If several runs create the file at the same time on a local disk or an object store, only one of them
-        succeeds. On other file systems this is not certain.
-        """
-        path = posixpath.join(self._root, name)
+        """Create a file with its complete content. Return whether this run created it."""
         try:
             put = conditional_put(self.path, self._filesystem)
         except ConfigError as error:
             raise ConfigError("state", error.value, error.expected) from None
-        problem = None
         try:
-            if isinstance(self._filesystem, fs.LocalFileSystem):
+            if put is None:
                 self._filesystem.create_dir(self._root, recursive=True)
-                return create_local(path, content)
-            if put is not None and put(path, content):
-                return True
-        except OSError as error:
-            # A write that reports an error may have created the file. Therefore the content is read below and
-            # compared.
-            problem = str(error)
-        found = self._read(name)
-        if found is None and put is None and problem is None:
-            self._write(name, content)
-            found = self._read(name)
-        if found is None:
-            raise self._error(f"{name} cannot be written ({problem})")
-        return found == content
-
-    def _write(self, name: str, content: bytes) -> None:
-        try:
-            self._replace(posixpath.join(self._root, name), content)
+            return create_file(self._filesystem, posixpath.join(self._root, name), content, put)
         except OSError as error:
             raise self._error(f"{name} cannot be written ({error})") from None
 
-    def _replace(self, path: str, content: bytes) -> None:
-        self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
-        if not isinstance(self._filesystem, fs.LocalFileSystem):
-            # An object store replaces the file only when the stream is closed, so no temporary file is
-            # needed.
-            with self._filesystem.open_output_stream(path) as stream:
-                stream.write(content)
-            return
-        hidden = posixpath.join(posixpath.dirname(path), f"_{uuid.uuid4().hex[:12]}.tmp")
-        with open(hidden, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
-        sync_local(posixpath.dirname(path))
+    def _write(self, name: str, content: bytes) -> None:
+        path = posixpath.join(self._root, name)
+        try:
+            replace_file(self._filesystem, path, content)
+        except OSError as error:
+            raise self._error(f"{name} cannot be written ({error})") from None
 
 
 def _kept(asked: Asked) -> Asked:

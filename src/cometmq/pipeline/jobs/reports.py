@@ -1,19 +1,22 @@
-"""Reports of the audit, trace, lag and throughput jobs: a summary, and plots over time.
+"""Reports of the archive, audit, trace, lag and throughput jobs: a summary, and plots over time.
 
-The data of the plots come from the job's tables. A job without `output` writes no tables, so its report has
-no plots over time.
+The data of the plots come from the archive's log, or from the job's tables. A job without `output` writes no
+tables, so its report has no plots over time.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, Report
+from cometmq.pipeline.base.report import LINES_MAX, POINTS_MAX, ROWS_MAX, Report
+from cometmq.pipeline.jobs.archive import ArchiveSummary
+from cometmq.pipeline.jobs.archive_query import batches, completeness, files
 from cometmq.pipeline.jobs.audit import AuditSummary
 from cometmq.pipeline.jobs.lag import LagSummary, SampleFiles
 from cometmq.pipeline.jobs.throughput import ThroughputSummary
@@ -21,6 +24,33 @@ from cometmq.pipeline.jobs.trace import TraceSummary
 
 _AHEAD_S = 86_400
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew", "lost", "group_lost")
+
+
+def archive_report(spark: SparkSession, summary: ArchiveSummary) -> Report:
+    """Return a report of the run and of the archive's contents according to its log. No message is read."""
+    report = Report(f"Archive {summary.output}")
+    report.summary(summary)
+    counted = bool(summary.records and summary.seconds)
+    report.fact("messages per second", summary.records / summary.seconds if counted else None)
+    by_topic = Counter[str]()
+    for queue in summary.queues:
+        by_topic[queue.topic] += queue.records
+    report.bars("Messages of this run by topic", dict(by_topic.most_common()), "messages")
+    if summary.batches or summary.resumed_behind_batch is not None:
+        held = completeness(spark, summary.output)
+        report.table("Is the archive complete?", held.columns, held.limit(ROWS_MAX + 1).collect())
+        hour = F.expr("timestamp_seconds(unix_timestamp(to_timestamp(dt)) + hour * 3600)").alias("window")
+        hours = files(spark, summary.output).groupBy("topic", hour).agg(F.sum("rows").alias("rows"))
+        report.lines(
+            "Messages by hour of store time", _over_time(hours, ["topic"], "rows"), "messages", times=True
+        )
+        newest = batches(spark, summary.output).orderBy(F.desc("batch")).limit(POINTS_MAX).collect()[::-1]
+        rates = {
+            "messages a second": [(row.epoch_s, row.records / max(row.seconds, 1e-3)) for row in newest],
+            "KB a second": [(row.epoch_s, row.bytes / 1000 / max(row.seconds, 1e-3)) for row in newest],
+        }
+        report.lines("Rate of each batch", rates, times=True)
+    return report
 
 
 def audit_report(spark: SparkSession, summary: AuditSummary) -> Report:

@@ -18,8 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import cause, run_action
 from cometmq.pipeline.base.job_options import Cancelled
-from cometmq.pipeline.table.directory import create_local, open_filesystem
+from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.objects import shown
+from cometmq.pipeline.table.small_files import create_file, replace_file
 
 _MARK = "_cometmq_job.json"
 T = TypeVar("T")
@@ -87,12 +88,8 @@ def own_directory(output: str, job: str) -> str:
         if any(not _HALF.fullmatch(info.base_name) for info in found):
             raise ConfigError("output", shown(output), f"a new directory, or one of the job {job}")
         filesystem.create_dir(root, recursive=True)
-        content = json.dumps({"job": job}).encode()
-        if isinstance(filesystem, fs.LocalFileSystem):
-            create_local(mark, content)
-        else:
-            with filesystem.open_output_stream(mark) as stream:  # readers see the file once it is closed
-                stream.write(content)
+        create = create_file if isinstance(filesystem, fs.LocalFileSystem) else replace_file
+        create(filesystem, mark, json.dumps({"job": job}).encode())
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)
     if _job_in(content) != job:

@@ -44,7 +44,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table import log as table_log
 from cometmq.pipeline.table.log import Checkpoints, Log, commit_path, listing, read_commit, read_log
 from cometmq.pipeline.table.objects import conditional_put, shown
-from cometmq.pipeline.table.small_files import read_json, sync_local
+from cometmq.pipeline.table.small_files import UncertainWrite, create_file, read_json
 
 log = logs.logger(__name__)
 
@@ -348,41 +348,10 @@ class ArchiveTable:
         return len(old)
 
     def _create(self, path: str, content: bytes) -> bool:
-        """Create a complete file durably. Return False if a file of that name exists.
-
-        If several jobs create the file at the same time on a local disk or an object store, only one of them
-        succeeds. On other file systems this is not certain.
-        """
-        if self._put is not None:
-            return self._create_object(path, content)
-        if isinstance(self.filesystem, fs.LocalFileSystem):
-            return create_local(path, content)
-        if self._exists(path):
-            return False
-        temporary = f"{path}.{self.run_id}.tmp"
-        with self.filesystem.open_output_stream(temporary) as stream:
-            stream.write(content)
-        self.filesystem.move(temporary, path)
-        return True
-
-    def _create_object(self, path: str, content: bytes) -> bool:
-        """Create an object. Return False if an object of that name exists.
-
-        If the response of a put was lost and the put was repeated, the object's content shows which job
-        created it.
-        """
-        assert self._put is not None
-        problem = None
         try:
-            if self._put(path, content):
-                return True
-        except OSError as error:
-            problem = str(error)
-        if self._exists(path):
-            with self.filesystem.open_input_stream(path) as stream:
-                return bool(stream.read() == content)
-        problem = problem or "refused, though it does not exist"
-        raise ArchiveError(self.output, f"{path.rpartition('/')[2]} was perhaps not written: {problem}")
+            return create_file(self.filesystem, path, content, self._put)
+        except UncertainWrite as error:
+            raise ArchiveError(self.output, str(error)) from None
 
     def _exists(self, path: str) -> bool:
         return bool(self.filesystem.get_file_info(path).type != fs.FileType.NotFound)
@@ -467,26 +436,6 @@ def author(commit: Mapping[str, Any]) -> str:
     by = f"{commit['by']}, " if "by" in commit else ""
     at = f" at {commit['time']}" if "time" in commit else ""
     return f"{by}run {commit.get('run', '?')}, batch {commit['batch']}{at}"
-
-
-def create_local(path: str, content: bytes) -> bool:
-    """Create a complete local file durably. Return False if a file of that name exists."""
-    directory, _, name = path.rpartition("/")
-    # Readers of the table ignore names that begin with `_`.
-    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.link(temporary, path)  # Unlike a rename, a link fails if the name exists
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(temporary)
-    sync_local(os.path.dirname(path))
-    return True
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
