@@ -25,8 +25,8 @@ from cometmq.pipeline.jobs import archive as archive_module
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.archive_query import archived, completeness, files
 from cometmq.pipeline.jobs.compaction import compact
-from cometmq.pipeline.table.directory import ArchiveTable, this_process
-from cometmq.pipeline.table.formats import Table, TableFormat, open_table
+from cometmq.pipeline.table.directory import ArchiveTable, Table, this_process
+from cometmq.pipeline.table.formats import TableFormat, open_table
 
 RECORDS = 20_000
 

@@ -51,8 +51,8 @@ from cometmq.pipeline.table.body_schema import (
     column_in,
     with_column,
 )
-from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value, this_process
-from cometmq.pipeline.table.formats import Table, open_table
+from cometmq.pipeline.table.directory import LONGEST_VALUE, Table, partition_value, this_process
+from cometmq.pipeline.table.formats import open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP

@@ -30,7 +30,8 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,21 +60,129 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """Error numbers of file systems that do not support locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
 
 
-class ArchiveTable:
-    """An archive directory. `output` is a path, or a URI that pyarrow supports (file, hdfs, s3, gs …)."""
+class Table(ABC):
+    """A table to which an archive job commits its batches: a directory with the archive's own files.
 
-    kind, topic_in_files = "parquet", False
+    `output` is a path, or a URI that pyarrow supports (file, hdfs, s3, gs …).
+    """
+
+    kind: str
+    """Name of the table format, such as "delta"."""
+    topic_in_files: bool
+    """Whether the files hold the column `topic`. Otherwise the topic is only in their paths."""
 
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
         # The path is made absolute, because workers may have another working directory.
         self.uri = output if "://" in output else self.root
         self.output = shown(self.uri)
+        """The table's location, for display."""
         self.run_id = uuid.uuid4().hex[:12]
+        self.checkpoints = Checkpoints()
+
+    @abstractmethod
+    def prepare(self) -> dict[str, Any] | None:
+        """Create the table, or check an existing one. Return the last commit, or None if there is none."""
+
+    def staging(self, _batch: int) -> str:
+        """Create a directory for the files of this batch, and return its path relative to the output.
+
+        "" means that tasks write the files under their final paths.
+        """
+        return ""
+
+    @abstractmethod
+    def commit(self, commit: dict[str, Any]) -> None:
+        """Make a batch part of the table in one step.
+
+        Raises ArchiveError if another job has committed a batch of the same number.
+        """
+
+    @abstractmethod
+    def vacuum(self, retention: timedelta) -> int:
+        """Delete files that no commit names and that are no longer needed. Return their number."""
+
+    def close(self) -> None:
+        """Release the resources of the table, such as its lock."""
+        return
+
+    def _make_directory(self, relative: str) -> None:
+        """Create a directory of the archive. Raises ConfigError if that is impossible."""
+        try:
+            self.filesystem.create_dir(self._at(relative), recursive=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            expected = f"a directory ({error.strerror or error})"
+            raise ConfigError("output", self.output, expected) from None
+
+    def _check_unused(self) -> None:
+        """Raise ArchiveError if the directory, which holds no archive, holds other files."""
+        names = [info.base_name for info in listing(self.filesystem, self.root)]
+        others = [name for name in names if not name.startswith(("_", "."))]
+        if others:
+            problem = f"the directory contains files that no archive job wrote ({others[0]} …)"
+            raise ArchiveError(self.output, problem)
+
+    def _check_files(self, commit: dict[str, Any]) -> None:
+        for file in _files(commit):
+            where = file.get("staged", file["path"])
+            if not self._has(self._at(where)):
+                raise ArchiveError(self.output, f"{where} was removed before its batch was committed")
+
+    def _unnamed(self) -> tuple[dict[str, datetime], Log]:
+        """Return the files that tasks wrote under final names but no commit names, and the log.
+
+        The files have their modification times. Raises ArchiveError if the log lacks a commit: its files
+        would look as if no batch had committed them, and would be deleted.
+        """
+        # The files are listed before the log is read. Otherwise a file that is committed in between would be
+        # listed but not named by the log, as if no commit had added it.
+        tops = [
+            info.path for info in listing(self.filesystem, self.root) if info.base_name.startswith("topic=")
+        ]
+        found = {
+            info.path: info.mtime or datetime.max.replace(tzinfo=UTC)
+            for top in (*tops, self._at(_HOME, "quarantine"))
+            for info in listing(self.filesystem, top, recursive=True)
+            if _WRITTEN.fullmatch(info.base_name)
+        }
+        log = read_log(self.filesystem, self.root)
+        if log.missing:
+            problem = f"{commit_path(log.first_missing)} is missing: the files of the archive are unknown"
+            raise ArchiveError(self.output, f"{problem}, so none is deleted")
+        for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
+            found.pop(self._at(path), None)
+        return found, log
+
+    def _store_now(self) -> datetime:
+        """Return the time by the clock of the archive's store, which sets the times of files."""
+        path = self._at(_HOME, "clock")
+        with self.filesystem.open_output_stream(path) as stream:
+            stream.write(b"-")
+        return self.filesystem.get_file_info(path).mtime or table_log.now_utc()
+
+    def _delete_files(self, paths: Collection[str]) -> int:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self.filesystem.delete_file(path)
+        return len(paths)
+
+    def _has(self, path: str) -> bool:
+        return bool(self.filesystem.get_file_info(path).type != fs.FileType.NotFound)
+
+    def _at(self, *parts: str) -> str:
+        return "/".join((self.root, *parts))
+
+
+class ArchiveTable(Table):
+    """An archive directory of Parquet files."""
+
+    kind, topic_in_files = "parquet", False
+
+    def __init__(self, output: str) -> None:
+        super().__init__(output)
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
         self._committing = False  # Whether a commit may exist whose files are not all in the table
-        self.checkpoints = Checkpoints()
 
     @property
     def direct(self) -> bool:
@@ -82,7 +191,7 @@ class ArchiveTable:
 
     def exists(self) -> bool:
         """Return whether the directory holds an archive."""
-        return self._exists(self._at(_HOME, "archive.json"))
+        return self._has(self._at(_HOME, "archive.json"))
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or check the directory, complete the work of a failed run, and return the last commit.
@@ -99,7 +208,7 @@ class ArchiveTable:
     def _prepared(self) -> dict[str, Any] | None:
         if not self.direct:
             for directory in (table_log.COMMITS, table_log.CHECKPOINTS):
-                make_directory(self.filesystem, self._at(directory), self.output)
+                self._make_directory(directory)
             self._lock()
         self._check_kind()
         last = self.last_commit()
@@ -149,12 +258,7 @@ class ArchiveTable:
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
         if not self.exists():
-            names = [info.base_name for info in listing(self.filesystem, self.root)]
-            others = [name for name in names if not name.startswith(("_", "."))]
-            if others:
-                raise ArchiveError(
-                    self.output, f"the directory contains files that no archive job wrote ({others[0]} …)"
-                )
+            self._check_unused()
             # If two jobs create an archive at the same time, only one of them succeeds in creating this file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
         found = (read_json(self.filesystem, path) or {}).get("format")
@@ -193,10 +297,6 @@ class ArchiveTable:
         return read_log(self.filesystem, self.root, upto if upto != -1 else None)
 
     def staging(self, batch: int) -> str:
-        """Create a directory for the batch's files and return its path relative to the output directory.
-
-        The result is empty if files are written under their final names.
-        """
         if self.direct:
             return ""
         relative = f"{_HOME}/staging/{self.run_id}/{batch}"
@@ -206,15 +306,10 @@ class ArchiveTable:
     def commit(self, commit: dict[str, Any]) -> None:
         """Make a batch part of the table.
 
-        Raises ArchiveError if another job has committed a batch of this number.
-
         On object stores, a compaction and an archive job may run concurrently: the job that commits second
         uses the next number and writes it into `commit`.
         """
-        for file in _files(commit):
-            where = file.get("staged", file["path"])
-            if not self._exists(self._at(where)):
-                raise ArchiveError(self.output, f"{where} was removed before its batch was committed")
+        self._check_files(commit)
         self._committing = True
         while not self._create(self._at(commit_path(commit["batch"])), json.dumps(commit).encode() + b"\n"):
             self._let_pass(commit)
@@ -254,7 +349,7 @@ class ArchiveTable:
             if staged:
                 self.move(staged, path, batch)
             else:
-                self._delete_file(self._at(path))
+                self._delete_files([self._at(path)])
         # The batch number is written over the previous one in place. A reader that finds only the first
         # digits of the number takes them for a lower number. In the worst case, the files of some batches
         # are therefore checked a second time.
@@ -268,9 +363,9 @@ class ArchiveTable:
         try:
             self.filesystem.move(source, target)
         except OSError:
-            if self._exists(source):
+            if self._has(source):
                 raise
-            if not self._exists(target):
+            if not self._has(target):
                 raise ArchiveError(
                     self.output,
                     f"a file of batch {batch} is committed, but neither {path} nor {staged} exists. "
@@ -311,10 +406,6 @@ class ArchiveTable:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self.filesystem.delete_dir(path)
 
-    def _delete_file(self, path: str) -> None:
-        if self._exists(path):
-            self.filesystem.delete_file(path)
-
     def vacuum(self, retention: timedelta, unnamed: timedelta = UNNAMED_FOR) -> int:
         """Delete files of an object store that are no longer needed, and return their number.
 
@@ -323,41 +414,24 @@ class ArchiveTable:
         """
         if not self.direct:
             return 0
-        found = written_files(self.filesystem, self.root)
-        # The files are listed before the log is read. Otherwise a file that is committed in between would be
-        # listed but not named by the log, as if no commit had added it.
-        log = read_log(self.filesystem, self.root)
-        check_whole(log, self.output)
-        for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
-            found.pop(self._at(path), None)
+        found, log = self._unnamed()
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
         # A job's clock set the time at which a file was removed, so that limit is computed with this
         # machine's clock. The store's clock set the time at which a file was written, so that limit is
         # computed with the store's clock.
-        replaced, left = (
-            table_log.now_utc() - retention,
-            store_now(self.filesystem, self.root) - max(retention, unnamed),
-        )
+        replaced, left = table_log.now_utc() - retention, self._store_now() - max(retention, unnamed)
         old = [
             path
             for path, written in found.items()
             if (removed[path] <= replaced if path in removed else written <= left)
         ]
-        for path in old:
-            self._delete_file(path)
-        return len(old)
+        return self._delete_files(old)
 
     def _create(self, path: str, content: bytes) -> bool:
         try:
             return create_file(self.filesystem, path, content, self._put)
         except UncertainWrite as error:
             raise ArchiveError(self.output, str(error)) from None
-
-    def _exists(self, path: str) -> bool:
-        return bool(self.filesystem.get_file_info(path).type != fs.FileType.NotFound)
-
-    def _at(self, *parts: str) -> str:
-        return "/".join((self.root, *parts))
 
 
 def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
@@ -372,46 +446,6 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
             problem = problem.replace(secret, "…")
         raise ConfigError("output", shown(output), f"a URI that pyarrow knows ({problem})") from None
     return filesystem, path.rstrip("/")
-
-
-def make_directory(filesystem: fs.FileSystem, path: str, output: str) -> None:
-    """Create a directory of an archive. Raises ConfigError if that is impossible."""
-    try:
-        filesystem.create_dir(path, recursive=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError("output", output, f"a directory ({error.strerror or error})") from None
-
-
-def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
-    """Return the modification times of the files that tasks have written under final names, by path."""
-    tops = [info.path for info in listing(filesystem, root) if info.base_name.startswith("topic=")]
-    return {
-        info.path: info.mtime or datetime.max.replace(tzinfo=UTC)
-        for top in (*tops, f"{root}/{_HOME}/quarantine")
-        for info in listing(filesystem, top, recursive=True)
-        if _WRITTEN.fullmatch(info.base_name)
-    }
-
-
-def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
-    """Return the time by the clock of the archive's store, which sets the times of files.
-
-    This machine's clock may differ.
-    """
-    path = f"{root}/{_HOME}/clock"
-    with filesystem.open_output_stream(path) as stream:
-        stream.write(b"-")
-    return filesystem.get_file_info(path).mtime or table_log.now_utc()
-
-
-def check_whole(log: Log, output: str) -> None:
-    """Raise ArchiveError if the log lacks a commit.
-
-    The files of the missing commit would look as if no batch had committed them, and would be deleted.
-    """
-    if log.missing:
-        problem = f"{commit_path(log.first_missing)} is missing: the files of the archive are unknown"
-        raise ArchiveError(output, f"{problem}, so none is deleted")
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,8 @@ writes it. Copies are merged into checkpoints and read like the log of the Parqu
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -32,17 +30,8 @@ from pyarrow import fs
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.errors import ArchiveError
-from cometmq.pipeline.table.directory import (
-    UNNAMED_FOR,
-    author,
-    check_whole,
-    make_directory,
-    open_filesystem,
-    store_now,
-    written_files,
-)
-from cometmq.pipeline.table.log import COMMITS, Checkpoints, last_checkpoint, last_number, listing, read_log
-from cometmq.pipeline.table.objects import shown
+from cometmq.pipeline.table.directory import UNNAMED_FOR, Table, author, open_filesystem
+from cometmq.pipeline.table.log import COMMITS, commit_path, last_checkpoint, last_number
 from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 PROPERTY = "cometmq.commit"
@@ -64,11 +53,9 @@ class Overtaken(Exception):
     """
 
 
-class LakeTable(ABC):
+class LakeTable(Table):
     """An archive as a table of a format with transactions. `output` is the table's directory."""
 
-    kind: str
-    topic_in_files: bool
     schemes: tuple[str, ...] = ()
     """The URI schemes that the table format supports."""
     misread: str
@@ -83,13 +70,9 @@ class LakeTable(ABC):
             expected = f"{places}, as archives of format {self.kind} need"
             # The error shows only the scheme of the URI, because the rest may contain a secret.
             raise ConfigError("output", f"{scheme}://…", expected)
-        self.filesystem, self.root = open_filesystem(output)
-        self.uri = output if scheme else self.root
-        self.output = shown(self.uri)
+        super().__init__(output)
         if found := set(self.misread).intersection(self.root):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
-        self.run_id = uuid.uuid4().hex[:12]
-        self.checkpoints = Checkpoints()
         self.facts: dict[str, str] = {}  # What `archive.json` contains besides the format
 
     def prepare(self) -> dict[str, Any] | None:
@@ -100,7 +83,7 @@ class LakeTable(ABC):
         a new table would archive all messages a second time.
         """
         if isinstance(self.filesystem, fs.LocalFileSystem):
-            make_directory(self.filesystem, self._at(COMMITS), self.output)
+            self._make_directory(COMMITS)
         self._check_kind()
         # The copies of the commits are read before the table. A batch's copy is written after the batch's
         # transaction, so the table, which is read later, must contain every batch that has a copy.
@@ -121,18 +104,8 @@ class LakeTable(ABC):
         self.checkpoints.begin(self.filesystem, self.root)
         return last
 
-    def staging(self, _batch: int) -> str:
-        """Return "", which means that tasks write the files under their final paths."""
-        return ""
-
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table.
-
-        Raises ArchiveError if another job has committed a batch of this number.
-        """
-        for file in (*commit["files"], *commit["quarantine"]):
-            if self.filesystem.get_file_info(self._at(file["path"])).type == fs.FileType.NotFound:
-                raise ArchiveError(self.output, f"{file['path']} was removed before its batch was committed")
+        self._check_files(commit)
         problem = "not committed"
         for _ in range(_ATTEMPTS):
             last = self.last_commit()
@@ -162,23 +135,13 @@ class LakeTable(ABC):
         The jobs that wrote these files failed or died. Files of other writers are left to the table format's
         own clean-up.
         """
-        found = written_files(self.filesystem, self.root)
+        found, _ = self._unnamed()
         # Reload the table after the files are listed, so that it includes all their commits.
         self.last_commit()
         named = self.referenced()
-        log = read_log(self.filesystem, self.root)
-        check_whole(log, self.output)
-        for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
-            named.add(os.path.basename(path))
-        then = store_now(self.filesystem, self.root) - max(age, UNNAMED_FOR)
+        then = self._store_now() - max(age, UNNAMED_FOR)
         old = [path for path, at in found.items() if at <= then and os.path.basename(path) not in named]
-        for path in old:
-            self._remove(path)
-        return len(old)
-
-    def close(self) -> None:
-        """Release open resources of the table."""
-        return
+        return self._delete_files(old)
 
     @abstractmethod
     def last_commit(self) -> dict[str, Any] | None:
@@ -215,12 +178,7 @@ class LakeTable(ABC):
         path = self._at(_HOME, "archive.json")
         found = kind_of(self.filesystem, self.root)
         if found is None:
-            names = [info.base_name for info in listing(self.filesystem, self.root)]
-            others = [name for name in names if not name.startswith(("_", "."))]
-            if others:
-                raise ArchiveError(
-                    self.output, f"the directory contains files that no archive job wrote ({others[0]} …)"
-                )
+            self._check_unused()
             replace_json(self.filesystem, path, {"format": self.kind} | self.facts)
         elif found != self.kind:
             its = found if found in ("delta", "iceberg") else "parquet"
@@ -238,18 +196,10 @@ class LakeTable(ABC):
         return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 
     def _keep(self, commit: dict[str, Any]) -> None:
-        path = self._at(_HOME, "commits", f"{commit['batch']:020d}.json")
-        replace_json(self.filesystem, path, commit)
+        replace_json(self.filesystem, self._at(commit_path(commit["batch"])), commit)
 
     def _kept(self, batch: int) -> dict[str, Any] | None:
-        return read_json(self.filesystem, self._at(_HOME, "commits", f"{batch:020d}.json"))
-
-    def _remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.delete_file(path)
-
-    def _at(self, *parts: str) -> str:
-        return "/".join((self.root, *parts))
+        return read_json(self.filesystem, self._at(commit_path(batch)))
 
 
 def kind_of(filesystem: fs.FileSystem, root: str) -> str | None:
