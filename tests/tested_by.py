@@ -94,8 +94,8 @@ integrations/test_kombu.py: integrations/session
 integrations/test_mcp.py: cli/mcp
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/dlq_task pipeline/jobs/replay_groups
-    pipeline/jobs/replay_task pipeline/session
+pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/dlq_task pipeline/jobs/replay_task
+    pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/small_files
 pipeline/test_declare.py: pipeline/base/job_options

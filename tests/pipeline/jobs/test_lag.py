@@ -136,7 +136,7 @@ def test_each_interval_has_one_sample_whatever_is_killed(
     assert table.append([row(at_ms)], at_ms)
     assert not table.append([row(at_ms + 1)], at_ms + 59_000)
     assert table.append([row(at_ms + 60_000)], at_ms + 60_000)
-    early = table.read(spark, 0).filter(f"sampled_ms < {at_ms + HOUR_MS}")
+    early = table.since(spark, 0).filter(f"sampled_ms < {at_ms + HOUR_MS}")
     assert sorted(each.sampled_ms for each in early.collect()) == [at_ms, at_ms + 60_000]
 
 

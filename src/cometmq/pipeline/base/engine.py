@@ -15,8 +15,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -138,22 +138,7 @@ def _in_tasks(
     return run
 
 
-class _Job(Protocol):
-    """The operations that differ between a classic session and a Spark Connect session."""
-
-    def known(self) -> AbstractContextManager[None]:
-        """Mark the Spark operations of the calling thread in the `with` body as operations of the job.
-
-        The mark is not removed, because the thread ends after the body.
-        """
-
-    def done(self) -> int:
-        """Return the number of finished tasks."""
-
-    def cancel(self) -> None: ...
-
-
-class _ClassicJob(_Job):
+class _ClassicJob:
     """A job of a classic Spark session: a Spark job group. The JVM of the session belongs to this process."""
 
     def __init__(self, context: SparkContext, name: str, mark: str) -> None:
@@ -161,10 +146,15 @@ class _ClassicJob(_Job):
 
     @contextmanager
     def known(self) -> Iterator[None]:
+        """Mark the Spark operations of the calling thread in the `with` body as operations of the job.
+
+        The mark is not removed, because the thread ends after the body.
+        """
         self._context.setJobGroup(self._group, self._name, interruptOnCancel=True)
         yield
 
     def done(self) -> int:
+        """Return the number of finished tasks."""
         tracker, done = self._context.statusTracker(), 0
         for job in tracker.getJobIdsForGroup(self._group):
             info = tracker.getJobInfo(job)
@@ -177,7 +167,7 @@ class _ClassicJob(_Job):
         self._context.cancelJobGroup(self._group)
 
 
-class _ConnectJob(_Job):
+class _ConnectJob:
     """A job of a Spark Connect session, identified by a tag. The server reports progress periodically."""
 
     def __init__(self, spark: SparkSession, mark: str) -> None:
@@ -208,7 +198,7 @@ class _ConnectJob(_Job):
         self._spark.interruptTag(self._tag)
 
 
-def _job_of(spark: SparkSession, name: str) -> _Job:
+def _job_of(spark: SparkSession, name: str) -> _ClassicJob | _ConnectJob:
     mark = f"cometmq-{uuid.uuid4().hex}"
     # A Spark Connect session is not an instance of this class, although PySpark's type hints declare the same
     # class for classic sessions and Spark Connect sessions.
@@ -220,7 +210,7 @@ def _job_of(spark: SparkSession, name: str) -> _Job:
 def _watched(
     spark: SparkSession,
     action: Callable[[], R],
-    job: _Job,
+    job: _ClassicJob | _ConnectJob,
     on_progress: Callable[[int], None],
     on_look: Callable[[], None],
     stop: threading.Event,

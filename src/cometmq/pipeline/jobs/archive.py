@@ -15,7 +15,6 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -51,7 +50,7 @@ from cometmq.pipeline.table.body_schema import (
     column_in,
     with_column,
 )
-from cometmq.pipeline.table.directory import LONGEST_VALUE, Table, partition_value, this_process
+from cometmq.pipeline.table.directory import LONGEST_VALUE, Table, partition_value
 from cometmq.pipeline.table.formats import open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
@@ -378,11 +377,7 @@ class Job:
     ) -> None:
         """Commit the files and ranges of a batch together with the next offsets to archive."""
         commit: dict[str, Any] = {
-            "batch": self.batch,
-            "run": self.table.run_id,
-            "by": this_process(),
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "seconds": round(seconds, 3),
+            **self.table.described(self.batch, seconds),
             "offsets": to_tree(offsets),
             "ranges": ranges,
             "files": [file for result in results for file in result.files],

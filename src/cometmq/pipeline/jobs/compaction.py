@@ -29,7 +29,7 @@ from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_units
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.base.job_options import CompactOptions
-from cometmq.pipeline.table.directory import ArchiveTable, carried, this_process
+from cometmq.pipeline.table.directory import ArchiveTable, carried
 from cometmq.pipeline.table.formats import open_lake
 from cometmq.pipeline.table.lake import LakeTable
 from cometmq.pipeline.table.log import Log, listing
@@ -205,11 +205,7 @@ def _one_commit(
     if not removed:
         return
     commit = {
-        "batch": number,
-        "run": table.run_id,
-        "by": this_process(),
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "seconds": round(time.monotonic() - began, 3),
+        **table.described(number, time.monotonic() - began),
         **carried(last),
         "ranges": [],
         "files": added,

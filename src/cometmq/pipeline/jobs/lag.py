@@ -341,7 +341,7 @@ def _taken_ms(name: str) -> int:
     return int(name.removeprefix("lag-").removesuffix(".parquet"))
 
 
-class Samples:
+class Samples(SampleFiles):
     """The table of samples: one Parquet file per sample, named after the interval in which it was taken.
 
     A sample is written completely or not at all. If a killed or concurrent run has already written a sample
@@ -352,9 +352,8 @@ class Samples:
     def __init__(self, output: str, interval_s: float, keep_days: float = 30.0) -> None:
         place = own_directory(output, _JOB)
         self.output = shown(place)
-        self._files = SampleFiles(place)
-        self._filesystem, self._root = self._files.filesystem, self._files.root
-        self._filesystem.create_dir(self._root, recursive=True)
+        super().__init__(place)
+        self.filesystem.create_dir(self.root, recursive=True)
         self._interval_ms = max(int(interval_s * 1000), 1)
         self._keep_ms = int(keep_days * _DAY_MS)
         self._removed_ms: int | None = None
@@ -363,31 +362,31 @@ class Samples:
         """Write a sample. Return False if the table already has a sample of the same interval."""
         slot = now_ms - now_ms % self._interval_ms
         name = f"lag-{slot:013d}.parquet"
-        if self._filesystem.get_file_info(f"{self._root}/{name}").type != fs.FileType.NotFound:
+        if self.filesystem.get_file_info(f"{self.root}/{name}").type != fs.FileType.NotFound:
             return False
         table = pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA)
-        staged = f"{self._root}/_{uuid.uuid4().hex[:12]}-{name}"
-        with self._filesystem.open_output_stream(staged) as stream:
+        staged = f"{self.root}/_{uuid.uuid4().hex[:12]}-{name}"
+        with self.filesystem.open_output_stream(staged) as stream:
             pq.write_table(table, stream)
-        self._filesystem.move(staged, f"{self._root}/{name}")
+        self.filesystem.move(staged, f"{self.root}/{name}")
         if self._removed_ms is None or now_ms - self._removed_ms >= _HOUR_MS:
             self._removed_ms = now_ms
             self._remove(min(now_ms - self._keep_ms, slot))
         return True
 
-    def read(self, spark: SparkSession, since_ms: int) -> DataFrame:
+    def since(self, spark: SparkSession, since_ms: int) -> DataFrame:
         """Return the samples taken at or after `since_ms`. The table must have at least one such sample."""
         least = f"lag-{max(since_ms - self._interval_ms, 0):013d}.parquet"
-        names = [name for name in self._files.names() if name >= least]
-        return self._files.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
+        names = [name for name in self.names() if name >= least]
+        return self.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
 
     def _remove(self, before_ms: int) -> None:
         """Remove the sample files, final or temporary, of intervals that began before `before_ms`."""
-        for info in self._filesystem.get_file_info(fs.FileSelector(self._root)):
+        for info in self.filesystem.get_file_info(fs.FileSelector(self.root)):
             taken = _FILE.fullmatch(info.base_name)
             if taken and int(taken[1]) < before_ms:
                 with suppress(FileNotFoundError):  # another run has removed the file
-                    self._filesystem.delete_file(info.path)
+                    self.filesystem.delete_file(info.path)
 
 
 def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: float) -> DataFrame:
@@ -491,7 +490,7 @@ class _Sampling:
         Samples that earlier runs wrote to the table are included.
         """
         if self._table is not None and self.kept:
-            return self._table.read(spark, self._since_ms())
+            return self._table.since(spark, self._since_ms())
         return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))
 
     def problems(self) -> list[str]:

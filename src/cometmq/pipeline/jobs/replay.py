@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -26,10 +27,9 @@ from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import JobStopped, ReplayError
 from cometmq.pipeline.base.job_options import ReplayOptions
-from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
+from cometmq.pipeline.base.options import Topics, WriteOptions, parse_addresses, write_options
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
-from cometmq.pipeline.jobs.replay_groups import set_groups
 from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
 from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
 from cometmq.pipeline.live.cluster import Cluster
@@ -55,6 +55,10 @@ class ReplayQueue(msgspec.Struct):
     messages: int
     bytes: int
     target_queue: str = ""
+
+    @property
+    def source(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
 class ReplaySummary(msgspec.Struct):
@@ -174,7 +178,7 @@ def _count(
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
-    there = {each.queue.topic for each in planned} | {queue.topic for queue in after}
+    there = {each.topic for each in planned} | {queue.topic for queue in after}
     summary.absent = sorted(set(asked.topics) - there)
 
 
@@ -214,19 +218,8 @@ def _rows(
     return left.filter(more).drop("after", "place")
 
 
-class Planned(msgspec.Struct):
-    """The remaining messages of a source queue, and the log positions of the first and the last of them."""
-
-    queue: MessageQueue
-    start: int
-    end: int
-    messages: int
-    bytes: int
-    place: tuple[int, int]
-
-
-def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
-    """Return the remaining messages of each source queue. The function scans all rows once.
+def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[ReplayQueue]:
+    """Return the remaining messages of each source queue, without a target. All rows are scanned once.
 
     `after` holds, for each queue, the last message that earlier runs have finished.
 
@@ -252,39 +245,36 @@ def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
         raise ReplayError("the source", f"it has messages of more than {QUEUES_MAX} queues; choose topics")
     planned = []
     for row in found:
-        queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
-        sent, ends = after.get(queue, Sent(queue)), (row.lowest, row.highest)
+        place = (row.topic, row.broker_name, row.queue_id)
+        queue = ReplayQueue(*place, "", row.start, row.end, row.messages, row.bytes)
+        sent = after.get(queue.source, Sent(queue.source))
         anew = row.start <= sent.offset or row.lowest <= sent.physical_offset
-        if (anew or (row.first, row.last) != ends) and not belongs_to_system(row.topic):
-            raise began_anew(queue)
-        planned.append(Planned(queue, row.start, row.end, row.messages, row.bytes, (row.lowest, row.highest)))
-    return sorted(planned, key=lambda each: each.queue)
+        ordered = (row.first, row.last) == (row.lowest, row.highest)
+        if (anew or not ordered) and not belongs_to_system(row.topic):
+            raise began_anew(queue.source)
+        planned.append(queue)
+    return sorted(planned, key=lambda each: each.source)
 
 
-def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) -> list[ReplayQueue]:
+def _choose(planned: Iterable[ReplayQueue], asked: Asked, summary: ReplaySummary) -> list[ReplayQueue]:
     """Return the queues to replay, each with its target topic.
 
     Raises ConfigError if the name of a target topic is invalid or belongs to the system.
     """
     chosen = []
     for each in planned:
-        topic = each.queue.topic
+        topic = each.topic
         if belongs_to_system(topic) and topic not in asked.mapping:
             summary.system += each.messages
             continue
-        target = asked.mapping.get(topic) or asked.into.replace("{topic}", topic)
+        each.target = target = asked.mapping.get(topic) or asked.into.replace("{topic}", topic)
         try:
             check_topic_name(target)
         except MessageIllegal as error:
             raise ConfigError("into", target, f"a topic's name for {topic} ({error.problem})") from None
         if belongs_to_system(target):
             raise ConfigError("into", target, f"a topic for {topic} that does not belong to the system")
-        chosen.append(
-            ReplayQueue(
-                *(topic, each.queue.broker_name, each.queue.queue_id, target),
-                *(each.start, each.end, each.messages, each.bytes),
-            )
-        )
+        chosen.append(each)
     return chosen
 
 
@@ -373,32 +363,29 @@ def shares(
     }
 
 
+@dataclass(slots=True)
 class _Run:
-    def __init__(
-        self,
-        spark: SparkSession,
-        state: ReplayState,
-        replay: Replay,
-        options: WriteOptions,
-        run: str,
-        on_progress: Callable[[int, int | None], None] | None,
-        stop: threading.Event,
-    ) -> None:
-        self._unread = threading.Event()  # set to cancel the Spark job when no task has sent a message
-        self._spark, self._state, self._replay, self._options = spark, state, replay, options
-        self._run, self._on_progress, self._stop = run, on_progress, stop
-        self._total: int | None = None
-        self._looked_s = time.monotonic()
-        self.stopped = False
+    spark: SparkSession
+    state: ReplayState
+    replay: Replay
+    options: WriteOptions
+    run: str
+    on_progress: Callable[[int, int | None], None] | None
+    stop: threading.Event
+    # Set to cancel the Spark job when no task has sent a message.
+    unread: threading.Event = field(default_factory=threading.Event)
+    total: int | None = None
+    looked_s: float = field(default_factory=time.monotonic)
+    stopped: bool = False
 
     def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
         """Determine the queues of the target topics and make this run the owner of the state directory.
 
         Raises ReplayError if another run uses or has taken over the directory.
         """
-        known = self._replay.queues
-        known |= _target_queues(self._options, {queue.target for queue in queues} - set(known))
-        self._state.start(self._replay, self._run, begun=begun)
+        known = self.replay.queues
+        known |= _target_queues(self.options, {queue.target for queue in queues} - set(known))
+        self.state.start(self.replay, self.run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
         """Set the groups' offsets in the target topics, unless an earlier run has set them.
@@ -406,30 +393,54 @@ class _Run:
         The offsets are set only once, because groups that have consumed since then would receive messages
         again.
         """
-        before = self._state.positions_set()
+        before = self.state.positions_set()
         if before is not None:
             summary.positions_before = before
             return
-        targets = sorted(self._replay.queues)
-        summary.positions = set_groups(
-            self._spark, self._options, targets, stood, self._replay.id, self._stop
-        )
-        self._state.save_positions(summary.positions)
+        summary.positions = self._set_groups(stood)
+        self.state.save_positions(summary.positions)
+
+    def _set_groups(self, stood: DataFrame) -> int:
+        """Store the groups' offsets in the target topics on the brokers. Return the number of offsets.
+
+        Raises BrokerError if a broker refuses the offsets, and ReplayError if a broker was unreachable.
+        """
+        options, targets = self.options, sorted(self.replay.queues)
+        columns = (*_QUEUE, "queue_offset", "properties")
+        sent = messages(self.spark, f"{LIVE}{';'.join(options.namesrv)}", targets, columns=columns)
+        groups: dict[str, dict[MessageQueue, int]] = {}
+        wanted = target_offsets(sent, stood, self.replay.id)
+        for row in run_action(self.spark, "replay: positions", wanted.collect, stop=self.stop):
+            queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+            groups.setdefault(row.group, {})[queue] = row.offset
+        with Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access) as cluster:
+            cluster.queues(Topics(names=tuple(targets)))
+            for group, offsets in groups.items():
+                for refusal in cluster.commit(group, offsets):
+                    raise refusal
+                # Read the offsets back, because `commit` skips unreachable brokers. `committed` retries while
+                # brokers are unreachable.
+                stored = cluster.committed(group, sorted(offsets))
+                if stored != offsets:
+                    away = {queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]}
+                    named = ", ".join(sorted(away))
+                    problem = f"not stored at {named}; run again when these brokers are reachable"
+                    raise ReplayError(f"offsets of group {group}", problem)
+        return sum(map(len, groups.values()))
 
     def send(
         self, rows: DataFrame, queues: list[ReplayQueue], limits: tuple[float | None, float | None]
     ) -> None:
-        self._total = sum(queue.messages for queue in queues)
+        self.total = sum(queue.messages for queue in queues)
         ways = {}
         for queue in queues:
-            source = MessageQueue(queue.topic, queue.broker_name, queue.queue_id)
-            ways[source] = target_queue(source, self._replay.queues[queue.target])
-            if self._replay.asked.order == "queue":
-                queue.target_queue = f"{ways[source].broker_name}/{ways[source].queue_id}"
-        groups = share_out(queues, slots(self._spark))
-        by_key = self._replay.asked.order == "key"
-        place = (self._state.path, self._run, self._replay.id)
-        task = ReplayTask(self._options, *place, ways, self._replay.queues, by_key, shares(groups, *limits))
+            way = ways[queue.source] = target_queue(queue.source, self.replay.queues[queue.target])
+            if self.replay.asked.order == "queue":
+                queue.target_queue = f"{way.broker_name}/{way.queue_id}"
+        groups = share_out(queues, slots(self.spark))
+        by_key = self.replay.asked.order == "key"
+        place = (self.state.path, self.run, self.replay.id)
+        task = ReplayTask(self.options, *place, ways, self.replay.queues, by_key, shares(groups, *limits))
         # Each source queue belongs to one task. The sort order makes a task alternate between its queues, so
         # that several target queues receive messages concurrently.
         ends = [
@@ -439,7 +450,7 @@ class _Run:
         ]
         schema = "topic string, broker_name string, queue_id int, task int, first bigint, last bigint"
         ordered = (
-            rows.join(F.broadcast(self._spark.createDataFrame(ends, schema)), list(_QUEUE))
+            rows.join(F.broadcast(self.spark.createDataFrame(ends, schema)), list(_QUEUE))
             .filter("queue_offset BETWEEN first AND last")
             .repartitionById(len(groups), "task")
             .sortWithinPartitions(F.expr("queue_offset - first"), *_QUEUE, "physical_offset")
@@ -447,35 +458,63 @@ class _Run:
         )
         sent = ordered.mapInArrow(task_function(task), "outcome binary")
         try:
-            outcomes_in(
-                run_action(self._spark, "replay", sent.collect, on_look=self._look, stop=self._unread)
-            )
+            outcomes_in(run_action(self.spark, "replay", sent.collect, on_look=self._look, stop=self.unread))
         except JobStopped:
             pass  # the Spark job was cancelled before any task sent a message
-        if not self._state.owned_by("" if self.stopped else self._run):
-            raise ReplayError(self._state.shown, "another run has taken over the replay")
-        if self._on_progress:
-            self._on_progress(self._sent(), self._total)
+        if not self.state.owned_by("" if self.stopped else self.run):
+            raise ReplayError(self.state.shown, "another run has taken over the replay")
+        if self.on_progress:
+            self.on_progress(self._sent(), self.total)
 
     def _look(self) -> None:
         """Report the progress of the tasks.
 
         After a request to stop, end each task after its current batch.
         """
-        if self._stop.is_set() and not self.stopped:
-            self.stopped = self._state.owned_by(self._run)
+        if self.stop.is_set() and not self.stopped:
+            self.stopped = self.state.owned_by(self.run)
             if self.stopped:
-                self._state.take_over("")
-                if not self._state.all_saved(self._run):
+                self.state.take_over("")
+                if not self.state.all_saved(self.run):
                     # No task has sent a message, so cancel the Spark job. No task can begin to send now,
                     # because tasks send only while their run owns the state directory.
-                    self._unread.set()
-        if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
-            self._on_progress(self._sent(), self._total)
-            self._looked_s = time.monotonic()
+                    self.unread.set()
+        if self.on_progress and time.monotonic() - self.looked_s >= _LOOK_S:
+            self.on_progress(self._sent(), self.total)
+            self.looked_s = time.monotonic()
 
     def _sent(self) -> int:
-        return sum(progress.messages for progress in self._state.all_saved(self._run))
+        return sum(progress.messages for progress in self.state.all_saved(self.run))
+
+
+def target_offsets(sent: DataFrame, positions: DataFrame, replay: str) -> DataFrame:
+    """Return the next offset to consume for each group and queue of the target topics.
+
+    Columns are group, topic, broker_name, queue_id and offset. `sent` has the messages of the targets with
+    their properties; `positions` has the same columns as the result, for the source. Each group continues
+    before the first message that it had not consumed in the source. If several source queues went to one
+    target queue, the result is the lowest of their offsets, so that the group may receive messages twice but
+    misses none.
+    """
+    origin = sent.filter(F.expr(f"properties['REPLAY_ID'] = '{replay}'")).select(
+        *_QUEUE,
+        "queue_offset",
+        F.expr("properties['REPLAY_TOPIC']").alias("from_topic"),
+        F.expr("properties['REPLAY_BROKER']").alias("from_broker"),
+        F.expr("try_cast(properties['REPLAY_QUEUE'] AS int)").alias("from_queue"),
+        F.expr("try_cast(properties['REPLAY_OFFSET'] AS bigint)").alias("from_offset"),
+    )
+    stood = positions.select(
+        "group",
+        F.col("topic").alias("from_topic"),
+        F.col("broker_name").alias("from_broker"),
+        F.col("queue_id").alias("from_queue"),
+        F.col("offset").alias("stood_at"),
+    )
+    joined = origin.join(F.broadcast(stood), ["from_topic", "from_broker", "from_queue"])
+    first = F.min(F.when(F.col("from_offset") >= F.col("stood_at"), F.col("queue_offset")))
+    behind = F.max("queue_offset") + 1
+    return joined.groupBy("group", *_QUEUE).agg(F.coalesce(first, behind).alias("offset"))
 
 
 def _add_up(summary: ReplaySummary, before: Sequence[Progress], now: Sequence[Progress]) -> None:

@@ -18,7 +18,7 @@ import posixpath
 import re
 import uuid
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import msgspec
 from pyarrow import fs
@@ -33,6 +33,10 @@ from cometmq.pipeline.table.small_files import create_file, read_file, replace_f
 FORMAT = 1
 _ID = re.compile("[0-9a-f]{32}")
 T = TypeVar("T")
+
+
+class _Positions(TypedDict):
+    positions: int
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,12 +103,6 @@ class Progress(msgspec.Struct):
     def rows(self) -> int:
         """Number of rows of the source that the task has read."""
         return sum(sent.rows for sent in self.queues)
-
-
-class PositionsSet(msgspec.Struct):
-    """The content of `positions.json`: how many consumer offsets have been set in the target topics."""
-
-    positions: int
 
 
 class ReplayState:
@@ -180,10 +178,10 @@ class ReplayState:
     def positions_set(self) -> int | None:
         """Return the number of groups' offsets that an earlier run set; None if no run has set any."""
         found = self._read("positions.json")
-        return None if found is None else self._decoded("positions.json", found, PositionsSet).positions
+        return None if found is None else self._decoded("positions.json", found, _Positions)["positions"]
 
     def save_positions(self, positions: int) -> None:
-        self._write("positions.json", msgspec.json.encode(PositionsSet(positions)))
+        self._write("positions.json", msgspec.json.encode({"positions": positions}))
 
     def take_over(self, run: str) -> None:
         """Make this run the only one that may send. If `run` is "", no run may send."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -494,17 +494,11 @@ def _rows(observed: Mapping[str, Row]) -> int:
     return int(named["rows"] if "rows" in named else named["values"][0])
 
 
-class _failing:  # noqa: N801 - reads as a statement
-    """A context manager that converts Spark's errors to a one-line error that names the sink."""
-
-    def __init__(self, run: _Run, sink: Sink) -> None:
-        self._run, self._sink = run, sink
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, PySparkException | Py4JError):
-            pipeline, sink = self._run.pipeline, self._sink
-            problem = pipeline.hide(cause(error))
-            raise JobFailed(f"{pipeline.file}:{sink.line}: sink {sink.name}", problem) from None
+@contextmanager
+def _failing(run: _Run, sink: Sink) -> Iterator[None]:
+    """Convert Spark's errors in the body to a one-line error that names the sink."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        problem = run.pipeline.hide(cause(error))
+        raise JobFailed(f"{run.pipeline.file}:{sink.line}: sink {sink.name}", problem) from None

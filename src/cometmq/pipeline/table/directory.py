@@ -106,6 +106,12 @@ class Table(ABC):
         """Release the resources of the table, such as its lock."""
         return
 
+    def described(self, batch: int, seconds: float) -> dict[str, Any]:
+        """Return the facts about a batch with which its commit begins."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        by = {"run": self.run_id, "by": this_process(), "time": now}
+        return {"batch": batch, **by, "seconds": round(seconds, 3)}
+
     def _make_directory(self, relative: str) -> None:
         """Create a directory of the archive. Raises ConfigError if that is impossible."""
         try:
