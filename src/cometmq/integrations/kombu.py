@@ -259,10 +259,7 @@ class LeasingChannel(virtual.Channel):
         return None
 
     def decode(self, queue: str, tag: str, message: MessageExt) -> virtual.Message | None:
-        """Return what kombu has published. Return None for anything else, which becomes a dead letter.
-
-        Also return None if the message of an exchange is not for the queue.
-        """
+        """Return what kombu has published for the queue, or None. Anything else becomes a dead letter."""
         try:
             payload = loads(message.body)
             properties = payload["properties"]

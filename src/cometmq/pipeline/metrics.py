@@ -151,10 +151,7 @@ class PipelineMetrics:
             self._written()
 
     def _of(self, metric: _Metric, *labels: str) -> _Metric:
-        """Return the metric with these label values.
-
-        The first value identifies the query. The metric is removed when the metrics of the query are.
-        """
+        """Return the metric with these values. It is removed with the query that the first one names."""
         self._children.setdefault(labels[0], set()).add((metric, labels))
         return metric.labels(*labels)
 

@@ -64,10 +64,7 @@ def spark_session(
     if quiet:  # By default, PySpark also logs each query error that it raises, with the Java stack trace
         PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
-    settings = {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    }
+    settings = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
     if master.startswith(CONNECT):
         builder = builder.remote(master)
     else:

@@ -116,10 +116,7 @@ class Option:
 
 
 def option(default: T, **how: Any) -> T:
-    """Return a dataclass field that declares an option of a job or of a Spark format.
-
-    `how` holds the values of the fields of `Option`, which describe the option.
-    """
+    """Return a dataclass field that declares an option. `how` holds the values of `Option`'s fields."""
     made: T = field(default=default, metadata={_DECLARED: Option(**how)})
     return made
 
@@ -194,10 +191,7 @@ class Given:
                 )
 
     def values(self, **made: Any) -> dict[str, Any]:
-        """Return the value of each option, by field name.
-
-        `made` holds values, by field name, that are returned in place of the parsed options.
-        """
+        """Return the value of each option by field name, or the value that `made` has for the field."""
         return {
             each.name: made[each.name] if each.name in made else self._value(each) for each in self._declared
         }
@@ -233,10 +227,7 @@ class Given:
         return text if each.default is None else text or each.default
 
     def integer(self, name: str, low: int, high: int = LONG_MAX) -> int | None:
-        """Return an option's number, or None if it is not given.
-
-        Raises ConfigError if the number is out of range.
-        """
+        """Return an option's number, or None. Raises ConfigError if the number is out of range."""
         text = self.text(name)
         if text is None:
             return None

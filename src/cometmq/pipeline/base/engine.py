@@ -69,10 +69,7 @@ def run_units(
 
 
 def outcomes_in(rows: Sequence[Row]) -> list[Any]:
-    """Return the objects that tasks pickled into the column `outcome` of the rows.
-
-    Raises the first CometError among the objects.
-    """
+    """Return the objects that tasks pickled into the column `outcome`. Raises the first CometError in it."""
     outcomes: list[Any] = [pickle.loads(row.outcome) for row in rows]
     for outcome in outcomes:
         if isinstance(outcome, CometError):
@@ -105,10 +102,7 @@ def run_action(
 
 
 def slots(spark: SparkSession) -> int:
-    """Return the number of tasks that can run concurrently now.
-
-    The number grows while a new cluster starts.
-    """
+    """Return the number of tasks that can run concurrently now. It grows while a new cluster starts."""
     if isinstance(spark, SparkSession):
         return spark.sparkContext.defaultParallelism
     # Spark Connect does not report the number of task slots, but it divides a range into one partition for
@@ -120,11 +114,7 @@ def slots(spark: SparkSession) -> int:
 def _in_tasks(
     work: Callable[[U], R], units: Sequence[bytes]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that calls `work` for the units whose indexes it receives.
-
-    For each unit it returns the index and the outcome: the pickled result, or the pickled CometError that
-    `work` raised.
-    """
+    """Return a function for `mapInArrow` that maps unit indexes to pickled results or CometErrors."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):

@@ -23,10 +23,7 @@ _MAX = 2**31 - 1  # maximum of options in seconds, so that sums of such times in
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """The progress of an archive run. Whenever tasks of a batch finish, a new object reports the progress.
-
-    `run` identifies the run.
-    """
+    """The progress of the archive run with the id `run`, whenever tasks of a batch have finished."""
 
     run: str
     batch: int
@@ -52,10 +49,7 @@ class Cancelled:
 
     @property
     def show(self) -> Callable[[int], None] | None:
-        """Return a function that calls `on_progress` with a number of finished tasks and an unknown total.
-
-        Return None if there is no `on_progress`.
-        """
+        """A function that calls `on_progress` with an unknown total. None without `on_progress`."""
         call = self.on_progress
         return None if call is None else lambda done: call(done, None)
 

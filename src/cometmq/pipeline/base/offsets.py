@@ -55,10 +55,7 @@ def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
 
 
 def from_tree(tree: Mapping[str, Any], option: str = "offsets") -> Offsets:
-    """Convert nested mappings, as `to_tree` returns them, to offsets by queue.
-
-    Raises ConfigError unless the form is topic → broker name → queue number → offset.
-    """
+    """Convert the nested mappings of `to_tree` to offsets by queue. Raises ConfigError for another form."""
     return dict(_walk(tree, option))
 
 
@@ -130,10 +127,7 @@ def _parsed(text: str, option: str, expected: str) -> Offsets:
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
-    """Return the position that Spark logs for a batch. It contains the batch's end and its start.
-
-    The start is needed for a batch that does not begin at the end of the previous batch.
-    """
+    """Return a logged position with the start of a batch that does not begin where the previous ended."""
     return {START_KEY: to_tree(start), **to_tree(end)}
 
 

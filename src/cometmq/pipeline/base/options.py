@@ -524,10 +524,7 @@ def _from_group(given: Given, position: Position, said: list[str]) -> Position:
 
 
 def parse_position(text: str, option: str, default: int) -> Position:
-    """Parse "earliest", "latest" or offsets in JSON.
-
-    `default` is the position of queues for which the JSON has no offset.
-    """
+    """Parse "earliest", "latest" or offsets in JSON, in which `default` stands for queues without one."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
         return Position(words[text.strip().lower()])

@@ -33,10 +33,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The offsets from `start` to `end` - 1 of a queue.
-
-    `lost` counts planned offsets that no longer exist.
-    """
+    """The offsets from `start` to `end` - 1 of a queue. `lost` counts planned offsets that are gone."""
 
     queue: MessageQueue
     start: int
@@ -68,18 +65,12 @@ def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, 
 
 
 def waiting_in(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> Offsets:
-    """Return each queue's number of records from start to end.
-
-    Queues without a start offset or without records are omitted.
-    """
+    """Return the number of records from start to end for each queue that has a start and records."""
     return {queue: end - start[queue] for queue, end in ends.items() if end > start.get(queue, end)}
 
 
 def limit_bytes(
-    start: Mapping[MessageQueue, int],
-    ends: Offsets,
-    sizes: Mapping[MessageQueue, float],
-    limit: int,
+    start: Mapping[MessageQueue, int], ends: Offsets, sizes: Mapping[MessageQueue, float], limit: int
 ) -> Offsets:
     """Return the end offset for reading each queue, so that about `limit` bytes are read in total.
 

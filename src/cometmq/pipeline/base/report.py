@@ -69,10 +69,7 @@ Value = str | int | float | bool | datetime | None
 
 
 class Report:
-    """A page whose parts appear in the order in which they are added.
-
-    The page omits parts beyond a limit and reports the omission.
-    """
+    """A page whose parts appear as they are added. It tells that parts beyond a limit are omitted."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -84,10 +81,7 @@ class Report:
         self._facts.append((name, value))
 
     def summary(self, summary: msgspec.Struct) -> None:
-        """Add a job's summary: single values as facts, lists of structs as tables.
-
-        The names of the fields are the names of the facts and columns.
-        """
+        """Add the fields of a job's summary: single values as facts, lists of structs as tables."""
         if (complete := getattr(summary, "complete", None)) is not None:
             self.fact("complete", complete)
         for name in summary.__struct_fields__:
@@ -104,10 +98,7 @@ class Report:
                 self.fact(words, _timed(name, value))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
-        """Add a table of the first `ROWS_MAX` rows.
-
-        A column whose first value is a number is right-aligned.
-        """
+        """Add a table of the first `ROWS_MAX` rows. Columns of numbers are right-aligned."""
         given = iter(rows)
         shown = [list(row) for row in islice(given, ROWS_MAX)]
         note = f"only the first {ROWS_MAX:,} rows" if next(given, None) is not None else ""
@@ -193,10 +184,7 @@ class Report:
 
 
 def _timed(name: str, value: Value) -> Value:
-    """Return the value of a field, converted to a datetime if it seems to be a time in ms since 1970.
-
-    A value seems to be such a time if the field's name ends with `_ms` and the value is large enough.
-    """
+    """Return a value as a datetime if its field's name and its size tell that it is a time in ms."""
     if name.endswith("_ms") and isinstance(value, int | float) and _TIMES_MS[0] < value < _TIMES_MS[1]:
         return datetime.fromtimestamp(value / 1000, UTC)
     return value

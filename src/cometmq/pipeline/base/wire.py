@@ -38,17 +38,11 @@ class Access:
 
     @staticmethod
     def of_environment() -> Access:
-        """Read COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN and COMETMQ_TLS.
-
-        Raises ConfigError.
-        """
+        """Return the settings of the environment (COMETMQ_ACCESS_KEY ...). Raises ConfigError."""
         return Access(environment_credentials(), environment_tls())
 
     def client_options(self) -> ClientOptions:
-        """Return the settings as options of a client.
-
-        A client with these options ignores its environment.
-        """
+        """Return the settings as options of a client, which then ignores its environment."""
         keys = self.credentials
         return ClientOptions(
             access_key=keys.access_key if keys else "",
@@ -67,10 +61,7 @@ def _context(access: Access) -> ssl.SSLContext | None:
 
 
 class Wire:
-    """A connection to "host:port".
-
-    Raises ConnectError, SendFailed, RequestTimeout and FrameError.
-    """
+    """A connection to "host:port". Raises ConnectError, SendFailed, RequestTimeout and FrameError."""
 
     def __init__(self, address: str, timeout_s: float, access: Access = PLAIN) -> None:
         self.address = address
@@ -91,10 +82,7 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, frames: Sequence[Frame]) -> list[int]:
-        """Send requests in one write.
-
-        Return their opaque numbers. `receive` returns frames with these numbers as the responses.
-        """
+        """Send requests in one write. Return their opaque numbers, which the responses have, too."""
         numbers = []
         parts = []
         for frame in frames:
@@ -113,10 +101,7 @@ class Wire:
         return numbers
 
     def receive(self) -> Frame:
-        """Return the next response, which may belong to any request in flight.
-
-        The body of the response is valid until the next `receive`.
-        """
+        """Return the next response to any request. Its body is valid until the next `receive`."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             frame = self._answer(self._payload(deadline))
@@ -124,10 +109,7 @@ class Wire:
                 return frame
 
     def receive_some(self) -> list[Frame]:
-        """Return all responses that have arrived completely, at least one.
-
-        Bodies are valid until the next call.
-        """
+        """Return all complete responses, at least one. Bodies are valid until the next call."""
         frames = [self.receive()]
         while self._whole_frame():
             frame = self._answer(self._payload(0.0))
@@ -149,10 +131,7 @@ class Wire:
         return held >= 4 and held - 4 >= int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
 
     def call_many(self, frames: Sequence[Frame]) -> list[Frame]:
-        """Send requests together and return their responses in the order of the requests.
-
-        No other request may be in flight.
-        """
+        """Send requests together, with no other in flight, and return their responses in order."""
         answers: dict[int, Frame] = {}
         numbers = self.send(frames)
         while len(answers) < len(numbers):
@@ -240,11 +219,7 @@ class IdleWires(dict[tuple[str, float], Wire]):
         self._access = access
 
     def connect(self, address: str, timeout_s: float) -> Wire:
-        """Return a connection to the address, preferably an idle one with this timeout that is still open.
-
-        An idle connection that is returned is no longer in the pool. Raises ConnectError if a new connection
-        is necessary and fails.
-        """
+        """Take an idle connection that is still open, or open one. Raises ConnectError if that fails."""
         wire = self.pop((address, timeout_s), None)
         if wire is not None:
             if wire.usable():

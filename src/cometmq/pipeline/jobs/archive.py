@@ -30,13 +30,7 @@ from cometmq.pipeline.base.engine import run_units, slots
 from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 from cometmq.pipeline.base.job_options import ArchiveOptions, ArchiveProgress
 from cometmq.pipeline.base.offsets import EARLIEST, Offsets, from_tree, to_tree
-from cometmq.pipeline.base.options import (
-    Position,
-    PullOptions,
-    Topics,
-    parse_addresses,
-    parse_position,
-)
+from cometmq.pipeline.base.options import Position, PullOptions, Topics, parse_addresses, parse_position
 from cometmq.pipeline.base.plan import Bounds, QueueRange, default_tasks, limit_ends, pack, queue_ranges
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.live.cluster import Cluster, look_twice
@@ -44,12 +38,7 @@ from cometmq.pipeline.live.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.live.reading import read_parts
 from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
 from cometmq.pipeline.table.bodies import Bodies
-from cometmq.pipeline.table.body_schema import (
-    BodyOptions,
-    body_options,
-    column_in,
-    with_column,
-)
+from cometmq.pipeline.table.body_schema import BodyOptions, body_options, column_in, with_column
 from cometmq.pipeline.table.directory import LONGEST_VALUE, Table, partition_value
 from cometmq.pipeline.table.formats import open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
@@ -288,10 +277,7 @@ class Job:
         return not before.issuperset(item.queue for item in self.summary.unreadable)
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
-        """Record the consumer groups' offsets in the archive's log of group offsets.
-
-        An offset greater than the end of the archived part of its queue is reduced to that end.
-        """
+        """Record the groups' offsets, but none beyond the archived part of its queue."""
         named = [name for name in self.given.groups if name != "*"]
         stored = stored_groups(self.cluster, queues) if "*" in self.given.groups else ()
         names = list(dict.fromkeys([*named, *stored]))
@@ -321,11 +307,7 @@ class Job:
         self.summary.queues += [self.queues.pop(queue) for queue in sorted(anew) if queue in self.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit the start offsets of queues that are new to the archive, before the queues are read.
-
-        After the commit, "latest" means the same offset in all later runs. A new queue of a known topic is
-        read from its first offset.
-        """
+        """Commit the starts of new queues before they are read, so that "latest" keeps its meaning."""
         topics = {queue.topic for queue in self.known}
         new = sorted(held.keys() - self.known.keys())
         if not new:
@@ -353,12 +335,7 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """Return, for each queue, the mark of the record before the queue's offset in `offsets`.
-
-        A mark is the log position and the store time of a record. The mark that the archive's log records is
-        returned if the offset is the archive's next offset, unless the queue is in `anew`, that is, was
-        deleted and created again. Brokers are queried for the other marks.
-        """
+        """Return the marks of the records before `offsets`: known ones, or the brokers' if not or `anew`."""
         same = {
             queue: mark
             for queue, mark in self.marks.items()
@@ -388,10 +365,7 @@ class Job:
         self.batch, self.known, self.marks = commit["batch"] + 1, offsets, marks
 
     def _one_batch(self, start: Offsets, end: Offsets, held: dict[MessageQueue, Bounds]) -> bool:
-        """Read and commit one batch.
-
-        Return False without a commit if a queue was replaced during the read.
-        """
+        """Read and commit one batch. Return False, without a commit, if a queue was replaced meanwhile."""
         began, batch = time.monotonic(), self.batch
         marks = self._marks_at(end, held)
         ranges = queue_ranges(start, end, held, fail_on_data_loss=self.pull.fail_on_data_loss)
@@ -415,11 +389,7 @@ class Job:
         edges: Iterable[tuple[Offsets, Marks]],
         held: dict[MessageQueue, Bounds],
     ) -> bool:
-        """Return whether a queue was deleted and created again after its range was planned.
-
-        This is the case if the record just before the start or the end of the range has changed. The rows of
-        the range may then come from two queues: the deleted queue and its replacement.
-        """
+        """Return whether a record before a start or an end has changed: rows may be of two queues."""
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
             found = self.cluster.marks({queue: offsets[queue] - 1 for queue in kept})
@@ -510,10 +480,7 @@ class Job:
 
 
 def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:
-    """Return the counts of each queue of the batch.
-
-    They include the counts of the tasks, and the records that were already lost when the ranges were planned.
-    """
+    """Return the counts of each queue: those of the tasks, and what was lost when ranges were planned."""
     counted = {item.queue: QueueCount(lost=item.lost) for item in ranges}
     for result in results:
         for queue, count in result.queues.items():

@@ -152,10 +152,7 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
 
 
 def _plain(spark: SparkSession) -> DataFrameReader:
-    """Return a reader that treats `*`, `[` and `{` in paths as ordinary characters, not as patterns.
-
-    The option `__globPaths__` is undocumented, but Spark's streaming sources set it for the same purpose.
-    """
+    """Return a reader for which `*`, `[` and `{` in paths are plain, by an option of Spark's own streams."""
     return spark.read.option("__globPaths__", "false")
 
 
@@ -199,11 +196,7 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
 
 
 def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
-    """Return the rows of the data files in `live`, which Spark's Python workers read.
-
-    `live` has one entry for each file, from the archive's log. `columns` has the columns in the files first,
-    and then the columns in directory names.
-    """
+    """Return the rows of the files in `live`, read by workers. Columns of directory names come last."""
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
     reader = _reader(uri, live, columns)
     return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(columns))
@@ -218,10 +211,7 @@ def _divided(columns: pa.Schema) -> pa.Schema:
 def _reader(
     uri: str, live: list[dict[str, Any]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that returns the rows of data files.
-
-    The function receives the files as indexes in `live`.
-    """
+    """Return a function for `mapInArrow` that maps indexes in `live` to the rows of these data files."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem, root = open_filesystem(uri)

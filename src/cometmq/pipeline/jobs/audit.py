@@ -64,11 +64,7 @@ class Limits:
     disorder_ms: int = 1000
 
     def wider(self) -> tuple[int | None, int | None]:
-        """Return the time range to read.
-
-        The result is wider than the audited time range, so that messages related to audited messages are
-        read, too.
-        """
+        """Return the time range to read, which includes messages related to audited ones."""
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.close_delay_ms)
         return begin, None if self.end_ms is None else min(self.end_ms + self.close_delay_ms, MAX_MS)
 
@@ -99,10 +95,7 @@ class Limits:
 
 
 class TopicAudit(msgspec.Struct):
-    """The totals of a topic over all closed windows of the table `topics`.
-
-    `sent` and `lost` come from traces and are None without traces.
-    """
+    """The totals of a topic over all closed windows. Without traces, `sent` and `lost` are None."""
 
     topic: str
     messages: int
@@ -144,10 +137,7 @@ class Finding(msgspec.Struct):
 
 
 class AuditSummary(msgspec.Struct):
-    """The result of an audit: the totals of all closed windows, and samples of the findings.
-
-    `topics` and `groups` list the topics and the groups with the most findings.
-    """
+    """The totals of all closed windows, the topics and groups with the most findings, and samples."""
 
     source: str
     output: str | None = None
@@ -231,11 +221,7 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def sent(rows: DataFrame, limits: Limits) -> DataFrame:
-    """Return the messages that producers' traces report as stored, with window, topic and msg_id.
-
-    Delayed messages are left out, and so are half messages that were not committed. `rows` is the result of
-    `trace.traces`.
-    """
+    """Return the messages that traces (`trace.traces`) report as stored, but no delayed or half ones."""
     plain = [MessageType.NORMAL.value, MessageType.ORDER.value]
     stored = rows.filter((F.col("kind") == "Pub") & F.col("success") & F.col("code").isin(*plain))
     closed = rows.filter("kind = 'EndTransaction' AND state LIKE 'COMMIT%'")
@@ -246,11 +232,7 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def consumed(rows: DataFrame) -> DataFrame:
-    """Return how often a listener of each consumer group processed each message successfully.
-
-    Columns are group, msg_id, times and first_ms, the time at which the group first did so. `rows` is the
-    result of `trace.traces`.
-    """
+    """Return how often, and when first, a listener of each group processed each message successfully."""
     done = (
         calls(rows)
         .filter("success")
@@ -289,11 +271,7 @@ def groups_of(found: DataFrame, done: DataFrame | None, positions: DataFrame | N
 
 
 def in_groups(
-    found: DataFrame,
-    groups: DataFrame,
-    done: DataFrame | None,
-    positions: DataFrame | None,
-    limits: Limits,
+    found: DataFrame, groups: DataFrame, done: DataFrame | None, positions: DataFrame | None, limits: Limits
 ) -> DataFrame:
     """Return a row for each message and each group of its topic.
 
@@ -332,11 +310,7 @@ def _many(condition: Column) -> Column:
 
 
 def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
-    """Return the table `topics`: a row for each window and topic.
-
-    `found` is a result of the function `checked`. `gone` is a result of the function `sent` with one more
-    column: `there` is 1 if the source holds the message, else NULL.
-    """
+    """Return the table `topics` from `checked` and from `sent` with `there` (1: the source holds it)."""
     counts = found.groupBy("window", "topic").agg(F.count("*").alias("messages"), *sums(*_FOUND))
     if gone is None:
         nothing = F.lit(None).cast("bigint")
@@ -348,10 +322,7 @@ def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
 
 
 def group_windows(rows: DataFrame) -> DataFrame:
-    """Return the table `groups`: a row for each window, topic and group.
-
-    `rows` is a result of the function `in_groups`.
-    """
+    """Return the table `groups`, with a row for each window, topic and group, from `in_groups`."""
     times = F.col("times")
     return rows.groupBy("window", "topic", "group").agg(
         F.count("*").alias("messages"),
@@ -449,10 +420,7 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
 
 
 def _count_left_out(summary: AuditSummary, kept: Sequence[DataFrame], groups: DataFrame | None) -> None:
-    """Count the groups that were not examined and, if the audit has traces, the unreadable trace records.
-
-    The numbers are stored in the summary.
-    """
+    """Count the groups that were not examined, and the unreadable trace records, in the summary."""
     if len(kept) > 1:
         summary.bad_traces = kept[1].filter("kind = 'bad'").count()
     if groups is not None:
@@ -468,11 +436,7 @@ def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame |
 
 
 def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, every: DataFrame) -> DataFrame:
-    """Return the rows of the requested topics.
-
-    The topics are those in `topics` or, if it is empty, those that match `pattern`. Without a pattern, they
-    are the topics that occur in `every`, the messages of the source.
-    """
+    """Return the rows of `topics`, or those that match `pattern`, or else those that occur in `every`."""
     if topics:
         return rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:

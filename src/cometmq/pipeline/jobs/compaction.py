@@ -120,11 +120,7 @@ def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:
-    """Yield one list of files for each merge. Only hours that ended before `closed` are merged.
-
-    Files that the archive's owner has deleted, and files for which there is no other file to merge with, are
-    skipped.
-    """
+    """Yield the files of each merge, of hours before `closed`, without deleted and single files."""
     small = now.files.filter(pc.less(now.files["bytes"], (target_bytes + 1) // 2))
     begun = _begun_anew(now)
     partitions: dict[tuple[str, ...], list[File]] = defaultdict(list)

@@ -57,10 +57,7 @@ class TopicCount(msgspec.Struct):
 
 
 class DedupSummary(msgspec.Struct):
-    """The result of a run of the `dedup` job.
-
-    `topics` has at most 50 topics, those with the most duplicates. `samples` has at most 20 duplicates.
-    """
+    """The result of a run. `topics` has up to 50 topics with the most duplicates, `samples` up to 20."""
 
     source: str
     output: str

@@ -212,10 +212,7 @@ def _with(rows: DataFrame, key: str, expression: str) -> DataFrame:
 
 
 def triage(rows: DataFrame) -> DataFrame:
-    """Return the table `triage`, with the columns of DeadLetters.
-
-    `rows` is a result of the function `letters`.
-    """
+    """Return the table `triage`, with the columns of DeadLetters, of dead letters (`letters`)."""
     died = F.unix_millis("store_timestamp")
     hour = F.unix_millis(F.date_trunc("hour", F.col("store_timestamp"))).alias("hour_ms")
     return rows.groupBy("group", F.col("original_topic").alias("topic"), "reason", hour).agg(
@@ -301,19 +298,13 @@ def redrive(spark: SparkSession, given: RedriveOptions) -> RedriveSummary:
 
 
 def _refusal(max_resends: int) -> Column:
-    """Return an expression for the reason why a dead letter is not sent again.
-
-    The value is NULL if the dead letter is sent.
-    """
+    """Return an expression for the reason why a dead letter is not sent again. NULL: it is sent."""
     often = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
     return F.when(F.col("resend_times") >= max_resends, often).when(F.col("body").isNull(), _NO_BODY)
 
 
 def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
-    """Return the number of dead letters to send, by group.
-
-    The function also enters the numbers of selected and of refused dead letters in the summary.
-    """
+    """Return the number of dead letters to send by group, and count selected and refused ones."""
     without_body = F.col("refusal") == _NO_BODY
     columns = (
         F.count("*").alias("chosen"),
@@ -334,10 +325,7 @@ def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
 
 
 def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: RedriveTask) -> DataFrame:
-    """Send the dead letters again and return the result for each.
-
-    One task handles all dead letters of a group, the oldest first.
-    """
+    """Send the dead letters again, each group's in one task from the oldest on. Return each result."""
     tasks = min(slots(spark), len(sizes))
     if task.how.rate is not None:
         how = msgspec.structs.replace(task.how, rate=task.how.rate / tasks)

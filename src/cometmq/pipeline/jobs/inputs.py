@@ -120,11 +120,7 @@ def _past(end_ms: int | None) -> int | None:
 def unreadable(
     source: str, topics: Sequence[str] = (), *, pattern: str | None = None
 ) -> list[UnreadableQueue]:
-    """Return the queues of a live source that hold messages but cannot be read.
-
-    With `lenient`, the function `messages` skips such queues. The list is empty for archives and store
-    directories. Network errors are raised.
-    """
+    """Return the queues of a live source with messages that cannot be read. Network errors are raised."""
     if not source.startswith(LIVE):
         return []
     namesrv, wanted = parse_addresses(source.removeprefix(LIVE)), Topics(tuple(topics), pattern)

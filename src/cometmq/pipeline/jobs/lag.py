@@ -182,10 +182,7 @@ def sample(
 def _unreadable(
     cluster: Cluster, places: Sequence[tuple[str, MessageQueue, int]], problems: list[str]
 ) -> list[tuple[str, MessageQueue, int]]:
-    """Return a group, a queue and an offset for each unreadable queue in which the group has a lag.
-
-    No broker reports such a lag. A description of each is also added to `problems`.
-    """
+    """Return group, queue and offset of each lag that no broker reports: that of unreadable queues."""
     topics: dict[str, set[str]] = {}
     for group, queue, _ in places:
         topics.setdefault(group, set()).add(queue.topic)
@@ -239,10 +236,7 @@ def _queue_lag(
 def _store_times(
     cluster: Cluster, wanted: set[tuple[MessageQueue, int]], problems: list[str]
 ) -> dict[tuple[MessageQueue, int], int]:
-    """Return the store times of the messages at the given offsets.
-
-    Messages that no broker returns are omitted.
-    """
+    """Return the store times of the messages at these offsets that a broker returns."""
     stored: dict[tuple[MessageQueue, int], int] = {}
     while True:
         try:
@@ -259,10 +253,7 @@ def _store_times(
 
 
 def _rounds(wanted: set[tuple[MessageQueue, int]]) -> list[dict[MessageQueue, int]]:
-    """Divide offsets into as few mappings as possible, each with at most one offset per queue.
-
-    Several groups may have different offsets in the same queue, so more than one mapping may be needed.
-    """
+    """Divide offsets, of which groups may have several in a queue, into few mappings of one per queue."""
     rounds: list[dict[MessageQueue, int]] = []
     used: dict[MessageQueue, int] = {}
     for queue, offset in sorted(wanted):
@@ -317,21 +308,14 @@ class SampleFiles:
         return spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
 
     def newest(self, spark: SparkSession) -> DataFrame | None:
-        """Return the samples of the newest hour, or None if there is no sample.
-
-        The hour ends with the newest sample. A single sample would not suffice, because a broker may have
-        been unreachable when that sample was taken.
-        """
+        """Return the newest hour's samples, or None: a broker may have been away at the newest one."""
         names = [name for name in self.names() if _FILE.fullmatch(name)]
         last_ms = _taken_ms(names[-1]) if names else 0
         recent = [name for name in names[-_RECENT:] if _taken_ms(name) >= last_ms - _HOUR_MS]
         return self.read(spark, recent) if recent else None
 
     def evenly(self, spark: SparkSession, most: int) -> DataFrame | None:
-        """Return the rows of at most `most` sample files, evenly spaced and including the newest.
-
-        Return None if there is no sample file.
-        """
+        """Return the rows of up to `most` sample files, evenly spaced, with the newest. None: no file."""
         names = self.names()
         step = -(-len(names) // most)
         return self.read(spark, names[::-step]) if names else None
@@ -390,10 +374,7 @@ class Samples(SampleFiles):
 
 
 def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: float) -> DataFrame:
-    """Return one row for each group and queue with samples in the window that ends at `now_ms`.
-
-    A row has the queue's last lag, its largest lag and its rates, in the columns of GroupLag.
-    """
+    """Return the GroupLag columns of each group and queue for the window that ends at `now_ms`."""
     inside = samples.filter(F.col("sampled_ms") >= now_ms - int(window_s * 1000 * _SLACK))
     ends = [
         end(name, "sampled_ms").alias(f"{word}_{name}")
@@ -438,10 +419,7 @@ def group_windows(queues: DataFrame) -> DataFrame:
 
 
 class _Sampling:
-    """The samples of a run, the table to which they are written (if any), and the problems of the run.
-
-    Problems are also logged immediately.
-    """
+    """The samples of a run, their table (if any), and the problems of the run, which are logged, too."""
 
     def __init__(self, take: Callable[[], tuple[list[QueueLag], list[str]]], table: Samples | None) -> None:
         self._take = take
@@ -458,10 +436,7 @@ class _Sampling:
         self._latest: deque[str] = deque(maxlen=_PROBLEMS)
 
     def take(self) -> None:
-        """Take a sample. If that fails, add the reason to the problems and continue.
-
-        ConfigError and UnknownNameError are raised if no sample has been taken yet.
-        """
+        """Take a sample, or note why it failed. Errors of the arguments are raised at the first."""
         self.tries += 1
         try:
             self.newest, problems = self._take()
@@ -485,10 +460,7 @@ class _Sampling:
                 self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the samples of the last hour, the longest window of the report.
-
-        Samples that earlier runs wrote to the table are included.
-        """
+        """Return the samples of the last hour, also those of earlier runs in the table."""
         if self._table is not None and self.kept:
             return self._table.since(spark, self._since_ms())
         return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))

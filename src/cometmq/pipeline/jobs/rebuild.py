@@ -59,10 +59,7 @@ class RebuildSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether each record of an existing topic is in a consume queue, and `verify` found no errors.
-
-        The second condition does not apply if `verify` was not run.
-        """
+        """Whether each record of an existing topic is in a queue, and `verify` (if run) found no errors."""
         return not (self.not_served or self.errors)
 
 

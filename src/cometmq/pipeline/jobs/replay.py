@@ -171,10 +171,7 @@ def _count(
     after: Mapping[MessageQueue, Sent],
     stop: threading.Event,
 ) -> None:
-    """Determine the range and the number of the messages that remain to be sent from each source queue.
-
-    The result is stored in the summary, together with the requested topics that have no messages.
-    """
+    """Enter the queues to send, with their offsets and numbers, and the absent topics in the summary."""
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
@@ -257,10 +254,7 @@ def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[ReplayQueu
 
 
 def _choose(planned: Iterable[ReplayQueue], asked: Asked, summary: ReplaySummary) -> list[ReplayQueue]:
-    """Return the queues to replay, each with its target topic.
-
-    Raises ConfigError if the name of a target topic is invalid or belongs to the system.
-    """
+    """Return the queues to replay with their target topics. Raises ConfigError for an invalid target."""
     chosen = []
     for each in planned:
         topic = each.topic
@@ -281,11 +275,7 @@ def _choose(planned: Iterable[ReplayQueue], asked: Asked, summary: ReplaySummary
 def _leave_targets(
     summary: ReplaySummary, asked: Asked, targets: Iterable[str], options: WriteOptions
 ) -> None:
-    """Remove from the plan each live source topic that is also a target of this replay.
-
-    A topic is removed only if the source's pattern matched it. Raises ConfigError if the topic was named
-    explicitly, or if each topic would be sent to itself.
-    """
+    """Leave out live topics that are targets, too. Raises ConfigError for a topic that was named."""
     read = {queue.topic: queue.target for queue in summary.queues}
     both = sorted(read.keys() & {*read.values(), *targets})
     if not both or not asked.source.startswith(LIVE):
@@ -301,11 +291,7 @@ def _leave_targets(
 
 
 def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
-    """Return whether a topic is the same topic in two lists of name servers.
-
-    This is the case if both lists contain a common name server, or if the routes of the topic from both lists
-    contain a common broker.
-    """
+    """Return whether two lists of name servers have one in common, or their routes of a topic a broker."""
 
     def brokers(namesrv: Sequence[str]) -> set[str]:
         with Cluster(namesrv, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
@@ -330,10 +316,7 @@ def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, lis
 
 
 def target_queue(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the target queue for a source queue, preferably the queue with the same broker name and number.
-
-    If the target has that queue, messages of a restored cluster are in their original queues.
-    """
+    """Return the target queue: of the same broker and number, as in a restored cluster, or by number."""
     same = [
         queue for queue in queues if queue == MessageQueue(queue.topic, source.broker_name, source.queue_id)
     ]
@@ -379,20 +362,13 @@ class _Run:
     stopped: bool = False
 
     def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
-        """Determine the queues of the target topics and make this run the owner of the state directory.
-
-        Raises ReplayError if another run uses or has taken over the directory.
-        """
+        """Find the target queues and own the state directory. Raises ReplayError if another run does."""
         known = self.replay.queues
         known |= _target_queues(self.options, {queue.target for queue in queues} - set(known))
         self.state.start(self.replay, self.run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
-        """Set the groups' offsets in the target topics, unless an earlier run has set them.
-
-        The offsets are set only once, because groups that have consumed since then would receive messages
-        again.
-        """
+        """Set the groups' offsets once: later, groups that have consumed would receive messages again."""
         before = self.state.positions_set()
         if before is not None:
             summary.positions_before = before
@@ -401,10 +377,7 @@ class _Run:
         self.state.save_positions(summary.positions)
 
     def _set_groups(self, stood: DataFrame) -> int:
-        """Store the groups' offsets in the target topics on the brokers. Return the number of offsets.
-
-        Raises BrokerError if a broker refuses the offsets, and ReplayError if a broker was unreachable.
-        """
+        """Store the groups' offsets, and return their number. Raises BrokerError and ReplayError."""
         options, targets = self.options, sorted(self.replay.queues)
         columns = (*_QUEUE, "queue_offset", "properties")
         sent = messages(self.spark, f"{LIVE}{';'.join(options.namesrv)}", targets, columns=columns)
@@ -467,10 +440,7 @@ class _Run:
             self.on_progress(self._sent(), self.total)
 
     def _look(self) -> None:
-        """Report the progress of the tasks.
-
-        After a request to stop, end each task after its current batch.
-        """
+        """Report the tasks' progress. After a request to stop, end each task after its batch."""
         if self.stop.is_set() and not self.stopped:
             self.stopped = self.state.owned_by(self.run)
             if self.stopped:

@@ -72,10 +72,7 @@ class Replay(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """The progress in a source queue: the last finished message, and the number of rows that a task has read.
-
-    The number includes rows that were not sent.
-    """
+    """The progress in a source queue: the last finished message, and the number of all rows read."""
 
     queue: MessageQueue
     offset: int = -1
@@ -162,11 +159,7 @@ class ReplayState:
         return replay
 
     def start(self, replay: Replay, run: str, *, begun: bool) -> None:
-        """Make this run the owner of the state directory.
-
-        `begun` means that the run has already taken over the directory. Raises ReplayError if another run has
-        become the owner first.
-        """
+        """Make this run the owner, unless it is one (`begun`). Raises ReplayError if another was first."""
         content = msgspec.json.encode(replay)
         if begun:
             if not self.owned_by(run):
@@ -194,10 +187,7 @@ class ReplayState:
         self._write(f"progress/{run}-{task}.json", msgspec.json.encode(progress))
 
     def saved(self, run: str, task: int) -> Progress:
-        """Return the progress of a task that Spark may be trying again in the same run.
-
-        The progress is empty if no earlier attempt of the task has saved any.
-        """
+        """Return the progress of earlier attempts of a task in the same run, which may be empty."""
         return self._progress(f"progress/{run}-{task}.json")
 
     def all_saved(self, run: str = "") -> list[Progress]:

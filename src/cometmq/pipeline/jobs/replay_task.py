@@ -62,10 +62,7 @@ class Pace:
         self._messages_at = self._bytes_at = now_s
 
     def wait_s(self, now_s: float, size: int) -> float:
-        """Return the number of seconds that the sender must wait before it sends a message of `size` bytes.
-
-        The number is mostly 0. The call counts the message against the rate limits.
-        """
+        """Count a message of `size` bytes, and return the seconds to wait before it, mostly 0."""
         if self._share.messages is not None:
             self._messages_at = max(self._messages_at, now_s - _BURST_S) + 1 / self._share.messages
         if self._share.bytes is not None:
@@ -96,10 +93,7 @@ class ReplayTask:
 
 
 def in_task(task: ReplayTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Send the messages of a task's rows in the order of the rows. The function runs in `mapInArrow`.
-
-    The only row that it yields holds the pickled outcome of the task, a Progress or a CometError.
-    """
+    """Send the rows in order, in `mapInArrow`. The one row returned is a pickled Progress or CometError."""
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
@@ -156,10 +150,7 @@ class Sending:
         self._bad.refused(message, refusal)
 
     def send_all(self, sender: Sender, rows: Iterator[dict[str, Any]]) -> Progress:
-        """Send until there are no more rows or another run has taken over.
-
-        Raises ReplayError and the errors of sending.
-        """
+        """Send until the end of the rows, or until another run takes over. Raises errors of sending."""
         held, size, since = 0, 0, self.clock()
         self._state.save(self.task.run, self.number, self.progress)
         if not self._state.owned_by(self.task.run):
@@ -185,10 +176,7 @@ class Sending:
         return self.progress
 
     def _may_send(self, sender: Sender, wait_s: float) -> bool:
-        """Wait for `wait_s` seconds, as the rate limit requires.
-
-        Return False if another run has taken over.
-        """
+        """Wait as the rate limit requires. Return False if another run has taken over."""
         if wait_s:
             sender.flush()
         while wait_s > BATCH_S:
@@ -213,10 +201,7 @@ class Sending:
         self._state.save(self.task.run, self.number, progress)
 
     def _place(self, row: dict[str, Any]) -> Sent | None:
-        """Return the progress of the row's queue, or None if the row has been handled before.
-
-        Raises ReplayError if the rows come from both a deleted queue and its replacement.
-        """
+        """Return the progress of the row's queue, or None if the row was handled. Raises ReplayError."""
         queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
         sent, offset, place = self._sent.get(queue), row["queue_offset"], row["physical_offset"]
         if sent is None:

@@ -60,11 +60,7 @@ def report_on(
     tables: Callable[[], Mapping[str, DataFrame]],
     given: Cancelled,
 ) -> None:
-    """Compute a job's summary, and write its tables if it has an output directory.
-
-    The summary and the tables are computed from the `frames`, which Spark caches meanwhile. Raises JobFailed
-    and JobStopped.
-    """
+    """Compute a job's summary, and its tables if it has an output, from `frames`, which Spark caches."""
     for frame in frames:
         frame.persist()
     try:
@@ -77,10 +73,7 @@ def report_on(
 
 
 def own_directory(output: str, job: str) -> str:
-    """Return the directory's absolute path or URI, and create it if necessary.
-
-    Raises ConfigError for a directory with files that this job did not write.
-    """
+    """Create the job's directory, and return its path or URI. Raises ConfigError if it has other files."""
     filesystem, root = open_filesystem(output)
     mark = f"{root}/{_MARK}"
     if filesystem.get_file_info(mark).type != fs.FileType.File:
@@ -128,11 +121,7 @@ def write_tables(
     on_progress: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write each table to `output/NAME`, replacing the table of an earlier run.
-
-    `output` is the result of `spark_directory`. A table without the file `_SUCCESS` is incomplete. Raises
-    JobFailed and JobStopped.
-    """
+    """Write each table to `output/NAME`, replacing an older one. Without `_SUCCESS` it is incomplete."""
     for name, table in tables.items():
         write = partial(table.write.mode("overwrite").parquet, f"{output}/{name}")
         run_action(table.sparkSession, f"{job}: {name}", write, on_progress=on_progress, stop=stop)

@@ -173,10 +173,7 @@ def _cluster(wanted: ReadOptions) -> Cluster:
 
 
 def _prepare(run: _Run) -> None:
-    """Create the tables of all sources and steps, and check each sink against the columns of its table.
-
-    Raises PipelineFileError.
-    """
+    """Create the tables of all sources and steps, and check each sink. Raises PipelineFileError."""
     pipeline = run.pipeline
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
@@ -197,10 +194,7 @@ def _prepare(run: _Run) -> None:
 
 
 def _check_scheme(run: _Run, text: Text) -> None:
-    """Raise an error for a path with a scheme for which this Spark session has no file system.
-
-    Spark Connect cannot report its file systems, so there the error appears only when the run starts.
-    """
+    """Raise an error for a scheme unknown to this session. Spark Connect tells only when the run starts."""
     scheme = scheme_of(text.value)
     if scheme is None or not isinstance(run.spark, SparkSession):
         return
@@ -283,10 +277,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
 
 
 def _of_delta(spark: SparkSession, place: str) -> DataFrame:
-    """Return the latest version of a Delta table.
-
-    Workers read it with delta-rs, so Spark needs no package for Delta.
-    """
+    """Return the latest version of a Delta table, which workers read with delta-rs, without a package."""
     check_package("format", "delta", "deltalake", "delta")
     from cometmq.pipeline.table import delta
 
@@ -391,10 +382,7 @@ def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: in
 
 
 def _streams(run: _Run) -> None:
-    """Start all sinks and wait for them.
-
-    If one query fails, the other queries end after their current batches.
-    """
+    """Start all sinks and wait for them. If one fails, the others end after their current batches."""
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
     newest: dict[str, int] = {}  # number of the newest counted batch, by sink name
     try:
@@ -446,10 +434,7 @@ def _finish(query: StreamingQuery) -> None:
 
 
 def _positions(queries: Sequence[StreamingQuery]) -> Offsets | None:
-    """Return the offset, for each source queue, up to which all queries that read the queue have read it.
-
-    Return None if a query has made no progress yet.
-    """
+    """Return the offset up to which all queries have read each queue. None: one has not read yet."""
     least: Offsets = {}
     for query in queries:
         if query.lastProgress is None:
@@ -470,10 +455,7 @@ def _count(
     newest: dict[str, int],
     may_fail: bool = True,
 ) -> None:
-    """Update the summaries with the rows written since the last call.
-
-    If a query has failed, end all queries.
-    """
+    """Add the rows written since the last call to the summaries. If a query has failed, end all."""
     for _, summary, query in queries:
         for progress in query.recentProgress:  # `recentProgress` holds the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)

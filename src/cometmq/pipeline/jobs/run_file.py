@@ -95,10 +95,7 @@ class Step(Table):
     own_lines: bool  # Whether each line of `sql` is also a line of the pipeline file
 
     def line_of(self, line: int) -> int:
-        """Convert a line number of the query to a line number of the pipeline file.
-
-        Both are counted from 1.
-        """
+        """Convert a line number of the query to one of the pipeline file, both counted from 1."""
         return self.sql_line + line - 1 if self.own_lines else self.sql_line
 
 
@@ -414,10 +411,7 @@ class _Reader:
         return Text(_VARIABLE.sub(value, text), text, node.line)
 
     def _check(self, given: dict[str, Node], node: Node, parse: Callable[[], object]) -> None:
-        """Call `parse`, the option parser of a source's or a sink's format.
-
-        If an option is invalid, record the error with the line of the option.
-        """
+        """Call an option parser, and record an invalid option with the option's line."""
         try:
             parse()
         except ConfigError as error:

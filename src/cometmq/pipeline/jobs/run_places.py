@@ -17,10 +17,7 @@ _BRACES_MAX = 100
 
 
 def local_path(path: str) -> str | None:
-    """Return the local path that a path or URI names, or None for a URI of another store.
-
-    Spark accepts both `file:/a` and `file:///a`.
-    """
+    """Return the path of a local path or URI (file:/a or file:///a), or None for another store's URI."""
     found = _SCHEME.match(path)
     if found is None:
         return path
@@ -53,10 +50,7 @@ def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def _places(path: str) -> set[tuple[str, ...]]:
-    """Return the possible locations of `path`.
-
-    Each location is a tuple: the file system or object store, and then the components of the path.
-    """
+    """Return the possible locations of `path`: a file system or store, and the path's components."""
     found: set[tuple[str, ...]] = set()
     for item in {path, *_divided(path)}:
         for each in _without_braces(item.strip()):
@@ -70,10 +64,7 @@ def _divided(path: str) -> list[str]:
 
 
 def _without_braces(path: str) -> list[str]:
-    """Expand `a{b,c}` to `ab` and `ac`.
-
-    With too many alternatives, a path is replaced by its beginning and `*`.
-    """
+    """Expand `a{b,c}` to `ab` and `ac`, or, with too many alternatives, to the beginning and `*`."""
     done, left = [], [path]
     while left:
         item = left.pop()

@@ -73,11 +73,7 @@ class ThroughputSummary(msgspec.Struct):
 
 
 def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
-    """Return one row for each queue and each window of `window_s` seconds in which the queue has messages.
-
-    A row has the number of messages and bytes, both rates per second, and the times of the first and the last
-    message in ms. `found` has the columns topic, broker_name, queue_id, store_timestamp and store_size.
-    """
+    """Return a row for each queue and window with messages: totals, rates per second, first and last ms."""
     at_ms = F.unix_millis("store_timestamp")
     counted = found.groupBy(window(at_ms, window_s), "topic", "broker_name", "queue_id").agg(
         F.count("*").alias("messages"),
@@ -89,14 +85,8 @@ def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
 
 
 def topic_rates(queues: DataFrame, window_s: int) -> DataFrame:
-    """Return the totals of `queue_rates` by window and topic.
-
-    The column `queues` is the number of queues with messages.
-    """
-    counted = queues.groupBy("window", "topic").agg(
-        F.count("*").alias("queues"),
-        *_totals(),
-    )
+    """Return the totals of `queue_rates` by window and topic, with the number of queues in `queues`."""
+    counted = queues.groupBy("window", "topic").agg(F.count("*").alias("queues"), *_totals())
     return _with_rates(counted, window_s)
 
 

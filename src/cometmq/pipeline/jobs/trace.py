@@ -31,10 +31,7 @@ _JOB = "trace"
 
 
 class SendLatency(msgspec.Struct):
-    """Latencies of a producer group's sends to a topic, in ms, and the numbers of sends and failures.
-
-    A send is a failure if its response is not SEND_OK.
-    """
+    """Latencies of a producer group's sends to a topic, in ms. Sends without SEND_OK are failures."""
 
     topic: str
     group: str
@@ -48,10 +45,7 @@ class SendLatency(msgspec.Struct):
 
 
 class ConsumeLatency(msgspec.Struct):
-    """Latencies of a topic's deliveries to a consumer group, in ms. A latency without records is None.
-
-    `topic` is empty if no Pub record was found.
-    """
+    """Latencies of a topic's deliveries to a group, in ms, or None. `topic` is "" without a Pub record."""
 
     topic: str
     group: str
@@ -153,11 +147,7 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
 
 
 def calls(rows: DataFrame) -> DataFrame:
-    """Return one row for each call of a listener with a message, from SubBefore and SubAfter records.
-
-    Columns are request_id, msg_id, begun_ms, group, retries, ended_ms, ended_group, cost_ms and success. A
-    value that no record contains is NULL.
-    """
+    """Return a row for each call of a listener with a message. Values that no record has are NULL."""
     begun, ended = F.col("kind") == "SubBefore", F.col("kind") == "SubAfter"
     read = rows.filter(begun | ended)
     return read.groupBy("request_id", "msg_id").agg(
@@ -186,10 +176,7 @@ def consumptions(rows: DataFrame, window_s: int | None = None) -> DataFrame:
     stored = (
         rows.filter("kind = 'Pub'")
         .groupBy("msg_id")
-        .agg(
-            F.min(F.expr("timestamp_ms + cost_ms div 2")).alias("sent_ms"),
-            F.min("topic").alias("topic"),
-        )
+        .agg(F.min(F.expr("timestamp_ms + cost_ms div 2")).alias("sent_ms"), F.min("topic").alias("topic"))
     )
     joined = calls(rows).join(stored, "msg_id", "left")
     delay = F.when(F.coalesce("retries", F.lit(0)) == 0, F.col("begun_ms") - F.col("sent_ms"))

@@ -54,10 +54,7 @@ COLUMNS = (*PLACE, "store_timestamp", "body")
 
 
 def rows_of(body: bytes, stored_ms: int) -> Iterator[dict[str, Any]]:
-    """Return the rows for the body of a trace message, without the columns for the message's position.
-
-    An unreadable record becomes a row of kind `bad` with the reason and up to 64 KiB of the raw text.
-    """
+    """Return the rows of a trace message without its position. An unreadable record is of kind `bad`."""
     start = 0
     while start < len(body):
         end = body.find(_END, start)
@@ -103,10 +100,7 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
 
 
 def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
-    """Raise BodyError for an invalid group name, for too many message ids, or for a text that is too long.
-
-    The check is needed because any sender can write any text to the trace topic.
-    """
+    """Raise BodyError for invalid or too long texts and too many ids: any sender can write to the topic."""
     if group and not is_legal_name(group, MAX_GROUP_LENGTH):
         raise BodyError("trace", "the name of a group is expected", "groupName")
     if len(ids) > _MOST_IDS:

@@ -35,14 +35,7 @@ from cometmq.client.cluster.requests import (
 )
 from cometmq.client.cluster.routes import RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.group.offsets import commit_rounds
-from cometmq.errors import (
-    BrokerError,
-    CometError,
-    ConfigError,
-    ConnectError,
-    NoRouteError,
-    RemotingError,
-)
+from cometmq.errors import BrokerError, CometError, ConfigError, ConnectError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Backoff
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST, Offsets
@@ -104,21 +97,14 @@ class Cluster:
     # -- routes
 
     def queues(self, topics: Topics) -> list[MessageQueue]:
-        """Return the readable queues of the topics, sorted.
-
-        Raises NoRouteError, and ConfigError for compacted, static and LITE topics, which are not supported.
-        """
+        """Return the readable queues, sorted. Raises NoRouteError, or ConfigError for unsupported topics."""
         names = self.names(topics, wait=True)
         found = {queue for name in names for queue in self.route(name).read_queues}
         self._check_kinds(names)
         return sorted(topics.queues or found)
 
     def names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
-        """Return the names of the topics.
-
-        If the topics are given as a pattern, the name servers are asked for the current names. With `wait`,
-        requests to name servers that do not respond are repeated until the timeout.
-        """
+        """Return the topics' names: for a pattern those of the name servers, `wait` until the timeout."""
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern, now = re.compile(topics.pattern), time.monotonic()
@@ -151,10 +137,7 @@ class Cluster:
         return sorted(name for name in TopicList.decode(frame.body).topic_list if not is_system_topic(name))
 
     def route(self, topic: str) -> TopicRoute:
-        """Return the current route of a topic.
-
-        Raises NoRouteError, which holds the name servers' responses.
-        """
+        """Return the current route of a topic. Raises NoRouteError with the name servers' responses."""
         return self._within_timeout(lambda: self._route(topic), unknown_ok=False)
 
     def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
@@ -220,29 +203,19 @@ class Cluster:
         raise answers.failure
 
     def _recent_route(self, topic: str) -> TopicRoute:
-        """Return a route that may be up to `_ROUTE_S` seconds old.
-
-        While any broker is unreachable, request a new route.
-        """
+        """Return a route that is up to `_ROUTE_S` seconds old, or a new one while a broker is away."""
         known = self._routes.get(topic)
         if known is None or self._away or time.monotonic() - self._routed.get(topic, 0.0) >= _ROUTE_S:
             return self._route(topic)
         return known
 
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
-        """Return the address to read from for each broker name.
-
-        Brokers without a known address are omitted.
-        """
+        """Return the address to read from for each broker name that has a known one."""
         named = {queue.broker_name for queue in queues}
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return an address from which the queue can be read.
-
-        The process with the given broker id is tried first, then the other processes with the same broker
-        name. Raises NoRouteError or ConnectError if no address is reachable.
-        """
+        """Return an address to read from, preferably of the id. Raises NoRouteError or ConnectError."""
         self._route(queue.topic)
         return self._reachable(queue, broker_id)
 
@@ -268,10 +241,7 @@ class Cluster:
         return [target.addr for target in self._routes.read_targets(broker_name, broker_id)]
 
     def master_of(self, queue: MessageQueue) -> str:
-        """Return the address of the queue's master, for writes.
-
-        Raises NoRouteError if the broker has no master now.
-        """
+        """Return the address of the queue's master, for writes. Raises NoRouteError without one."""
         address = self._routes.master(queue.broker_name)
         if address is None:
             self.write_queues(queue.topic)
@@ -361,21 +331,14 @@ class Cluster:
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
-        """Return the mark (log position and store time) of the record at each of these offsets.
-
-        Missing and damaged records, and records of unreachable brokers, are omitted. Raises BrokerError if a
-        broker refuses a request.
-        """
+        """Return the mark of each whole record of a reachable broker. Raises BrokerError if one refuses."""
         found = self._pull_each(
             sorted(offsets.items()), lambda _, offset, reply: mark_at(offset, reply.body), away_ok=True
         )
         return {queue: mark for queue, mark in found if mark is not None}
 
     def sizes(self, start: Offsets, ends: Offsets) -> dict[MessageQueue, float]:
-        """Return each queue's mean record size in bytes, from a sample of stored records.
-
-        Queues of unreachable brokers are omitted.
-        """
+        """Return the mean size of sampled records in bytes, for each queue of a reachable broker."""
         found: dict[MessageQueue, list[int]] = {}
         places = spread(start, ends, _SAMPLES)
         for queue, size in self._pull_each(places, lambda _q, _o, reply: len(reply.body), away_ok=True):
@@ -390,10 +353,7 @@ class Cluster:
         *,
         away_ok: bool = False,
     ) -> list[tuple[MessageQueue, T]]:
-        """Pull the record at each offset and return the result of `read` for each response.
-
-        The pull is repeated until the timeout if `read` raises a temporary BrokerError.
-        """
+        """Return the result of `read` for each offset's record. Its temporary errors are retried."""
         by_broker: dict[str, list[tuple[MessageQueue, int]]] = {}
         for place in wanted:
             by_broker.setdefault(place[0].broker_name, []).append(place)
@@ -414,12 +374,7 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """Return the offsets at which reading continues in queues that were deleted and created again.
-
-        A replaced queue is recognised by comparing the mark (log position and store time) of the last read
-        record with the current record at that offset (see `marks.resume`). Queues without new messages are
-        compared only if `idle` is set.
-        """
+        """Return where to read on in replaced queues, by their marks. `idle`: without new messages, too."""
         looked_at = {
             queue: read[queue] - 1
             for queue in kept.keys() & held.keys()
@@ -428,10 +383,7 @@ class Cluster:
         return resume(read, kept, self.marks(looked_at), held, fail=fail, offset_at=self.offset_at)
 
     def _pull_one(self, wanted: Sequence[tuple[MessageQueue, int]]) -> list[Reply]:
-        """Return, for queues of one broker, the responses with the first record at or after each offset.
-
-        Raises BrokerError.
-        """
+        """Return the first record at or after each offset, for queues of one broker. Raises BrokerError."""
         address = self._known_or_fresh(wanted[0][0])
         frames = [pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
         replies = [pull_reply(frame) for frame in self._call(address, frames)]
@@ -444,11 +396,7 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """Convert a position from the options, such as "latest" or a time, to an offset in each queue.
-
-        Raises ConfigError if the position names queues that are not in `queues`, or a consumer group that has
-        no stored offsets for `queues`.
-        """
+        """Convert a position to offsets. Raises ConfigError for other queues, or a group without any."""
         given = position.offsets
         strange = sorted((given.keys() | position.times.keys()) - set(queues))
         if strange:
@@ -485,10 +433,7 @@ class Cluster:
         return found
 
     def ask(self, queue: MessageQueue, frames: Sequence[Frame]) -> tuple[str, list[Frame]]:
-        """Send requests to the queue's broker, with retries.
-
-        Return the broker's address and the responses.
-        """
+        """Send requests to the queue's broker, with retries. Return its address and the responses."""
 
         def once() -> tuple[str, list[Frame]]:
             address = self._known_or_fresh(queue)
@@ -535,10 +480,7 @@ class Cluster:
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[BrokerError]:
-        """Store a consumer group's offsets on the masters that are reachable. Return the errors of refusals.
-
-        RocketMQ 5.x refuses the offsets of a group that it does not know.
-        """
+        """Store a group's offsets on reachable masters. Return refusals: 5.x refuses an unknown group."""
         refused: list[BrokerError] = []
         for own in _by_broker(sorted(offsets)):
             address = self._routes.master(own[0].broker_name)
@@ -625,12 +567,7 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """Return the result of `look`.
-
-    If a queue ends before records that were already read, call `look` once more.
-
-    A queue may end too early while a restarted broker is rebuilding its queues.
-    """
+    """Return the result of `look`, of a second call if queues shrank: restarted brokers rebuild them."""
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)

@@ -38,10 +38,7 @@ Marks = dict[MessageQueue, Mark]
 
 
 def mark_of(record: bytes) -> tuple[int, Mark]:
-    """Return the queue offset and the mark (position and store time) of the record at the start of the bytes.
-
-    Raises RecordError.
-    """
+    """Return the queue offset and the mark of the record at the start of the bytes. Raises RecordError."""
     place = place_of(record) if record_starts(record, most=1)[0] else None
     if place is None:
         raise RecordError(0, "length", "no record of that length and magic number")
@@ -49,10 +46,7 @@ def mark_of(record: bytes) -> tuple[int, Mark]:
 
 
 def mark_at(offset: int, record: bytes) -> Mark | None:
-    """Return the mark (log position and store time) of the record at the start of the bytes.
-
-    The result is None if the bytes do not begin with a record, or if its queue offset is not `offset`.
-    """
+    """Return the mark of the record at the start of the bytes, or None unless its offset is `offset`."""
     with suppress(RecordError):
         at, mark = mark_of(record)
         if at == offset:
@@ -61,20 +55,14 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return a logged position together with marks (log position and store time of records).
-
-    The mark of a queue is that of the record just before the queue's offset in the position.
-    """
+    """Return a logged position with the marks of the records just before the offsets in it."""
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )
 
 
 def marks_in(tree: Mapping[str, Any]) -> Marks:
-    """Return the marks (log position and store time of records) in a logged position.
-
-    The result is empty if an old version of CometMQ, which had no marks, logged the position.
-    """
+    """Return the marks in a logged position. Old versions of CometMQ logged none."""
     try:
         return {
             MessageQueue(topic, broker_name, int(queue)): Mark(int(position), int(stored_ms))

@@ -159,18 +159,11 @@ class PullWindow:
 
     @property
     def finished(self) -> bool:
-        """Whether all segments are complete and have been returned.
-
-        The value is valid only after a call of `requests`, which begins the next segments.
-        """
+        """Whether all segments were returned. Valid only after `requests`, which begins the next ones."""
         return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
-        """Process the response to a segment's request, and return the result.
-
-        Unless the result is PROGRESS, the segment is unchanged, and the caller must call `retry` or
-        `give_up`.
-        """
+        """Process a response. Unless the result is PROGRESS, the caller must `retry` or `give_up`."""
         verdict = self._judge(segment, reply)
         if verdict is Verdict.PROGRESS and not segment.done:
             self._again.append(segment)
@@ -194,11 +187,7 @@ class PullWindow:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """Yield the first incomplete segment if it has received records.
-
-        The caller may take these records out of the segment. Call `ready` first, because it removes the
-        complete segments.
-        """
+        """Yield, after `ready`, the first incomplete segment if it has records, which may be taken out."""
         if self._open and self._open[0].chunks:
             yield self._open[0]
 

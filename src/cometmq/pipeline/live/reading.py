@@ -64,11 +64,7 @@ _ROLE_S = 1.0  # Seconds for which the reader caches whether the address that it
 
 @functools.cache
 def idle_wires(access: Access) -> IdleWires:
-    """Return the idle connections of this worker process for the given access settings.
-
-    Queries with equal access settings share these connections. A connection is selected by the broker's
-    address and the timeout.
-    """
+    """Return this worker process's idle connections for equal access settings, by address and timeout."""
     return IdleWires(access)
 
 
@@ -91,10 +87,7 @@ def read_batches(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[pa.RecordBatch]:
-    """Return the batches of a Spark read.
-
-    The options decide whether a bad record raises BadRecordError or logs a warning.
-    """
+    """Return the batches of a Spark read. The options tell whether a bad record is an error or a warning."""
     for part in read_parts(namesrv, ranges, addresses, schema, options):
         for source, bad in part.bad:
             if options.on_bad_record == "fail":
@@ -118,10 +111,7 @@ def read_parts(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[Part]:
-    """Return decoded parts of the ranges, each with its bad and lost records for the caller to handle.
-
-    Lost records raise DataLossError instead if the options request it.
-    """
+    """Return decoded parts with their bad and lost records, or raise DataLossError if the options say so."""
     for broker_name, group in groupby(
         sorted(ranges, key=_by_broker), key=lambda item: item.queue.broker_name
     ):
@@ -258,10 +248,7 @@ class _BrokerReader:
         self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Return True if the reader has waited for the segment for `patience_s` seconds.
-
-        Otherwise pause, mark the segment to be requested again, and return False.
-        """
+        """Return True after `patience_s` seconds of waiting for the segment. Else pause and retry it."""
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:
             return True
@@ -295,12 +282,7 @@ class _BrokerReader:
                     self._pauses.failed(error)
 
     def _on_replica(self) -> bool:
-        """Return whether the broker at the current address is a replica.
-
-        A replica may lack records that its master has.
-
-        Raises SendFailed if the broker must now be read at another address; the caller then reconnects there.
-        """
+        """Return whether a replica is read. Raises SendFailed if the broker is now elsewhere."""
         if time.monotonic() >= self._role[0]:
             replica = True
             with suppress(NoRouteError, ConnectError), self._cluster() as cluster:
@@ -318,10 +300,7 @@ class _BrokerReader:
 
 
 class _Pauses(Backoff):
-    """Growing pauses between failed attempts.
-
-    `failed` raises the last error if there has been no success for `limit_s` seconds.
-    """
+    """Growing pauses. `failed` raises the last error if nothing has succeeded for `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(_PAUSE_S, _LONGEST_PAUSE_S)
@@ -393,10 +372,7 @@ class _Assembler:
             self._ends.append(self._size)
 
     def rest(self) -> Iterator[Part]:
-        """Decode all buffered records and yield them in parts.
-
-        The total size of a part's decompressed bodies is limited.
-        """
+        """Decode the buffered records, in parts whose decompressed bodies have a limited size."""
         if not (self._bodies or self._bad or self._lost):
             return
         origins = [

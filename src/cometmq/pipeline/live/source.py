@@ -74,10 +74,7 @@ class ReadTask(InputPartition):
 
 
 def check_schema(schema: StructType) -> pa.Schema:
-    """Convert the schema that a user gave for the source to an Arrow schema.
-
-    Raises ConfigError if a column occurs twice, or is not one of the source's columns with the right type.
-    """
+    """Convert a user's schema to Arrow. Raises ConfigError for a repeated, unknown or mistyped column."""
     names = [canonical_column(name) or name for name in schema.names]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError("schema", ", ".join(twice), "each column once")
@@ -121,10 +118,7 @@ class _Planner:
 
 
 class CometReader(DataSourceReader):
-    """The reader of a batch query, which reads a range of offsets of each queue.
-
-    The range is fixed when Spark plans the query, so all actions on one DataFrame read the same rows.
-    """
+    """The reader of a batch query. Its range is fixed when it is planned, so all actions see equal rows."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._arrow = check_schema(schema)
@@ -173,10 +167,7 @@ class CometReader(DataSourceReader):
 
 
 def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s: float) -> None:
-    """Wait until the queue's replica holds the messages before `end`, or its master is reachable again.
-
-    Return immediately if messages are read from the master. Raises ReplicaBehindError after the timeout.
-    """
+    """Wait until the queue is read from its master, or the replica holds `end`. Raises ReplicaBehindError."""
     deadline = time.monotonic() + timeout_s
     while (held := cluster.bounds([queue])[queue]).replica and held.maximum < end:
         address = cluster.address_of(queue)  # Looks up the route again, which lists the master if it is back
@@ -295,10 +286,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the end of the next batch.
-
-        If the batch must wait for more records, its end equals its start, `read`.
-        """
+        """Return the end of the next batch: its start, `read`, if it must wait for more records."""
         waiting = sum(waiting_in(read, latest).values())
         if isinstance(limit, ReadAllAvailable) or not waiting:
             return latest
@@ -375,12 +363,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._arrow, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Publish the progress as offsets of the consumer group, for lag displays.
-
-        A resumed query does not use these offsets.
-
-        Spark calls this method one batch late, and never for the last batch of an AvailableNow run.
-        """
+        """Publish the progress for lag displays. Spark calls this a batch late, never for the last one."""
         if self._options.commit_group is not None:
             for refusal in self._planner.cluster.commit(self._options.commit_group, from_tree(end))[:1]:
                 log.warning(

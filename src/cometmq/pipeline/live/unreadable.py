@@ -75,10 +75,7 @@ def listed(found: Sequence[UnreadableQueue]) -> str:
 
 
 def check_readable(cluster: Cluster, topics: Topics, *, fail: bool, group: str | None = None) -> None:
-    """Raise UnreadableError for queues with unreadable messages, or log a warning if `fail` is False.
-
-    With `group`, messages before the group's stored offsets do not count.
-    """
+    """Raise UnreadableError (or warn) for unread messages, with `group` those after its offsets."""
     finder = UnreadableQueues(cluster, topics)
     found = finder.find({})
     if found and group is not None:
@@ -154,11 +151,7 @@ class UnreadableQueues:
         ]
 
     def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
-        """Return the unreadable queues that have unread messages, sorted.
-
-        `read` holds the offset at which reading would continue in each queue. If the queues differ from those
-        of the last report, log a warning that ends with the text `consequence`.
-        """
+        """Return the result of `find`. If it has changed, log a warning that ends with `consequence`."""
         found = self.find(read)
         queues = [item.queue for item in found]
         if queues and queues != self._reported:

@@ -46,10 +46,7 @@ The row has the columns that the sink accepts, so a user can repair it and write
 
 
 class BadRows:
-    """A buffer of rows that cannot be sent, which are written to `path`, a directory or a URI.
-
-    `count` is the number of rows that were added.
-    """
+    """A buffer of rows that cannot be sent, written to `path`, a directory or a URI. `count` counts them."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path, self._name = path, name

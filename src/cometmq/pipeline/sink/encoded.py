@@ -75,10 +75,7 @@ class EncodedRows(Sequence[RowMessage]):
         return int(self._bodies[self._end] - self._bodies[self._begin])
 
     def parts(self, most_records: int, most_bytes: int) -> Iterator[EncodedRows]:
-        """Divide the rows into requests of limited size.
-
-        A row above the limit is sent in a request of its own.
-        """
+        """Divide the rows into requests of limited size. A larger row is a request of its own."""
         sizes = self._items[0] + _RECORD_EXTRA * np.arange(len(self._items[0]))
         begin = self._begin
         while begin < self._end:
@@ -91,11 +88,7 @@ class EncodedRows(Sequence[RowMessage]):
 def encode_rows(
     batch: pa.RecordBatch, options: WriteOptions, first_row: int, id_prefix: str
 ) -> EncodedRows | None:
-    """Return all messages of a batch, or None if rows.py must examine each row.
-
-    `first_row` is the number of the batch's first row in its partition. The message ids equal those that
-    rows.py would generate (`MessageIds`).
-    """
+    """Return a batch's messages with the ids of rows.py, or None if rows.py must look at each row."""
     topic = options.topic
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     one_kind = not any(name in columns and columns[name].null_count < len(batch) for name in _ALONE)

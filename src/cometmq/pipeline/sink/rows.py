@@ -162,10 +162,7 @@ def messages_of(
 
 
 def is_valid(column: pa.Array) -> bool:
-    """Return whether all strings of a column are valid UTF-8.
-
-    Strings that Spark has cast from binary may be invalid.
-    """
+    """Return whether a column's strings are valid UTF-8: Spark may have cast them from binary."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -174,11 +171,7 @@ def is_valid(column: pa.Array) -> bool:
 
 
 def _values(column: pa.Array, odd: bool) -> list[Any]:
-    """Return the values of a column as Python objects.
-
-    If the column has strings that are not valid UTF-8, `odd` must be set. Each invalid byte then becomes a
-    lone surrogate.
-    """
+    """Return the values as Python objects. If `odd`, bytes that are not UTF-8 become lone surrogates."""
     if odd:
         kind = pa.map_(pa.binary(), pa.binary()) if pa.types.is_map(column.type) else pa.large_binary()
         return [_decoded(value) for value in column.cast(kind).to_pylist()]

@@ -128,11 +128,7 @@ class Sender:
             self._launch(topic, _Batch(queue, part, queue in topic.pinned))
 
     def _topic(self, name: str) -> _Topic:
-        """Return the queues of a topic, which are looked up when the topic's first message is sent.
-
-        A lookup is retried as often as a batch, because name servers do not list a topic while its only
-        broker is unreachable.
-        """
+        """Return a topic's queues, with retries: it is unknown while its only broker is unreachable."""
         pauses = Backoff(_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:

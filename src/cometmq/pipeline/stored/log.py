@@ -62,13 +62,7 @@ DISK = OsDisk()
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """Open a file of a store to read it.
-
-    Raises:
-        OSError: The file cannot be opened, or it is a link, a pipe or a device. These are refused because a
-            person who can write into the directory of a store could otherwise make a task read other files
-            through a link, or wait for a pipe.
-    """
+    """Open a store's file. Raises OSError, also for links and pipes, which others may have put there."""
     fd = DISK.open(path, write=False)
     try:
         yield fd
@@ -77,10 +71,7 @@ def opened(path: str) -> Iterator[int]:
 
 
 def numbered_files(directory: str) -> list[tuple[int, str]]:
-    """Return (first log position, path) of the files that are named after that position, in order.
-
-    Raises OSError.
-    """
+    """Return (first log position, path) of the files named by positions, in order. Raises OSError."""
     names = sorted(name for name in os.listdir(directory) if _FILE_NAME.fullmatch(name))
     return [(int(name), os.path.join(directory, name)) for name in names]
 
@@ -127,11 +118,7 @@ class LogFile:
 
 
 class LogReader:
-    """An open log file.
-
-    The file is read with read calls and never mapped into memory, because the broker may truncate or delete
-    it meanwhile.
-    """
+    """An open log file, which is read and never mapped, because the broker may truncate or delete it."""
 
     def __init__(self, file: LogFile, fd: int) -> None:
         self.file = file
@@ -268,10 +255,7 @@ class LogReader:
 
 
 def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
-    """Return the log position and the size from a consume queue's entry for a queue offset.
-
-    Return None if there is no consume queue, or if it has no entry for this offset.
-    """
+    """Return log position and size of a consume queue's entry for a queue offset, or None."""
     place = queue_offset * _UNIT.size
     try:
         files = [(base, path) for base, path in numbered_files(directory) if base <= place]

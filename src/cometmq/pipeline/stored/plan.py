@@ -118,11 +118,7 @@ def _settings(directory: str) -> dict[str, str]:
 
 
 def _queue_directory(directory: str) -> str:
-    """Return the directory of the store's consume queues.
-
-    The directory named in the store's broker.conf is used if it exists, unless the file was copied from
-    another store.
-    """
+    """Return the consume queues' directory: that of broker.conf if it exists and is no other store's."""
     settings = _settings(directory)
     configured = os.path.expanduser(settings.get("storePathConsumeQueue", ""))
     root = os.path.expanduser(settings.get("storePathRootDir", ""))
@@ -180,11 +176,7 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
 
 
 def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
-    """Return the start positions of the slices into which a log file is divided.
-
-    The first position is the start of the file. The others are about `slice_bytes` apart, and each of them is
-    the start of a record that has an entry in a consume queue.
-    """
+    """Return the starts of slices, about `slice_bytes` apart: the file's, and those of queued records."""
     file = reader.file
     borders = [file.base]
     if file.queues is None or not reader.read(file.base, BLANK_SIZE).strip(b"\0"):
@@ -198,10 +190,7 @@ def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
 
 
 def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
-    """Return the end of the last whole record that begins at `start` or later.
-
-    Return `start` if there is no such record.
-    """
+    """Return the end of the last whole record that begins at `start` or later, or else `start`."""
     file, last, found = reader.file, None, None
     for found in reader.walk(start, file.end, options.batch_bytes):
         if isinstance(found, Block):

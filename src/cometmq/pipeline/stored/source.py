@@ -25,10 +25,7 @@ log = logs.logger(__name__)
 
 
 class StoreReader(DataSourceReader):
-    """The reader of a batch query on store directories.
-
-    The slices to read are fixed when Spark plans the query, so its rows do not change.
-    """
+    """The reader of a batch query on stores. Its slices are fixed when it is planned, and so its rows."""
 
     def __init__(self, schema: StructType, options: StoreOptions) -> None:
         self._arrow = check_schema(schema)

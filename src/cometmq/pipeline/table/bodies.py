@@ -125,10 +125,7 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """Return a function that counts the items in all arrays and maps of a parsed value of this type.
-
-    The limit MOST_VALUES applies to this count. Return None for a type that contains neither arrays nor maps.
-    """
+    """Return a function that counts items for MOST_VALUES, or None for a type without arrays and maps."""
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
 
@@ -153,10 +150,7 @@ def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
 
 
 def value_width(kind: pa.DataType) -> int:
-    """Return the number of columns that a value of this type takes.
-
-    A struct takes those of all its fields.
-    """
+    """Return the number of columns that a value takes: a struct takes those of all its fields."""
     return sum(value_width(field.type) for field in kind) if pa.types.is_struct(kind) else 1
 
 
@@ -175,11 +169,7 @@ def _parse(parser: Parser, body: bytes) -> Parsed:
 
 
 def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -> list[pa.Array]:
-    """Return the values of the rows from `start` to `stop` as arrays.
-
-    Arrow cannot represent some values in their column's type, such as a decimal with too many digits. Such a
-    value is located by bisection and becomes an error of its row.
-    """
+    """Return rows as arrays. Values that Arrow cannot hold are found by bisection and become errors."""
     try:
         return [pa.array([item.value for item in parsed[start:stop]], column)]
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -61,10 +61,7 @@ class AvroParser:
 
 
 class _FewReads(BytesIO):
-    """A stream with the bytes of a body. It raises ValueError if fastavro makes too many reads.
-
-    So a body with far too many values fails early, before all the values become Python objects.
-    """
+    """The bytes of a body. Raises ValueError after too many reads, before all values become objects."""
 
     _left = _MOST_READS
 
@@ -76,11 +73,7 @@ class _FewReads(BytesIO):
 
 
 def _decimal(data: bytes, writer_schema: Any = None, _: Any = None) -> Decimal:
-    """Return an exact decimal.
-
-    fastavro's own reader rounds a decimal with more digits than the schema permits, and needs minutes for a
-    decimal of 1 MiB.
-    """
+    """Return an exact decimal. fastavro rounds too many digits, and needs minutes for 1 MiB of them."""
     number = int.from_bytes(data, "big", signed=True)
     if abs(number) >= 10 ** writer_schema["precision"]:
         raise ValueError(f"a decimal of more than {writer_schema['precision']} digits")
@@ -118,10 +111,7 @@ def fields_of(schema: str) -> pa.StructType:
 
 
 def _without_other_logical_types(schema: Any) -> Any:
-    """Return the schema without the logical types for which there is no column.
-
-    Values of such a type are read as values of its base type.
-    """
+    """Return the schema without logical types that have no column: their base types are read."""
     if isinstance(schema, list):
         return [_without_other_logical_types(item) for item in schema]
     if not isinstance(schema, dict):

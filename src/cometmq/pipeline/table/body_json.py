@@ -117,10 +117,7 @@ def _lossy(kind: pa.DataType) -> _Lossy | None:
 
 
 class JsonParser:
-    """A parser of JSON bodies.
-
-    Each field of the given struct type is read from the object's field of this name.
-    """
+    """A parser of JSON bodies into a struct type, whose fields are the object's fields of these names."""
 
     def __init__(self, fields: pa.StructType) -> None:
         self._whole = msgspec.json.Decoder(_python_type(fields, "body"))
@@ -183,10 +180,7 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """Return a function that returns whether a parsed value has all the information of its JSON text.
-
-    Return None for a type whose values never lose information.
-    """
+    """Return a function that tells whether a value has all of its JSON text. None: it always has."""
     same = _comparing(kind)
     if same is None:
         return None
@@ -216,11 +210,7 @@ def _widest(kind: pa.DataType, *, many: bool = False) -> int:
 
 
 def _words(kind: pa.DataType) -> set[bytes]:
-    """Return the byte strings that reveal JSON values which the type may not represent exactly.
-
-    The type represents all values of a body exactly if none of the strings occurs in the body or in its
-    translation by `_DIGITS`. The strings are those of all types that this type contains (see `_Lossy.words`).
-    """
+    """Return the byte strings without which a body has only exact values of this type (`_Lossy.words`)."""
     if kind.num_fields:
         return {word for number in range(kind.num_fields) for word in _words(kind.field(number).type)}
     lossy = _lossy(kind)
@@ -228,11 +218,7 @@ def _words(kind: pa.DataType) -> set[bytes]:
 
 
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
-    """Return a function that compares a value of this type with the exact value in the JSON text.
-
-    The function returns True if the two are equal. Its second argument, the exact value, is a decimal for
-    float and double, and a string for times and bytes. Return None for a type whose values are always exact.
-    """
+    """Return a function that compares a value with the exact one, or None if all values are exact."""
     if pa.types.is_struct(kind):
         parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]
         if not parts:
@@ -255,11 +241,7 @@ def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
 
 
 def _python_type(kind: pa.DataType, path: str, *, exact: bool = False) -> Any:
-    """Return the Python type into which msgspec decodes values of this type.
-
-    With `exact`, decimals and strings replace types that may lose information. Raises ConfigError for types
-    that JSON bodies cannot have.
-    """
+    """Return the type to decode into, with `exact` one without any loss. Raises ConfigError."""
     for arrow, python in _PLAIN:
         if kind == arrow:
             lossy = _lossy(kind) if exact else None
@@ -359,11 +341,7 @@ class _Place(msgspec.Struct, eq=False):
             yield from place.leaves()
 
     def arrow(self, kept: set[int]) -> pa.DataType | None:
-        """Return the Arrow type of the values at this path, with fields only for the paths in `kept`.
-
-        `kept` has the `id` of each path that gets a column. The result is None if neither this path nor a
-        path below it gets one.
-        """
+        """Return the type at this path, with fields for the paths whose ids are in `kept`, or None."""
         if isinstance(self.kind, pa.DataType):
             return self.kind if id(self) in kept else None
         fields: dict[str, tuple[str, pa.DataType]] = {}

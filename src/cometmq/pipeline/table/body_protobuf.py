@@ -94,10 +94,7 @@ class _Room:
     left = 0
 
     def for_all(self, items: Any, width: int) -> Any:
-        """Return the items of an array or map.
-
-        Raises ValueError for too many items, before Python creates an object for each item.
-        """
+        """Return the items. Raises ValueError for too many, before each becomes an object."""
         self.left -= len(items) * width
         if self.left < 0:
             raise ValueError(too_many_values())
@@ -105,10 +102,7 @@ class _Room:
 
 
 def _record(descriptor: Descriptor, outer: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
-    """Return the type of a message and the function that reads it.
-
-    A message without fields becomes a boolean column, which is true if the message is set.
-    """
+    """Return a message's type and reader. A message without fields is a boolean: whether it is set."""
     path = (*outer, descriptor.full_name)
     if descriptor.full_name in outer:
         raise ConfigError("body_schema", " → ".join(path), "a message that does not hold itself")
@@ -144,10 +138,7 @@ def _field(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[
 
 
 def _single(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
-    """Return the Arrow type of a single value of the field, and a function that converts values to this type.
-
-    The argument of the function is the value as Protobuf's Python API returns it.
-    """
+    """Return the Arrow type of a field's single value, and a function that converts Protobuf's value."""
     if field.message_type is not None:
         return _record(field.message_type, path, room)
     if field.enum_type is not None:

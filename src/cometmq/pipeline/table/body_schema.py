@@ -47,10 +47,7 @@ class BodyOptions:
 
 
 def body_options(body_format: str | None, body_schema: str | None, keep: bool) -> BodyOptions | None:
-    """Parse the settings. `body_schema` is DDL, the path of an Avro schema, or PATH:MESSAGE.
-
-    PATH:MESSAGE names a message of a Protobuf descriptor set. Raises ConfigError.
-    """
+    """Parse the settings: DDL, an Avro schema's path, or DESCRIPTORS:MESSAGE. Raises ConfigError."""
     if body_format is None:
         if body_schema is not None or not keep:
             key, value = ("body_schema", body_schema) if body_schema else ("keep_body", "false")

@@ -142,10 +142,7 @@ def _added(file: dict[str, Any]) -> AddAction:
 
 
 def _table(path: str, version: int | None = None) -> DeltaTable:
-    """Return a Delta table.
-
-    An s3:// URI may have keys and an endpoint, in the same form as an archive's URI.
-    """
+    """Return a Delta table. An s3:// URI may have keys and an endpoint, like an archive's URI."""
     if not path.startswith("s3://"):
         return DeltaTable(path, version=version)
     options = _storage(path, open_filesystem(path)[0])

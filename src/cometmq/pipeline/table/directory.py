@@ -85,18 +85,12 @@ class Table(ABC):
         """Create the table, or check an existing one. Return the last commit, or None if there is none."""
 
     def staging(self, _batch: int) -> str:
-        """Create a directory for the files of this batch, and return its path relative to the output.
-
-        "" means that tasks write the files under their final paths.
-        """
+        """Return the new directory of a batch's files, relative to the output. "": their final places."""
         return ""
 
     @abstractmethod
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table in one step.
-
-        Raises ArchiveError if another job has committed a batch of the same number.
-        """
+        """Make a batch part of the table in one step. Raises ArchiveError if another job took its number."""
 
     @abstractmethod
     def vacuum(self, retention: timedelta) -> int:
@@ -295,10 +289,7 @@ class ArchiveTable(Table):
         return None if number is None else read_commit(self.filesystem, self.root, number)
 
     def log(self) -> Log:
-        """Return the archive's log as readers see it.
-
-        Commits whose files have not all been renamed to their final names yet are not included.
-        """
+        """Return the log as readers see it, without commits whose files are not all renamed yet."""
         upto = None if self.direct else self._published()
         return read_log(self.filesystem, self.root, upto if upto != -1 else None)
 
@@ -326,10 +317,7 @@ class ArchiveTable(Table):
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
-        """Give this commit the next batch number, because another job has committed a batch with its number.
-
-        Raises ArchiveError if the two commits conflict.
-        """
+        """Take the next number, as another job took this one. Raises ArchiveError if the two conflict."""
         path = commit_path(commit["batch"])
         other = read_commit(self.filesystem, self.root, commit["batch"])
         merges, merged = set(commit.get("removes", ())), set(other.get("removes", ()))
@@ -387,21 +375,14 @@ class ArchiveTable(Table):
             return -1
 
     def _delete_stale_staging(self) -> None:
-        """Remove the staging directories of dead runs.
-
-        If this job holds the lock, every other run is dead. On file systems without locks, only old
-        directories are removed.
-        """
+        """Remove staging directories of dead runs: without a lock, only the old ones."""
         oldest = 0.0 if self._lock_file is not None else _STALE_S
         for info in listing(self.filesystem, self._at(_HOME, "staging")):
             if time.time() - (info.mtime.timestamp() if info.mtime else 0.0) >= oldest:
                 self._delete(info.path)
 
     def close(self) -> None:
-        """Remove this run's staging directory, and release the lock.
-
-        The directory is kept if it may contain files of a commit.
-        """
+        """Remove this run's staging directory unless a commit may need it, and release the lock."""
         try:
             if not self._committing and not self.direct:
                 self._delete(self._at(_HOME, "staging", self.run_id))
@@ -455,11 +436,7 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a commit that do not concern a single batch.
-
-    The commit of a compaction copies them from the previous commit, because the archive job reads them from
-    the newest commit.
-    """
+    """Return what a compaction copies from a commit, because the archive job reads the newest commit."""
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 
@@ -469,20 +446,14 @@ def this_process() -> str:
 
 
 def author(commit: Mapping[str, Any]) -> str:
-    """Return a text with the job that made a commit and the time of the commit.
-
-    Commits of older versions lack some of these fields.
-    """
+    """Return the job and time of a commit as text. Commits of older versions lack some fields."""
     by = f"{commit['by']}, " if "by" in commit else ""
     at = f" at {commit['time']}" if "time" in commit else ""
     return f"{by}run {commit.get('run', '?')}, batch {commit['batch']}{at}"
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a commit's files.
-
-    `path` is the final path, and `staged` the path in staging if the file has one.
-    """
+    """Return a commit's files, with their final `path` and, if they have one, the path in `staged`."""
     return [*commit["files"], *commit["quarantine"]]
 
 

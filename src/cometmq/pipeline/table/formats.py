@@ -14,11 +14,7 @@ _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 def open_table(output: str, table_format: str, catalogue: str | None = None) -> Table:
-    """Return the archive at `output`.
-
-    `catalogue` is a local file for a new Iceberg table on an object store. Raises ConfigError for an unknown
-    format, or a format whose package is not installed.
-    """
+    """Return the archive at `output`, with a `catalogue` file for Iceberg on S3. Raises ConfigError."""
     if catalogue is not None and table_format != "iceberg":
         raise ConfigError("catalogue", catalogue, "no value: only Iceberg tables have a catalogue")
     if table_format == "parquet":

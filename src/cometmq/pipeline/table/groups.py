@@ -112,10 +112,7 @@ class GroupLog:
         return left_out
 
     def read(self) -> pa.Table:
-        """Return the recorded offsets, oldest first, with the columns POSITIONS.
-
-        If there are more than a million offsets, only the newest snapshots are included.
-        """
+        """Return the recorded offsets (POSITIONS), oldest first, of up to a million of the newest."""
         pictures: list[pa.Table] = []
         for picture in self._pictures():
             if sum(one.num_rows for one in pictures) + picture.num_rows > _MOST_READ:
@@ -164,10 +161,7 @@ class GroupLog:
                 days.add(day)
 
     def _day(self, path: str) -> str:
-        """Return the day that a snapshot states near its beginning, or "" if its file is damaged.
-
-        The file's modification time is not used, because a copied file has the time of the copy.
-        """
+        """Return the day that a snapshot states, or "": copied files have the time of the copy."""
         with self._filesystem.open_input_stream(path) as stream:
             found = _TIME.search(stream.read(_HEAD))
         return found[1].decode() if found else ""

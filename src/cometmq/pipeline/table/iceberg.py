@@ -128,10 +128,7 @@ class IcebergArchive(LakeTable):
             raise self._unreadable(error) from error
 
     def _create(self) -> None:
-        """Create the table, with retries.
-
-        Each attempt starts from the current state of the table, because another job may be creating it, too.
-        """
+        """Create the table. Each try starts from its present state: another job may create it, too."""
         pauses = Backoff(*_PAUSES_S)
         while True:
             try:
@@ -149,10 +146,7 @@ class IcebergArchive(LakeTable):
             return
         self._catalogue.create_namespace_if_not_exists(TABLE[0])
         made = self._catalogue.create_table_transaction(
-            TABLE,
-            schema=ARCHIVE_SCHEMA,
-            location=self._location,
-            properties=_PROPERTIES,
+            TABLE, schema=ARCHIVE_SCHEMA, location=self._location, properties=_PROPERTIES
         )
         with made as transaction, transaction.update_spec() as spec:
             spec.add_field("topic", IdentityTransform(), "topic")

@@ -47,10 +47,7 @@ def with_directories(columns: pa.Schema) -> pa.Schema:
 
 
 class Overtaken(Exception):
-    """Another transaction has changed the table.
-
-    The caller reloads the table to find out which transaction.
-    """
+    """Another transaction has changed the table, which the caller reloads to find out."""
 
 
 class LakeTable(Table):
@@ -130,11 +127,7 @@ class LakeTable(Table):
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
 
     def vacuum(self, age: timedelta) -> int:
-        """Delete old data files that no committed batch and no snapshot contains. Return their number.
-
-        The jobs that wrote these files failed or died. Files of other writers are left to the table format's
-        own clean-up.
-        """
+        """Delete old data files of dead jobs, which no commit or snapshot has. Return their number."""
         found, _ = self._unnamed()
         # Reload the table after the files are listed, so that it includes all their commits.
         self.last_commit()
@@ -157,10 +150,7 @@ class LakeTable(Table):
 
     @abstractmethod
     def _transact(self, commit: dict[str, Any]) -> None:
-        """Add the files and record the commit, if the table has not changed since `last_commit`.
-
-        Raises Overtaken if the table has changed.
-        """
+        """Add files and commit. Raises Overtaken if the table has changed since `last_commit`."""
 
     @abstractmethod
     def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
@@ -188,10 +178,7 @@ class LakeTable(Table):
             raise ArchiveError(self.output, problem)
 
     def _copied(self) -> int:
-        """Return the number of the newest batch whose commit `_cometmq` contains, or -1 if there is none.
-
-        The commit is a file in `commits` or a part of a checkpoint.
-        """
+        """Return the newest batch in `commits` or in a checkpoint of `_cometmq`, or -1."""
         last = last_number(self.filesystem, self.root)
         return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 
@@ -203,9 +190,6 @@ class LakeTable(Table):
 
 
 def kind_of(filesystem: fs.FileSystem, root: str) -> str | None:
-    """Return the format of the archive in this directory: delta, iceberg, or a number for Parquet.
-
-    The result is None if there is no archive.
-    """
+    """Return the format of the archive: delta, iceberg, or a number for Parquet. None: no archive."""
     kind = read_json(filesystem, f"{root}/{_HOME}/archive.json")
     return None if kind is None else str(kind.get("format"))

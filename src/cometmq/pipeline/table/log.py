@@ -374,10 +374,7 @@ class Checkpoints:
     def after(
         self, number: int, filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]
     ) -> None:
-        """Write a checkpoint if one is due after commit `number`.
-
-        `create` must create a complete file or none.
-        """
+        """Write a checkpoint if one is due. `create` must create a complete file or none."""
         if number < self._last + CHECKPOINT_EVERY:
             return
         self._last, self.problem = number, None
@@ -403,12 +400,7 @@ def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes],
 
 
 def _covered(filesystem: fs.FileSystem, root: str, before: int) -> list[str]:
-    """Return the paths that may be deleted after a new checkpoint was written.
-
-    `before` is the number of the previous checkpoint, from which the log was just read. Checkpoints earlier
-    than `before` may be deleted, and commits up to `before` that are more than a day old by the clock of the
-    file store.
-    """
+    """Return the paths to delete after a checkpoint: those before `before`, and commits a day old."""
     written = {
         int(found[1]): info.mtime
         for info in listing(filesystem, f"{root}/{CHECKPOINTS}")

@@ -55,11 +55,7 @@ class Stretch(NamedTuple):
 
 
 def merge(unit: Merge) -> list[dict[str, Any]]:
-    """Merge the files of `unit` into new files. Return a description of each new file for a commit.
-
-    If a column has different types in different files, no file is written and the result is empty. Raises
-    ArchiveError if the disk is full.
-    """
+    """Merge the files into new ones, and return their descriptions: none if types of columns differ."""
     with full_disk_named(unit.uri):
         return _merge(unit)
 

@@ -110,10 +110,7 @@ def without_user(uri: str) -> str:
 
 
 def shown(uri: str) -> str:
-    """Remove the key, the secret and the options from a URI, or from each URI in a text, to display it.
-
-    A path is returned unchanged.
-    """
+    """Remove key, secret and options from a URI, or each URI in a text, to display it. A path stays."""
     return _OPTIONS.sub(r"\1", without_user(uri))
 
 

@@ -46,10 +46,7 @@ class Partition(NamedTuple):
 
 
 class StagedFile:
-    """A new Parquet file of an archive, whose final location is the archive's directory `directory`.
-
-    If `staging` is not empty, the file is first written in the directory `staging`.
-    """
+    """A new Parquet file for the archive's `directory`, which is first in `staging` unless that is ""."""
 
     def __init__(
         self, filesystem: fs.FileSystem, root: str, staging: str, directory: str, kind: str,
@@ -169,10 +166,7 @@ class PartitionWriter:
         self.files.append(file.file.close() | facts)
 
     def close(self) -> None:
-        """Finish all files.
-
-        This call is unnecessary after an error, because files without a commit are deleted.
-        """
+        """Finish all files. Not needed after an error: files without a commit are deleted."""
         for file in list(self._open.values()):
             self._close(file)
 
@@ -192,10 +186,7 @@ def leaves(path: str, kind: pa.DataType) -> list[str]:
 
 
 def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:
-    """Divide the rows of a batch into ranges of consecutive rows with the same topic and hour.
-
-    Yield (partition, first row, last row + 1) for each range.
-    """
+    """Yield (partition, first row, last row + 1) of consecutive rows with equal topic and hour."""
     if not batch.num_rows:
         return
     hours = batch.column("store_timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
@@ -206,10 +197,7 @@ def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]
 
 
 def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Divide the rows into ranges of consecutive rows that are equal in all `columns`.
-
-    Yield (first row, last row + 1) for each range.
-    """
+    """Yield (first row, last row + 1) of consecutive rows that are equal in all `columns`."""
     count = len(columns[0])
     change = np.zeros(count, bool)
     for column in columns:

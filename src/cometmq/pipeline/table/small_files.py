@@ -18,10 +18,7 @@ class UncertainWrite(OSError):
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if there is no file.
-
-    Raises ArchiveError if the content of the file is not a JSON object.
-    """
+    """Return the JSON object in a file, or None without a file. Raises ArchiveError for other content."""
     if (content := read_file(filesystem, path)) is None:
         return None
     try:

@@ -72,10 +72,7 @@ class ArchiveTask:
 
 @dataclass(slots=True)
 class QueueCount:
-    """The numbers of records and bytes that a task has read from one queue.
-
-    Times are in ms, or None if there are no records. Bytes are sizes in the broker's store.
-    """
+    """The records and bytes (in the broker's store) read from a queue. Times are in ms, or None."""
 
     records: int = 0
     bad: int = 0
@@ -105,10 +102,7 @@ class TaskResult:
 
 
 def run_task(task: ArchiveTask) -> TaskResult:
-    """Do the work of one task.
-
-    Raises ArchiveError if the disk is full, so that Spark does not retry the task.
-    """
+    """Do a task's work. A full disk is an ArchiveError, for which Spark does not retry the task."""
     with full_disk_named(task.output):
         return _run(task)
 
@@ -170,11 +164,7 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
 
 
 class Quarantine:
-    """A writer that collects the bad records of a task and writes them to one file.
-
-    The file is created when the first records are written. Because all records of a topic may be bad, the
-    writer limits the size of the records that it holds in memory: when they reach the limit, it writes them.
-    """
+    """A writer of a task's bad records to one file. It holds few of them, because all may be bad."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
         self._place = (filesystem, root, staging)
@@ -198,10 +188,7 @@ class Quarantine:
         self._rows, self._held = [], 0
 
     def close(self) -> list[dict[str, Any]]:
-        """Finish the file of bad records. Return a list of one entry, which describes the file for a commit.
-
-        If there was no bad record, there is no file and the list is empty.
-        """
+        """Finish the file of bad records, and return its description, or nothing without a file."""
         if self._rows:
             self._write()
         return [] if self._file is None else [self._file.close()]
