@@ -25,27 +25,10 @@ if TYPE_CHECKING:
     from cometmq.pipeline.session import spark_session
 
 __all__ = [
-    "archive",
-    "archived",
-    "audit",
-    "compact",
-    "consumptions",
-    "dedup",
-    "deduplicated",
-    "dlq",
-    "lag",
-    "letters",
-    "messages",
-    "rebuild",
-    "redrive",
-    "replay",
-    "run",
-    "sends",
-    "spark_session",
-    "throughput",
-    "trace",
-    "traces",
-]
+    "archive", "archived", "audit", "compact", "consumptions", "dedup", "deduplicated", "dlq", "lag",
+    "letters", "messages", "rebuild", "redrive", "replay", "run", "sends", "spark_session", "throughput",
+    "trace", "traces",
+]  # fmt: skip
 
 # The modules of functions, by function name. A function that is not listed here is defined in the module of
 # its own name in `jobs`.

@@ -399,13 +399,18 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
     found = every.filter(limits.inside(F.col("stored_ms")))
     groups = groups_of(found, done, held)
     grouped = None if groups is None else in_groups(found, groups, done, held, limits)
-    gone = None if said is None else _looked_for(said, every)
+    gone = None
+    if said is not None:
+        there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
+        gone = said.join(there, ["topic", "msg_id"], "left")
     tables = {"topics": topic_windows(found, gone), "findings": findings(found, gone, grouped)}
     if grouped is not None:
         tables["groups"] = group_windows(grouped)
 
     def work() -> None:
-        _count_left_out(summary, kept, groups)
+        summary.bad_traces = sum(records.filter("kind = 'bad'").count() for records in kept[1:])
+        if groups is not None:
+            summary.left_out = groups.filter(F.col("place") > GROUPS_MAX).count()
         summary.closed_to_ms = limits.closed_to(_newest_ms(kept), time.time_ns() // 1_000_000)
         for name, table in tables.items():
             tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
@@ -417,14 +422,6 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
 
     report_on(_JOB, output, kept, work, lambda: tables, given)
     return summary
-
-
-def _count_left_out(summary: AuditSummary, kept: Sequence[DataFrame], groups: DataFrame | None) -> None:
-    """Count the groups that were not examined, and the unreadable trace records, in the summary."""
-    if len(kept) > 1:
-        summary.bad_traces = kept[1].filter("kind = 'bad'").count()
-    if groups is not None:
-        summary.left_out = groups.filter(F.col("place") > GROUPS_MAX).count()
 
 
 def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame | None:
@@ -442,12 +439,6 @@ def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, ever
     if pattern is not None:
         return rows.filter(F.col("topic").rlike(f"^(?:{pattern})$"))
     return rows.join(F.broadcast(every.select("topic").distinct()), "topic", "left_semi")
-
-
-def _looked_for(said: DataFrame, every: DataFrame) -> DataFrame:
-    """Add the column `there`, which is 1 for messages that are in the source."""
-    there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
-    return said.join(there, ["topic", "msg_id"], "left")
 
 
 def _newest_ms(frames: list[DataFrame]) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from pyspark.errors import AnalysisException, ParseException
@@ -25,7 +26,7 @@ from cometmq.pipeline.base.engine import run_action, slots
 from cometmq.pipeline.base.job_options import DlqOptions, RedriveOptions
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.wire import Access
-from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
+from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, in_task
 from cometmq.pipeline.jobs.inputs import messages, unreadable
 from cometmq.pipeline.jobs.results import report_on, spark_directory, structs
 from cometmq.pipeline.jobs.trace import traces as trace_rows
@@ -340,7 +341,7 @@ def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: Re
         .repartitionById(tasks, "task")
         .sortWithinPartitions("topic", "store_timestamp", *_PLACE[1:])
     )
-    return ordered.mapInArrow(task_function(task), from_arrow_schema(SCHEMA))
+    return ordered.mapInArrow(partial(in_task, task), from_arrow_schema(SCHEMA))
 
 
 def _count(summary: RedriveSummary, tried: DataFrame) -> None:

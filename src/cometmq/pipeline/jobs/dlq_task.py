@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -53,12 +52,8 @@ class RedriveTask:
     access: Access = PLAIN
 
 
-def task_function(task: RedriveTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function for `mapInArrow` that maps dead letters, sorted by topic, to rows of SCHEMA."""
-    return partial(_in_task, task)
-
-
-def _in_task(task: RedriveTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def in_task(task: RedriveTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Send dead letters, sorted by topic, and return rows of SCHEMA, in `mapInArrow`."""
     letters = (letter_of(row) for batch in batches for row in batch.to_pylist(maps_as_pydicts="lossy"))
     with asyncio.Runner() as runner:
         results = _redriven(task, letters)

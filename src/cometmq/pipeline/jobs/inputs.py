@@ -105,16 +105,13 @@ def messages(
         reader = reader.option("subscribe", ",".join(topics))
     if pattern is not None:
         reader = reader.option("subscribePattern", pattern)
-    for option, time_ms in (("startingTimestamp", begin_ms), ("endingTimestamp", _past(end_ms))):
+    # An end in the future, which the source may refuse, excludes no existing message.
+    past_ms = None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
+    for option, time_ms in (("startingTimestamp", begin_ms), ("endingTimestamp", past_ms)):
         if time_ms is not None:
             reader = reader.option(option, str(time_ms))
     wanted = [schema[name] for name in names]
     return reader.schema(", ".join(f"{one.name} {one.dataType.simpleString()}" for one in wanted)).load()
-
-
-def _past(end_ms: int | None) -> int | None:
-    """Return `end_ms`, or None if it is in the future: such an end excludes no existing message."""
-    return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
 def unreadable(

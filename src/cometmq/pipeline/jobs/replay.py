@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +32,7 @@ from cometmq.pipeline.base.options import Topics, WriteOptions, parse_addresses,
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
 from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
-from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
+from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, in_task
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.objects import shown
 
@@ -429,7 +430,7 @@ class _Run:
             .sortWithinPartitions(F.expr("queue_offset - first"), *_QUEUE, "physical_offset")
             .drop("first", "last")
         )
-        sent = ordered.mapInArrow(task_function(task), "outcome binary")
+        sent = ordered.mapInArrow(partial(in_task, task), "outcome binary")
         try:
             outcomes_in(run_action(self.spark, "replay", sent.collect, on_look=self._look, stop=self.unread))
         except JobStopped:

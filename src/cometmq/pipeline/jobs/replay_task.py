@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -298,7 +297,3 @@ def _plain_body(row: Mapping[str, Any]) -> bytes:
         except CometError as error:
             raise SinkRowError(row["queue_offset"], "body", str(error)) from None
     return body
-
-
-def task_function(task: ReplayTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return partial(in_task, task)

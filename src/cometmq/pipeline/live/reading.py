@@ -381,13 +381,12 @@ class _Assembler:
         ]
         for batch, found in self._decoder.decode(b"".join(self._bodies), self._starts, origins):
             bad = [(self._sources[bisect_right(self._ends, item.position)], item) for item in found]
-            yield Part(self._filter(batch) if self._options.by_tags else batch, self._bad + bad, self._lost)
+            if self._options.by_tags:
+                kept = pc.is_in(batch.column(_TAGS), value_set=self._tags)
+                batch = batch.filter(kept).select(self._schema.names)
+            yield Part(batch, self._bad + bad, self._lost)
             self._bad, self._lost = [], {}
         self._bodies, self._starts, self._sources, self._ends, self._size = [], [], [], [], 0
-
-    def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=self._tags))
-        return kept.select(self._schema.names)
 
 
 def plain_body(limit: int, sys_flag: int, body: bytes) -> bytes:

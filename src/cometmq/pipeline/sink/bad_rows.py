@@ -25,19 +25,14 @@ PART_BYTES = 16 * 1024 * 1024
 """Size of bodies and properties, in bytes, after which a task begins another file."""
 
 SCHEMA = pa.schema(
-    {
-        "field": pa.string(),
-        "problem": pa.string(),
-        "topic": pa.string(),
-        "body": pa.binary(),
-        "tags": pa.string(),
-        "keys": pa.string(),
-        "properties": pa.map_(pa.string(), pa.string()),
-        "flag": pa.int64(),
-        "delay_level": pa.int64(),
-        "sharding_key": pa.string(),
-        "msg_id": pa.string(),
-    }
+    [
+        *((name, pa.string()) for name in ("field", "problem", "topic")),
+        ("body", pa.binary()),
+        *((name, pa.string()) for name in ("tags", "keys")),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        *((name, pa.int64()) for name in ("flag", "delay_level")),
+        *((name, pa.string()) for name in ("sharding_key", "msg_id")),
+    ]
 )
 """The columns of the table of invalid rows: the invalid field, its problem, and the row itself.
 

@@ -101,7 +101,10 @@ def encode_rows(
     if any(_holds_separators(text) for _, text in texts) or not all(is_valid(text) for _, text in given):
         return None
     body = _binary(columns["body"])
-    parts = [b"UNIQ_KEY\x01" + id_prefix.encode(), _row_numbers(first_row, len(batch)), b"\x02WAIT\x01true"]
+    # Message ids end with the last ten hexadecimal digits of the row number.
+    rows = np.arange(first_row, first_row + len(batch), dtype=np.int64)
+    numbers = _DIGITS[(rows[:, None] >> _SHIFTS) & 15]
+    parts = [b"UNIQ_KEY\x01" + id_prefix.encode(), _bytes_of(numbers), b"\x02WAIT\x01true"]
     for name, text in texts:
         present = pc.fill_null(pc.greater(pc.binary_length(text), 0), False)
         parts.append(pc.if_else(present, pc.binary_join_element_wise(name, text, b""), b""))
@@ -149,12 +152,6 @@ def _holds_separators(text: pa.BinaryArray) -> bool:
     ends = np.frombuffer(offsets, np.int32)
     values = memoryview(data)[ends[text.offset] : ends[text.offset + len(text)]].tobytes()
     return b"\x01" in values or b"\x02" in values
-
-
-def _row_numbers(first: int, count: int) -> pa.BinaryArray:
-    """Return the last ten hexadecimal digits of each row number, as message ids contain them."""
-    numbers = np.arange(first, first + count, dtype=np.int64)
-    return _bytes_of(_DIGITS[(numbers[:, None] >> _SHIFTS) & 15])
 
 
 def _bytes_of(rows: Any) -> pa.BinaryArray:

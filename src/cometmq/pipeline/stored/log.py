@@ -159,7 +159,7 @@ class LogReader:
             if own == at + gap and wanted < size + gap <= min(stop - at, MOST_BYTES):
                 wanted = size + gap  # The record is longer than what was read, so read all of it
                 continue
-            if stop == self.file.end and self._is_blank(data, at):
+            if stop == self.file.end and self.file.framing.is_blank(data, self.file.end - at):
                 return
             self._check_border(at, stop)
             found = self.next_record(at + 1, stop)
@@ -207,9 +207,6 @@ class LogReader:
             if failure.errno != errno.ENXIO:  # ENXIO means that only a hole follows
                 return [(place, stop)]
         return found
-
-    def _is_blank(self, data: bytes, at: int) -> bool:
-        return self.file.framing.is_blank(data, self.file.end - at)
 
     def _check_border(self, at: int, stop: int) -> None:
         head = self.read(at + self._gap, CLAIM_BYTES)

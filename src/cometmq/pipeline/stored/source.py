@@ -93,13 +93,10 @@ def _wanted(block: Block, options: StoreOptions) -> Rows:
     if options.topics is not None:
         ends = (rows.topic_start + rows.topic_length).tolist()
         names = [block.data[start:end] for start, end in zip(rows.topic_start.tolist(), ends, strict=True)]
-        wanted = {name for name in set(names) if options.topics.includes(_any_queue(name))}
+        queues = {name: MessageQueue(name.decode("utf-8", "replace"), "", 0) for name in set(names)}
+        wanted = {name for name, queue in queues.items() if options.topics.includes(queue)}
         rows = rows.pick(np.fromiter(map(wanted.__contains__, names), bool, len(names)))
     return rows
-
-
-def _any_queue(topic: bytes) -> MessageQueue:
-    return MessageQueue(topic.decode("utf-8", "replace"), "", 0)
 
 
 def _bad(path: str, position: int, stage: str, problem: str, options: StoreOptions) -> None:

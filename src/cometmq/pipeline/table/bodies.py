@@ -103,12 +103,12 @@ def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.Re
 
 def _parsed(parser: Parser, bodies: pa.Array, column: pa.StructType) -> Iterator[list[Parsed]]:
     """Yield the parsed bodies in order, in groups whose Python objects fit into memory."""
-    count = _counter(column)
+    count, too_long = _counter(column), Parsed(None, error=f"longer than {MOST_BYTES} bytes")
     for start, stop in _slices(bodies):
         group: list[Parsed] = []
         held = 0
         for body in bodies[start:stop].to_pylist():
-            one = _parse(parser, body or b"")
+            one = parser.parse(body or b"") if len(body or b"") <= MOST_BYTES else too_long
             values = 0 if count is None or one.value is None else count(one.value)
             if values > MOST_VALUES:
                 one, values = Parsed(None, error=too_many_values()), 0
@@ -160,12 +160,6 @@ def _slices(bodies: pa.Array) -> Iterator[tuple[int, int]]:
     numbers = np.cumsum(sizes, dtype=np.int64) // _SLICE_BYTES
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(bodies)] if len(bodies) else []
     yield from pairwise(edges)
-
-
-def _parse(parser: Parser, body: bytes) -> Parsed:
-    if len(body) > MOST_BYTES:
-        return Parsed(None, error=f"longer than {MOST_BYTES} bytes")
-    return parser.parse(body)
 
 
 def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -> list[pa.Array]:

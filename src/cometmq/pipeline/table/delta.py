@@ -74,15 +74,12 @@ class DeltaArchive(LakeTable):
         for info in self._table.history(1):
             if PROPERTY in info and (said := json.loads(info[PROPERTY]))["batch"] == batch:
                 return dict(said)
-        found = self._kept(batch) or self._in_history(batch)
+        said = (json.loads(info[PROPERTY]) for info in self._table.history() if PROPERTY in info)
+        found = self._kept(batch) or next((commit for commit in said if commit["batch"] == batch), None)
         if found is None:
             problem = f"neither _cometmq/commits nor the log says where batch {batch} ended"
             raise ArchiveError(self.output, problem)
         return found
-
-    def _in_history(self, batch: int) -> dict[str, Any] | None:
-        said = (json.loads(info[PROPERTY]) for info in self._table.history() if PROPERTY in info)
-        return next((commit for commit in said if commit["batch"] == batch), None)
 
     def _transact(self, commit: dict[str, Any]) -> None:
         table = self._table

@@ -34,17 +34,8 @@ from cometmq.protocol.headers import TopicRequestHeader
 
 log = logs.logger(__name__)
 
-POSITIONS = pa.schema(
-    [
-        ("batch", pa.int64()),
-        ("time", pa.string()),
-        ("group", pa.string()),
-        ("topic", pa.string()),
-        ("broker_name", pa.string()),
-        ("queue_id", pa.int32()),
-        ("offset", pa.int64()),
-    ]
-)
+_TEXTS = [(name, pa.string()) for name in ("time", "group", "topic", "broker_name")]
+POSITIONS = pa.schema([("batch", pa.int64()), *_TEXTS, ("queue_id", pa.int32()), ("offset", pa.int64())])
 MOST_GROUPS = 1000
 """Maximum number of groups whose offsets are recorded."""
 _MOST_POSITIONS = 100_000  # Maximum number of offsets in a snapshot, which then has about 15 MB of JSON

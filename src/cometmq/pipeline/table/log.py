@@ -76,16 +76,9 @@ _RANGES = pa.schema(
         *((name, pa.int64()) for name in ("first_store_ms", "last_store_ms", "replaces")),
     ]
 )
+_TEXTS = [(name, pa.string()) for name in ("path", "topic", "dt")]
 _FILES = pa.schema(
-    [
-        ("batch", pa.int64()),
-        ("path", pa.string()),
-        ("topic", pa.string()),
-        ("dt", pa.string()),
-        ("hour", pa.int32()),
-        ("rows", pa.int64()),
-        ("bytes", pa.int64()),
-    ]
+    [("batch", pa.int64()), *_TEXTS, ("hour", pa.int32()), ("rows", pa.int64()), ("bytes", pa.int64())]
 )
 _REMOVED = pa.schema([("path", pa.string()), ("time", pa.timestamp("ms", "UTC"))])
 
@@ -313,7 +306,9 @@ def checkpoint_content(now: Log, time: datetime) -> bytes:
     }
     lists = []
     for table in tables.values():
-        rows = pa.concat_arrays(table.to_struct_array().chunks or [_no_rows(table.schema)])
+        rows = pa.concat_arrays(
+            table.to_struct_array().chunks or [pa.array([], pa.struct(list(table.schema)))]
+        )
         lists.append(pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows))
     sink, row = pa.BufferOutputStream(), pa.table(lists, names=list(tables))
     with pq.ParquetWriter(sink, row.schema, compression="zstd") as writer:
@@ -326,10 +321,6 @@ def checkpoint_content(now: Log, time: datetime) -> bytes:
 
 def _sum_of(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-def _no_rows(schema: pa.Schema) -> pa.Array:
-    return pa.array([], pa.struct(list(schema)))
 
 
 def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:

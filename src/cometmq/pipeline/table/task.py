@@ -33,13 +33,10 @@ ARCHIVE_SCHEMA = arrow_schema([name for name in COLUMNS if name != "offset_msg_i
 
 _QUARANTINE_SCHEMA = pa.schema(
     [
-        ("topic", pa.string()),
-        ("broker_name", pa.string()),
+        *((name, pa.string()) for name in ("topic", "broker_name")),
         ("queue_id", pa.int32()),
-        ("queue_offset", pa.int64()),
-        ("physical_offset", pa.int64()),
-        ("stage", pa.string()),
-        ("problem", pa.string()),
+        *((name, pa.int64()) for name in ("queue_offset", "physical_offset")),
+        *((name, pa.string()) for name in ("stage", "problem")),
         ("raw", pa.binary()),
         ("batch", pa.int64()),
     ]
