@@ -29,14 +29,10 @@ _AT_ONCE = 32
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A leased message that is not settled yet.
+    """A leased message of a queue that is not settled yet.
 
-    Attributes:
-        queue: The name of the queue.
-        consumer: The consumer that has received it.
-        message: The message.
-        until: The end of the lease on the loop's clock, in seconds.
-        delivered: Whether the framework has received it.
+    `until` is the end of the lease on the loop's clock, in seconds. `delivered`: the framework has received
+    it.
     """
 
     queue: str
@@ -51,12 +47,7 @@ Deliver = Callable[[str, str, MessageExt], None]
 
 
 class Inbox:
-    """The leased messages of a channel. Receives as many as the prefetch count allows, renews their leases.
-
-    Args:
-        session: The clients of the connection.
-        deliver: Receives the messages.
-    """
+    """The leased messages of a channel. Receives as many as the prefetch count allows, renews leases."""
 
     def __init__(self, session: Session, deliver: Deliver) -> None:
         self.limit = MAX_UNSETTLED
@@ -175,10 +166,10 @@ class Inbox:
                     await asyncio.sleep(PAUSE_S)
 
     async def _receive(self, consumers: dict[str, QueueConsumer], count: int) -> bool:
-        """Receive messages of the first queue that has some, beginning with another queue each time.
+        """Receive messages of the first queue that has some, with another one first each time.
 
-        Return False if there were none. No request waits for messages, because it would lease messages after
-        its consumer was cancelled, and those of one queue only.
+        Return False if none has. No request waits for messages: after a cancel it would lease some of one
+        queue.
         """
         names = list(consumers)
         first = next(self._turns) % len(names)

@@ -52,14 +52,10 @@ _HASHED = re.compile(r".*-[0-9a-f]{16}")
 
 
 def topic_name(name: str, kind: str = "queue") -> str:
-    """Return the topic, and consumer group, that stands for a queue.
+    """Return the topic, and consumer group, that stands for a queue (or another `kind` of name).
 
     A name of up to 59 letters, digits, `_` and `-` is kept, unless RocketMQ reserves it. Any other name is
     replaced by its legal characters and a hash, so that different names have different topics.
-
-    Args:
-        name: The name of the queue or exchange, any text.
-        kind: `queue`, or another word for names that must not be equal to those of queues.
     """
     kept = kind == "queue" and _PLAIN.fullmatch(name) and not _HASHED.fullmatch(name)
     if kept and not (is_system_topic(name) or is_system_group(name)):
@@ -100,12 +96,7 @@ class QueueConsumer(SimpleConsumer):
         return found
 
     async def settle(self, how: Settlement, messages: Sequence[MessageExt]) -> None:
-        """Send the request that settles messages of one broker. Raises CometError.
-
-        Args:
-            how: What becomes of the messages.
-            messages: The messages: a single one, if it is requeued or becomes a dead letter.
-        """
+        """Settle messages of one broker, a single one unless ACK or RELEASE. Raises CometError."""
         if how is Settlement.ACK:
             await self.ack(*messages)
         elif how is Settlement.RELEASE:
@@ -121,11 +112,8 @@ class QueueConsumer(SimpleConsumer):
 class Session:
     """The clients of one connection. Its methods run on the event loop on which it was opened.
 
-    Args:
-        client: The client instance that all clients of the connection share.
-        visibility_s: The length of a lease in seconds. Leases are renewed until messages are settled.
-        cluster: The cluster in which topics are created. None: all clusters.
-        topic_queues: The number of queues, per broker, of topics that are created.
+    Leases have `visibility_s` seconds and are renewed until messages are settled. Topics are created in
+    `cluster` (None: in all), with `topic_queues` queues per broker.
     """
 
     def __init__(
@@ -202,13 +190,7 @@ class Session:
         return True
 
     async def ensure_topic(self, topic: str, *, queues: int = 0, priorities: bool = False) -> None:
-        """Create a topic at all masters if it does not exist.
-
-        Args:
-            topic: The topic.
-            queues: The number of queues per broker. 0: that of the session.
-            priorities: Whether the queues are the priorities of the messages.
-        """
+        """Create a topic with `queues` (or the session's number) per broker at all masters if it is new."""
         if await self.exists(topic):
             return
         queues = queues or self._topic_queues
@@ -262,14 +244,9 @@ class Session:
     # -- sending
 
     async def send(self, message: Message, *, due_ms: int = 0, priority: int | None = None) -> None:
-        """Send a message.
+        """Send a message, which the broker keeps until it is due, but for 2 days at most.
 
-        Args:
-            message: The message.
-            due_ms: When it is due, in milliseconds since 1970. The broker keeps it until then, but for
-                2 days at most.
-            priority: Its priority in a topic of type PRIORITY: the id of its queue. None: the topic has no
-                priorities.
+        `due_ms` is in milliseconds since 1970. `priority` is the id of a queue in a topic of type PRIORITY.
         """
         now_ms = time.time_ns() // 1_000_000
         if due_ms - now_ms <= _EARLY_MS:
@@ -290,13 +267,9 @@ class Session:
         tag: str,
         accept: Callable[[MessageExt], bool],
     ) -> None:
-        """Read a queue of a broadcast topic until this task is cancelled.
+        """Read a queue of a broadcast topic, from its offset in `offsets` on, until cancelled.
 
-        Args:
-            queue: The queue.
-            offsets: The offset of the next message, which this method updates.
-            tag: The tag of the wanted messages, or `*`.
-            accept: Receives each message. False: it has no room, and receives the message again later.
+        `accept` returns False if it has no room; it then receives the message again.
         """
         while True:
             try:

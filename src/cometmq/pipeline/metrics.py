@@ -42,10 +42,7 @@ PHASES_MAX = 30
 """Maximum number of phases of a batch with metrics of their own. Spark has about ten phases."""
 LABEL_CHARS = 255
 QUEUES_MAX = 2000
-"""Maximum number of queues with metrics of their own, over all queries.
-
-`cometmq_pipeline_lag` counts all queues.
-"""
+"""Maximum number of queues with metrics of their own. `cometmq_pipeline_lag` counts all queues."""
 _Metric = TypeVar("_Metric", Counter, Gauge)
 _OTHERS = "others"
 # Maximum number of stored query ids, including queries whose end was never reported.

@@ -14,16 +14,9 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 JVM_FLAGS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData -Djava.net.preferIPv4Stack=true"
-"""JVM options.
-
-One garbage collector thread suffices, because a driver that only moves Arrow batches makes little garbage.
-"""
+"""JVM options. One collector thread suffices, as a driver that moves Arrow batches makes little garbage."""
 QUICK_START = "-XX:TieredStopAtLevel=1"
-"""JVM options for short programs.
-
-Without the optimising compiler, a session needs 4 s of CPU time less until its first result, but long
-computations in the JVM take nearly twice as long.
-"""
+"""JVM options for short programs: 4 s of CPU time less, but long computations take twice as long."""
 CONNECT = "sc://"
 """Prefix of the address of a Spark Connect server."""
 

@@ -12,7 +12,8 @@ from tests.pipeline.jobs.test_trace import after, before, pub
 from tests.pipeline.store_files import START_MS, StoreFiles
 
 from cometmq.errors import ConfigError
-from cometmq.pipeline.jobs.audit import AuditSummary, Finding, Limits, audit
+from cometmq.pipeline.base.job_options import AuditOptions
+from cometmq.pipeline.jobs.audit import AuditSummary, Finding, audit, closed_to
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.protocol.traces import SubAfter, encode_trace
 
@@ -97,8 +98,8 @@ def test_only_messages_of_the_span_count_but_their_neighbours_are_seen(
 def test_windows_are_closed_by_what_was_stored_or_by_an_end_in_the_past(
     end_ms: int | None, newest_ms: int | None, now_ms: int, closed_to_ms: int | None
 ) -> None:
-    limits = Limits(end_ms=end_ms, close_delay_ms=1000)
-    assert limits.closed_to(newest_ms, now_ms) == closed_to_ms
+    given = AuditOptions("live:", end_ms=end_ms, delay_s=1)
+    assert closed_to(given, newest_ms, now_ms) == closed_to_ms
 
 
 @long_form("two jobs more")

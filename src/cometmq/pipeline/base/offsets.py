@@ -19,10 +19,7 @@ EARLIEST = -2
 MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # limits of the fields in a broker request
 
 _SECONDS = range(10**9, 10**10)
-"""Range of numbers that are probably times in seconds: as seconds they are times from 2001 to 2286.
-
-As ms, the same numbers would be times in 1970, before RocketMQ existed.
-"""
+"""Numbers that are probably seconds (2001 to 2286): in ms they would be before RocketMQ existed."""
 _CLOCKS_MS, _END_MS = 60_000, 86_400_000  # how far a read's start and end may be in the future, in ms
 
 Offsets = dict[MessageQueue, int]

@@ -110,9 +110,8 @@ def queue_ranges(
     """Return the non-empty ranges to read, sorted by queue, limited to offsets that the brokers still hold.
 
     A queue without a start is new and begins at its minimum. A queue that is missing in `bounds` is read as
-    planned: its broker may be unreachable temporarily, and the task that reads the queue will check the
-    offsets. Raises DataLossError if records of a range no longer exist and `fail_on_data_loss` is True. If it
-    is False, the range is reduced, and its `lost` counts the missing records.
+    planned, as its broker may be away for now; the task will check it. If records of a range are gone, raises
+    DataLossError, or without `fail_on_data_loss` counts them in `lost` of the reduced range.
     """
     ranges = []
     for queue in sorted(end):

@@ -3,13 +3,6 @@
 Plots are SVG images drawn by matplotlib and embedded in the file as data. A page has no script, and its
 content security policy forbids browsers to load anything, so names taken from messages can do no harm. The
 file also stays small: plotly's plots could be zoomed, but each file would hold 4.5 MB of JavaScript.
-
-    report = Report("Archive of orders")
-    report.fact("messages", 150_000)
-    report.table("Queues", ["topic", "queue", "messages"], rows)
-    report.bars("Messages by topic", {"orders": 150_000})
-    report.lines("Messages a second", {"archived": [(epoch_s, 90_000.0), ...]}, times=True)
-    report.write("report.html")
 """
 
 from __future__ import annotations

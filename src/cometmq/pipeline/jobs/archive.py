@@ -13,8 +13,8 @@ import re
 import threading
 import time
 from collections.abc import Container, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -38,8 +38,8 @@ from cometmq.pipeline.live.marks import Marks, marks_in, replaced, with_marks
 from cometmq.pipeline.live.reading import read_parts
 from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
 from cometmq.pipeline.table.bodies import Bodies
-from cometmq.pipeline.table.body_schema import BodyOptions, body_options, column_in, with_column
-from cometmq.pipeline.table.directory import LONGEST_VALUE, Table, partition_value
+from cometmq.pipeline.table.body_schema import body_options, column_in, with_column
+from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value
 from cometmq.pipeline.table.formats import open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
@@ -83,28 +83,15 @@ class ArchiveSummary(msgspec.Struct):
     resumed_behind_batch: int | None = None
     queues: list[QueueSummary] = []
     away: list[str] = []
-    """Brokers that were unreachable, or readable only through a replica, at the end of the run.
-
-    According to the routes or the archive's log, these brokers have messages of the topics. A replica may
-    lack the newest messages.
-    """
+    """Brokers with messages that are unreachable, or read at a replica, which may lack the newest ones."""
     unreadable: list[UnreadableQueue] = []
-    """Queues whose unarchived messages could not be read when the run last checked.
-
-    The topic of such a queue has fewer read queues than before, or no read permission.
-    """
+    """Queues whose unarchived messages the brokers refuse to return (live/unreadable.py)."""
     replaced: int = 0
-    """Number of queues that were deleted and created again.
-
-    How many messages of the deleted queues were not archived is unknown.
-    """
+    """Queues that were deleted and created again. How many messages this lost is unknown."""
     put_off: str | None = None
     """The last error of a continuous run that was stopped while it waited for its next attempt."""
     checkpoint_problem: str | None = None
-    """Reason why the newest checkpoint of the archive's log could not be written.
-
-    The batches are committed nevertheless.
-    """
+    """Why the log's newest checkpoint could not be written. The batches are committed nevertheless."""
     groups_left_out: int = 0
     """Number of consumer groups whose offsets were not recorded because a limit was exceeded."""
 
@@ -135,24 +122,8 @@ def archive(spark: SparkSession, given: ArchiveOptions) -> ArchiveSummary:
         NoRouteError: A topic has no route. Other network errors are raised as they are.
     """
     _check_task(given)
-    pull = PullOptions(
-        consumer_group=given.consumer_group or TOOLS_CONSUMER_GROUP, pull_batch_size=given.pull_batch_size,
-        pulls_in_flight=given.pulls_in_flight, timeout_ms=given.timeout_ms, check_crc=given.check_crc,
-        decompress=given.decompress, max_plain_bytes=given.max_plain_bytes,
-        fail_on_data_loss=given.fail_on_data_loss, on_bad_record="skip", access=Access.of_environment(),
-    )  # fmt: skip
-    archiving = Job(
-        spark, given, parse_addresses(given.namesrv),
-        Topics(names=tuple(dict.fromkeys(given.topics)), pattern=given.pattern),
-        starting=parse_position(given.starting, "starting", EARLIEST),
-        bodies=body_options(given.body_format, given.body_schema, given.keep_body),
-        table=open_table(given.output, given.table_format, given.catalogue),
-        pull=pull,
-    )  # fmt: skip
-    try:
+    with closing(Job(spark, given)) as archiving:
         return archiving.run()
-    finally:
-        archiving.close()
 
 
 def _check_task(given: ArchiveOptions) -> None:
@@ -178,36 +149,35 @@ def _check_compression(codec: str, level: int | None) -> None:
             raise ConfigError(key, str(value), expected) from None
 
 
-@dataclass(slots=True)
 class Job:
     """One run of the archive job: its options, and the values derived from the options."""
 
-    spark: SparkSession
-    given: ArchiveOptions
-    namesrv: tuple[str, ...]
-    topics: Topics
-    starting: Position
-    table: Table
-    pull: PullOptions
-    bodies: BodyOptions | None = None
-    cluster: Cluster = field(init=False)
-    summary: ArchiveSummary = field(init=False)
-    queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)
-    expected: int = 0  # number of records that this run archives, as far as is known
-    batch: int = 0  # number of the next batch
-    known: Offsets = field(default_factory=dict)  # the next offset to archive, by queue
-    marks: Marks = field(default_factory=dict)
-    column: pa.StructType | None = None  # type of the column of parsed bodies in the archive's table
-    parsing: Bodies | None = None
-    group_log: GroupLog = field(init=False)
-    unreadable: UnreadableQueues = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, spark: SparkSession, given: ArchiveOptions) -> None:
+        self.spark, self.given = spark, given
+        self.pull = PullOptions(
+            consumer_group=given.consumer_group or TOOLS_CONSUMER_GROUP,
+            pull_batch_size=given.pull_batch_size, pulls_in_flight=given.pulls_in_flight,
+            timeout_ms=given.timeout_ms, check_crc=given.check_crc, decompress=given.decompress,
+            max_plain_bytes=given.max_plain_bytes, fail_on_data_loss=given.fail_on_data_loss,
+            on_bad_record="skip", access=Access.of_environment(),
+        )  # fmt: skip
+        self.namesrv = parse_addresses(given.namesrv)
+        self.topics = Topics(names=tuple(dict.fromkeys(given.topics)), pattern=given.pattern)
+        self.starting = parse_position(given.starting, "starting", EARLIEST)
+        self.bodies = body_options(given.body_format, given.body_schema, given.keep_body)
+        self.table = open_table(given.output, given.table_format, given.catalogue)
         self.cluster = Cluster(self.namesrv, timeout_ms=self.pull.timeout_ms, access=self.pull.access)
         self.unreadable = UnreadableQueues(self.cluster, self.topics)
         self.summary = ArchiveSummary(self.table.output)
         self.group_log = GroupLog(self.table.filesystem, self.table.root)
+        self.queues: dict[MessageQueue, QueueSummary] = {}
+        self.started = time.monotonic()
+        self.expected = 0  # number of records that this run archives, as far as is known
+        self.batch = 0  # number of the next batch
+        self.known: Offsets = {}  # the next offset to archive, by queue
+        self.marks: Marks = {}
+        self.column: pa.StructType | None = None  # type of the column of parsed bodies in the archive's table
+        self.parsing: Bodies | None = None
 
     def close(self) -> None:
         self.cluster.close()

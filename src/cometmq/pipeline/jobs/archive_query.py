@@ -66,11 +66,9 @@ def files(spark: SparkSession, output: str) -> DataFrame:
 
 
 def batches(spark: SparkSession, output: str) -> DataFrame:
-    """Return one row for each of the newest batches that added messages.
+    """Return one row for each of the newest batches, until the log merges them, that added messages.
 
-    Older batches have no rows of their own, because the log merges them. Columns are the commit time (s since
-    1970), the duration in seconds, the number of records, and their bytes in the format of the brokers'
-    stores.
+    Columns are the commit time (s since 1970), seconds, records, and their bytes in the brokers' format.
     """
     return (
         spark.createDataFrame(_log(output).ranges)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import msgspec
@@ -40,58 +39,6 @@ _MOST = 50  # maximum rows of a list in the summary
 GROUPS_MAX = 1000  # maximum examined groups per topic, because the result has a row per message and group
 _GAP_MAX = 1 << 40  # maximum offsets counted as missing before one message; sums must fit into 64 bits
 _JOB = "audit"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The thresholds of an audit. Times are in ms.
-
-    Attributes:
-        begin_ms: Messages stored earlier are not counted.
-        end_ms: Messages stored at this time or later are not counted.
-        close_delay_ms: A window is closed once a message was stored this long after the window's end, or once
-            `end_ms` is this long ago.
-        late_ms: A message is late if it was stored more than this long after it was born.
-        disorder_ms: A message may be born up to this much earlier than the previous message of the same
-            client.
-    """
-
-    begin_ms: int | None = None
-    end_ms: int | None = None
-    window_s: int = 300
-    close_delay_ms: int = 60_000
-    late_ms: int = 60_000
-    disorder_ms: int = 1000
-
-    def wider(self) -> tuple[int | None, int | None]:
-        """Return the time range to read, which includes messages related to audited ones."""
-        begin = None if self.begin_ms is None else max(0, self.begin_ms - self.close_delay_ms)
-        return begin, None if self.end_ms is None else min(self.end_ms + self.close_delay_ms, MAX_MS)
-
-    def closed_to(self, newest_ms: int | None, now_ms: int) -> int | None:
-        """Return a time at or before which all closed windows end. Return None if no window is closed.
-
-        A window is closed if no more of its messages are expected. `newest_ms` is the time up to which every
-        input of the audit has rows, or None if an input has no rows.
-        """
-        if self.end_ms is not None and self.end_ms + self.close_delay_ms <= now_ms:
-            return self.end_ms
-        # The newest store time may be in the future, because a broker's clock may have been ahead
-        # temporarily.
-        return None if newest_ms is None else min(newest_ms, now_ms) - self.close_delay_ms
-
-    def open(self, closed_to_ms: int | None) -> Column:
-        """Return a condition that is true for rows whose window may still receive messages."""
-        if closed_to_ms is None:
-            return F.lit(True)
-        end = F.unix_millis("window") + self.window_s * 1000
-        return (end if self.end_ms is None else F.least(end, F.lit(self.end_ms))) > closed_to_ms
-
-    def inside(self, at_ms: Column) -> Column:
-        inside = F.lit(True)
-        if self.begin_ms is not None:
-            inside = inside & (at_ms >= self.begin_ms)
-        return inside if self.end_ms is None else inside & (at_ms < self.end_ms)
 
 
 class TopicAudit(msgspec.Struct):
@@ -177,7 +124,39 @@ class AuditSummary(msgspec.Struct):
         return not (self.missing or self.lost or self.group_lost or self.absent or self.unreadable)
 
 
-def checked(rows: DataFrame, limits: Limits) -> DataFrame:
+def _wider(given: AuditOptions) -> tuple[int | None, int | None]:
+    """Return the time range to read, which includes messages related to audited ones."""
+    delay_ms = given.delay_s * 1000
+    begin = None if given.begin_ms is None else max(0, given.begin_ms - delay_ms)
+    return begin, None if given.end_ms is None else min(given.end_ms + delay_ms, MAX_MS)
+
+
+def closed_to(given: AuditOptions, newest_ms: int | None, now_ms: int) -> int | None:
+    """Return a time at or before which all closed windows end. Return None if no window is closed.
+
+    A window is closed if no more of its messages are expected. `newest_ms` is the time up to which every
+    input of the audit has rows, or None if an input has no rows.
+    """
+    if given.end_ms is not None and given.end_ms + given.delay_s * 1000 <= now_ms:
+        return given.end_ms
+    # The newest store time may be in the future, because a broker's clock may have been ahead temporarily.
+    return None if newest_ms is None else min(newest_ms, now_ms) - given.delay_s * 1000
+
+
+def _open(given: AuditOptions, closed_to_ms: int | None) -> Column:
+    """Return a condition that is true for rows whose window may still receive messages."""
+    if closed_to_ms is None:
+        return F.lit(True)
+    end = F.unix_millis("window") + given.window_s * 1000
+    return (end if given.end_ms is None else F.least(end, F.lit(given.end_ms))) > closed_to_ms
+
+
+def _inside(given: AuditOptions, at_ms: Column) -> Column:
+    inside = F.lit(True) if given.begin_ms is None else at_ms >= given.begin_ms
+    return inside if given.end_ms is None else inside & (at_ms < given.end_ms)
+
+
+def checked(rows: DataFrame, given: AuditOptions) -> DataFrame:
     """Return a row for each message with its time window (`window`) and its faults.
 
     Copies of one stored record count as one message. `missing` is the number of missing offsets just before
@@ -210,24 +189,24 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
         .withColumn("late_ms", F.col("stored_ms") - F.col("born_ms"))
     )
     return found.select(
-        window("stored_ms", limits.window_s),
+        window("stored_ms", given.window_s),
         *(*_QUEUE, "queue_offset", "msg_id", "born_ms", "stored_ms", "early_ms", "late_ms"),
         F.coalesce("missing", F.lit(0)).alias("missing"),
         F.col("doubled").cast("int").alias("doubled"),
-        F.coalesce(F.col("early_ms") > limits.disorder_ms, F.lit(False)).cast("int").alias("out_of_order"),
-        (F.col("late_ms") > limits.late_ms).cast("int").alias("late"),
+        F.coalesce(F.col("early_ms") > given.disorder_ms, F.lit(False)).cast("int").alias("out_of_order"),
+        (F.col("late_ms") > int(given.late_s * 1000)).cast("int").alias("late"),
         F.col("anew").cast("int").alias("anew"),
     )
 
 
-def sent(rows: DataFrame, limits: Limits) -> DataFrame:
+def sent(rows: DataFrame, given: AuditOptions) -> DataFrame:
     """Return the messages that traces (`trace.traces`) report as stored, but no delayed or half ones."""
     plain = [MessageType.NORMAL.value, MessageType.ORDER.value]
     stored = rows.filter((F.col("kind") == "Pub") & F.col("success") & F.col("code").isin(*plain))
     closed = rows.filter("kind = 'EndTransaction' AND state LIKE 'COMMIT%'")
     once = stored.union(closed).groupBy("topic", "msg_id").agg(F.min("timestamp_ms").alias("at_ms"))
-    return once.filter(limits.inside(F.col("at_ms"))).select(
-        window("at_ms", limits.window_s), "topic", "msg_id", "at_ms"
+    return once.filter(_inside(given, F.col("at_ms"))).select(
+        window("at_ms", given.window_s), "topic", "msg_id", "at_ms"
     )
 
 
@@ -271,7 +250,11 @@ def groups_of(found: DataFrame, done: DataFrame | None, positions: DataFrame | N
 
 
 def in_groups(
-    found: DataFrame, groups: DataFrame, done: DataFrame | None, positions: DataFrame | None, limits: Limits
+    found: DataFrame,
+    groups: DataFrame,
+    done: DataFrame | None,
+    positions: DataFrame | None,
+    given: AuditOptions,
 ) -> DataFrame:
     """Return a row for each message and each group of its topic.
 
@@ -300,7 +283,7 @@ def in_groups(
         (F.col("queue_offset") < F.col("offset")).alias("acknowledged"),
         (F.col("first_ms") - F.col("born_ms")).alias("waited_ms"),
         F.when(known, (F.col("queue_offset") < F.col("offset")) & (F.col("times") == 0)).alias("lost"),
-        (F.col("first_ms") - F.col("born_ms") > limits.late_ms).alias("late"),
+        (F.col("first_ms") - F.col("born_ms") > int(given.late_s * 1000)).alias("late"),
     )
 
 
@@ -379,26 +362,22 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
         JobStopped: `stop` was set.
     """
     check_span(given.begin_ms, given.end_ms)
-    limits = Limits(
-        begin_ms=given.begin_ms, end_ms=given.end_ms, window_s=given.window_s,
-        close_delay_ms=given.delay_s * 1000, late_ms=int(given.late_s * 1000), disorder_ms=given.disorder_ms,
-    )  # fmt: skip
     source, topics, pattern, traces = given.source, given.topics, given.pattern, given.traces
     output = None if given.output is None else spark_directory(spark, given.output, _JOB)
     summary = AuditSummary(shown(source), output)
-    span = limits.wider()
+    span = _wider(given)
     chosen = pattern if topics or pattern is not None or source.startswith(LIVE) else OF_USERS
-    every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), limits)
+    every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), given)
     kept = [every]
     said = done = None
     if traces is not None:
         records = trace_rows(spark, traces, given.trace_topic, span[0])
-        said, done = _of_topics(sent(records, limits), topics, pattern, every), consumed(records)
+        said, done = _of_topics(sent(records, given), topics, pattern, every), consumed(records)
         kept.append(records)
     held = _held(spark, given.positions)
-    found = every.filter(limits.inside(F.col("stored_ms")))
+    found = every.filter(_inside(given, F.col("stored_ms")))
     groups = groups_of(found, done, held)
-    grouped = None if groups is None else in_groups(found, groups, done, held, limits)
+    grouped = None if groups is None else in_groups(found, groups, done, held, given)
     gone = None
     if said is not None:
         there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
@@ -411,9 +390,9 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
         summary.bad_traces = sum(records.filter("kind = 'bad'").count() for records in kept[1:])
         if groups is not None:
             summary.left_out = groups.filter(F.col("place") > GROUPS_MAX).count()
-        summary.closed_to_ms = limits.closed_to(_newest_ms(kept), time.time_ns() // 1_000_000)
+        summary.closed_to_ms = closed_to(given, _newest_ms(kept), time.time_ns() // 1_000_000)
         for name, table in tables.items():
-            tables[name] = table.withColumn("open", limits.open(summary.closed_to_ms))
+            tables[name] = table.withColumn("open", _open(given, summary.closed_to_ms))
         _sum_up(summary, tables)
         summary.absent = absent(topics, *(frame for frame in (found, said) if frame is not None))
         summary.unreadable = unreadable(source, topics, pattern=chosen)

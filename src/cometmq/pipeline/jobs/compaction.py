@@ -59,10 +59,7 @@ class CompactSummary(msgspec.Struct):
     bytes_before: int = 0
     bytes_after: int = 0
     deleted: int = 0
-    """Number of files deleted from an object store or from a Delta or Iceberg table.
-
-    An earlier compaction had replaced these files, or a killed job had left them.
-    """
+    """Files deleted from a store, Delta or Iceberg table: replaced earlier, or left by a killed job."""
     seconds: float = 0.0
     checkpoint_problem: str | None = None
     """Reason why the newest checkpoint of the archive's log could not be written. All other work is done."""
@@ -140,9 +137,8 @@ def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> 
 def _begun_anew(now: Log) -> dict[str, list[int]]:
     """Return, for each topic, the archive batches in which a replaced queue of the topic was first read.
 
-    A queue is replaced if it is deleted and created again. Rows of the deleted queue and of its replacement
-    are distinguished only by the batch numbers of their files. Therefore a file of an earlier batch must not
-    be merged with a file of such a batch or of a later batch.
+    Only the batch numbers of files distinguish the rows of the deleted queue and of its replacement, so a
+    file of an earlier batch must not be merged with one of such a batch or of a later one.
     """
     begun: dict[str, list[int]] = defaultdict(list)
     anew = now.ranges.filter(pc.is_valid(now.ranges["replaces"]))

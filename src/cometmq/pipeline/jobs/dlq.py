@@ -101,10 +101,7 @@ class RedriveSummary(msgspec.Struct):
     """Number of dead letters that an earlier run had sent again."""
     failed: int = 0
     refused: int = 0
-    """Number of dead letters that have already been resent too often.
-
-    They are in the table `quarantine`, together with the dead letters that failed.
-    """
+    """Dead letters resent too often, which are in the table `quarantine`, like those that failed."""
     without_body: int = 0
     """Number of dead letters that cannot be sent, because the source is an archive without bodies."""
     left: int = 0

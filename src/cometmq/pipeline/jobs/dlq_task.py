@@ -37,10 +37,7 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("copy_offset_msg_id", "problem")),
     ]
 )
-"""Columns of a dead letter's result.
-
-`state` is a state of the admin client's `Resend`, or `LEFT` if the dead letter was not tried.
-"""
+"""Columns of a dead letter's result. `state` is one of the admin client's `Resend`, or `LEFT`."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,4 @@
-"""The sources from which jobs read messages: an archive, store directories or live topics.
-
-| source | what a job reads |
-|---|---|
-| `/data/archive`, `s3://…` | the messages of an archive (a directory or URI) as of its last commit |
-| `store:/backup/*/store,/other` | the messages in store directories (`cometmq-store`), without a broker |
-| `live:host:port;host:port` | the messages that a cluster holds (`cometmq`) when the job plans the read |
-"""
+"""The sources from which jobs read messages: an archive, store directories or live topics."""
 
 from __future__ import annotations
 

@@ -218,19 +218,9 @@ def _queue_lag(
     time_lag_ms = None if first < end else 0
     if (queue, first) in stored:
         time_lag_ms = max(now_ms - stored[queue, first], 0)
-    return QueueLag(
-        sampled_ms=now_ms,
-        group=group,
-        topic=queue.topic,
-        broker_name=queue.broker_name,
-        queue_id=queue.queue_id,
-        min_offset=held.minimum,
-        max_offset=end,
-        group_offset=offset,
-        lag=end - offset,
-        lost=first - offset,
-        time_lag_ms=time_lag_ms,
-    )
+    place = (queue.topic, queue.broker_name, queue.queue_id)
+    offsets = (held.minimum, end, offset, end - offset, first - offset)
+    return QueueLag(now_ms, group, *place, *offsets, time_lag_ms)
 
 
 def _store_times(

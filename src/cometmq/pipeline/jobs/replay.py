@@ -79,10 +79,7 @@ class ReplaySummary(msgspec.Struct):
     sent_before: int = 0
     """Number of messages that earlier runs sent."""
     bad: int = 0
-    """Number of messages that could not be sent, over all runs of this replay.
-
-    The directory `state`/bad contains these messages, with the reasons.
-    """
+    """Messages that could not be sent, over all runs. `state`/bad contains them, with the reasons."""
     doubled: int = 0
     """Number of rows that repeat a record of the source, for example in a copy of a store."""
     system: int = 0
@@ -94,11 +91,7 @@ class ReplaySummary(msgspec.Struct):
     positions: int = 0
     """Number of consumer offsets that this run set in the target topics."""
     positions_before: int = 0
-    """Number of consumer offsets that an earlier run set in the target topics.
-
-    In that case this run set none, because groups that have consumed messages since the earlier run would
-    receive these messages again.
-    """
+    """Offsets that an earlier run set. Set again, groups would receive consumed messages again."""
     absent: list[str] = []
     """Requested topics without messages in the requested time range."""
     left: int = 0
@@ -219,10 +212,8 @@ def _rows(
 def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[ReplayQueue]:
     """Return the remaining messages of each source queue, without a target. All rows are scanned once.
 
-    `after` holds, for each queue, the last message that earlier runs have finished.
-
-    Raises ReplayError if there are too many queues, or if the log positions of a queue's messages do not
-    ascend with their offsets, because the queue was deleted and created again.
+    `after` has the last message that earlier runs have finished. Raises ReplayError for too many queues, or
+    if log positions do not ascend with offsets, because a queue was deleted and created again.
     """
     found = (
         rows.groupBy(*_QUEUE)

@@ -164,10 +164,8 @@ class Cluster:
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
         """Return the sorted names of brokers that may hold messages of the topics but are not readable now.
 
-        `known` are the queues that were read before, and `held` are the queues that are readable now. A
-        broker is included if it has a known queue but no readable queue of that topic, and no name server
-        lists the broker. A broker is also included if the current route of a topic names it, but it has no
-        readable queue of the topic.
+        These have a queue in `known` but none in `held` of that topic, and no name server lists them, or the
+        current route of a topic names them, but they have no queue of it in `held`.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
@@ -278,14 +276,11 @@ class Cluster:
         }
 
     def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """Return the `bounds` of the topics' current queues and of their `known` queues.
+        """Return the `bounds` of the topics' current and `known` queues, for repeated calls.
 
-        Intended for repeated calls.
-
-        Queues whose broker is unreachable or refuses temporarily are omitted. If a name server does not
-        respond or does not know a topic, the last known addresses of the brokers are used. A broker that
-        becomes unreachable is named in a warning and then skipped for a growing pause. Raises NoRouteError,
-        RemotingError or BrokerError if no broker responds.
+        Queues whose broker is unreachable or refuses temporarily are omitted: it is named in a warning and
+        then skipped for a growing pause. If a name server does not respond or does not know a topic, the last
+        known addresses are used. Raises NoRouteError, RemotingError or BrokerError if no broker responds.
         """
         queues = {queue for queue in known if topics.includes(queue)}
         failure: CometError | None = None
@@ -445,12 +440,11 @@ class Cluster:
         return self.offsets_at({queue: timestamp_ms}, {queue: bounds})[queue]
 
     def offsets_at(self, times: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Return, for each queue, the offset of the first message that was stored at or after a time in ms.
+        """Return the offset of each queue's first message stored at or after a time in ms, or its end.
 
-        If a queue has no such message, its end offset is returned. The offsets are found by a binary search
-        over the messages, concurrently for all queues. The brokers' own search (request code 29) is not used,
-        because it returns the nearest message in 4.x and the next message in 5.x. Store times ascend within a
-        queue, except where a broker's clock was set back.
+        A binary search over the messages finds it, concurrently for all queues. The brokers' own search
+        (request code 29) returns the nearest message in 4.x and the next one in 5.x. Store times ascend
+        within a queue, except where a broker's clock was set back.
         """
         low = {queue: bounds[queue].minimum for queue in times}
         high = {queue: bounds[queue].maximum for queue in times}
@@ -464,12 +458,10 @@ class Cluster:
         return low
 
     def _store_time(self, queue: MessageQueue, offset: int, reply: Reply) -> tuple[int, int | None]:
-        """Return the store time of the message that a broker has returned for a pull at `offset`.
+        """Return the offset after the message in a pull's response, and its store time.
 
-        The message may have a later offset than `offset`. The first item of the result is the offset after
-        the message. If the broker returned no message because the one at `offset` was deleted, the store time
-        is None and the first item is the offset at which the broker suggests to continue. Raises BrokerError
-        while the broker does not hold the offset yet, and RecordError for a damaged message.
+        If the message at `offset` was deleted, these are the offset at which the broker suggests to continue,
+        and None. Raises BrokerError while the broker lacks the offset, and RecordError for a damaged message.
         """
         if reply.body:
             at, mark = mark_of(reply.body)

@@ -80,14 +80,8 @@ def replaced(
 ) -> dict[MessageQueue, DataLossError]:
     """Return the queues of `bounds` that were replaced since they were read, each with an error.
 
-    A queue counts as replaced if it now ends before the offset up to which it was read, or if the record at
-    the last offset that was read has another mark (log position and store time) now.
-
-    Args:
-        read: The offset up to which each queue was read.
-        kept: The mark of the last record that was read from each queue.
-        found: The mark of the record that is at the same offset now.
-        bounds: The present first and end offsets of each queue.
+    A queue counts as replaced if it now ends before the offset in `read` up to which it was read, or if the
+    mark of the last record that was read (`kept`) differs from that of the record there now (`found`).
     """
     problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
     for queue, mark in found.items():
@@ -119,19 +113,8 @@ def resume(
 
     Reading continues at the first record that was stored at or after a time: CLOCKS_MS before the store time
     of the last record read, as its mark in `kept` states. So some records may be read twice. If `kept` lacks
-    the queue, reading continues at the queue's first offset.
-
-    Args:
-        read: The offset up to which each queue was read.
-        kept: The mark (log position and store time) of the last record that was read from each queue.
-        found: The mark of the record that is at the same offset now.
-        bounds: The present first and end offsets of each queue.
-        fail: Whether to raise the error of the first replaced queue instead of returning offsets.
-        offset_at: Returns the offset of a queue's first record that was stored at or after a time, like
-            `Cluster.offset_at`.
-
-    Raises:
-        DataLossError: A queue was replaced, and `fail` is set.
+    the queue, reading continues at the queue's first offset. `offset_at` is `Cluster.offset_at`; the other
+    parameters are those of `replaced`. With `fail`, the error of the first replaced queue is raised instead.
     """
     positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():

@@ -113,11 +113,10 @@ class Segment:
 
 
 class PullWindow:
-    """The segments into which ranges of offsets are divided, and the choice of those to request next.
+    """The segments into which ranges are divided, in order, and the choice of those to request next.
 
-    At most `depth` segments are requested at a time. Segments are returned in order. While more than
-    `held_bytes` of responses wait because the first segment is incomplete, only the first segment is
-    requested.
+    At most `depth` segments are requested at a time: only the first one while more than `held_bytes` of
+    responses wait for it.
     """
 
     def __init__(

@@ -54,10 +54,7 @@ from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecode
 log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
-"""Maximum wait, in seconds, for a broker that lacks records which the batch is planned to read.
-
-A restarted master lacks its newest records until its recovery has ended.
-"""
+"""Maximum wait, in seconds, for planned records, which a restarted master lacks until it recovers."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # First and maximum pause between attempts to read, in seconds
 _ROLE_S = 1.0  # Seconds for which the reader caches whether the address that it reads from is a replica's
 
@@ -92,12 +89,8 @@ def read_batches(
         for source, bad in part.bad:
             if options.on_bad_record == "fail":
                 raise BadRecordError(source.queue, bad.queue_offset, bad.stage, bad.problem)
-            log.warning(
-                "skipping a damaged record of %s at offset %s: %s",
-                source.queue,
-                bad.queue_offset,
-                bad.problem,
-            )
+            text = "skipping a damaged record of %s at offset %s: %s"
+            log.warning(text, source.queue, bad.queue_offset, bad.problem)
         for queue, count in part.lost.items():
             log.warning("%d records of %s no longer exist at the broker and are skipped", count, queue)
         if part.batch.num_rows:
@@ -192,16 +185,8 @@ class _BrokerReader:
         group, sql = self._options.consumer_group, self._options.sql
         expression, kind = (self._options.tags, "TAG") if sql is None else (sql, "SQL92")
         frames = [
-            pull_request(
-                group,
-                item.segment.source.queue,
-                item.offset,
-                item.wanted,
-                expression,
-                expression_type=kind,
-                bulk=True,
-            )
-            for item in requests
+            pull_request(group, each.source.queue, at, wanted, expression, expression_type=kind, bulk=True)
+            for each, at, wanted in requests
         ]
         for number, item in zip(wire.send(frames), requests, strict=True):
             self._flying[number] = item.segment
@@ -236,13 +221,10 @@ class _BrokerReader:
             raise DataLossError(*place, f"{segment.lost} records are gone")
 
     def _read_at(self, broker_id: int) -> None:
-        """Continue to read from the process with this broker id: the master or a replica.
-
-        Raises SendFailed if the current connection is to another address; the caller then reconnects.
+        """Continue to read from the master or a replica. Raises SendFailed if the connection is to another.
 
         A task follows a busy master's suggestion to read from a replica only once, because each change of the
-        address costs a connection. The task returns to the master if the replica lacks the offsets or refuses
-        a request.
+        address costs a connection. It returns to the master if the replica lacks the offsets or refuses.
         """
         self._broker_id, self._role = broker_id, (0.0, False)
         self._on_replica()

@@ -177,14 +177,11 @@ def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s
 
 
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of a streaming query.
+    """The reader of a streaming query, for which Spark makes all calls in one driver process.
 
-    Its state is kept in `self`, because Spark makes all calls for a query in one driver process.
-
-    Spark logs the position that a batch reaches, an offset for each queue. The position also contains, for
-    each queue, the mark (log position and store time, marks.py) of the record just before the offset. If that
-    record has another mark later, the queue has been replaced. The marks are compared before any record is
-    read: when a batch is planned, and when a logged batch is planned again after a restart.
+    Spark logs the position that a batch reaches: an offset for each queue, and the mark (marks.py) of the
+    record just before it. If that record has another mark later, the queue has been replaced. The marks are
+    compared before any record is read: when a batch is planned, and again after a restart.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -279,11 +276,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if queue not in held and topics.includes(queue) and not is_unreadable(cluster, queue)
         ]
         if away:
-            log.warning(
-                "%d queues have no reachable broker, the first is %s; they are read in the next run",
-                len(away),
-                min(away),
-            )
+            text = "%d queues have no reachable broker, the first is %s; they are read in the next run"
+            log.warning(text, len(away), min(away))
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
         """Return the end of the next batch: its start, `read`, if it must wait for more records."""
@@ -341,10 +335,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_logged(self, start: Tree, end: Tree) -> None:
         """Check that the queues of a batch that an earlier run planned have not been replaced since.
 
-        The log position and the store time of records (their marks), which the earlier run logged, are
-        compared with those of the records that have the same offsets now. Raises DataLossError if they
-        differ. Without `failOnDataLoss`, the difference is only logged: this batch keeps its range of offsets
-        and reads the records that are there now, and the next batch continues as in any replaced queue
+        Raises DataLossError if marks differ. Without `failOnDataLoss`, this is only logged: the batch reads
+        the records that have its offsets now, and the next one continues as in any replaced queue
         (`marks.resume`).
         """
         cluster = self._planner.cluster

@@ -89,9 +89,8 @@ def check_readable(cluster: Cluster, topics: Topics, *, fail: bool, group: str |
 class UnreadableQueues:
     """A search for the unreadable queues of topics, once or repeatedly for a continuous job.
 
-    With `ask`, missing routes of topics are requested from the name servers; otherwise topics without a known
-    route are omitted. With `lenient`, brokers and name servers that do not respond are omitted; otherwise
-    their errors are raised after the cluster's timeout.
+    With `ask`, missing routes are requested from the name servers, else their topics are omitted. With
+    `lenient`, servers that do not respond are omitted, else their errors are raised after the timeout.
     """
 
     def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True, lenient: bool = False) -> None:

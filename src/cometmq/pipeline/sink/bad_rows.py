@@ -34,10 +34,7 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("sharding_key", "msg_id")),
     ]
 )
-"""The columns of the table of invalid rows: the invalid field, its problem, and the row itself.
-
-The row has the columns that the sink accepts, so a user can repair it and write it again.
-"""
+"""The invalid field, its problem, and the row in the sink's columns, to be repaired and written again."""
 
 
 class BadRows:

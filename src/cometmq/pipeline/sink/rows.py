@@ -1,17 +1,7 @@
 """Conversion of a DataFrame's rows to messages: the meaning of columns, and their values as bytes.
 
-| column | type | meaning |
-|---|---|---|
-| body (or value) | binary or string | required, one of the two, not empty |
-| topic | string | the target topic, unless the option `topic` sets it for all rows |
-| tags, keys | string | as in a message; keys separated by blanks |
-| properties | map<string,string> | user properties; an empty or null name or value is an error |
-| flag, delay_level | int | as in a message |
-| sharding_key | string | rows with the same key go to the same queue, in order |
-| msg_id | string | the message id, which is generated if absent |
-
-Other columns of the source (queue_id, store_timestamp …) are accepted and ignored, so rows of the source can
-be written again.
+The columns are in docs/pipeline.md, Writing. Other columns of the source (queue_id, store_timestamp …) are
+accepted and ignored, so rows of the source can be written again.
 """
 
 from __future__ import annotations

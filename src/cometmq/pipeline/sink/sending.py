@@ -31,16 +31,10 @@ from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame
 
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
-"""Codes of an overloaded broker.
-
-Unlike other temporary refusals, they do not mean that the master has moved.
-"""
+"""Codes of an overloaded broker, which, unlike after other temporary refusals, is still the master."""
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
-"""Part of the remark with which 5.x refuses a batch that is too large; the code is SYSTEM_ERROR.
-
-Source: docs/reference/remoting.md, Sending.
-"""
+"""Part of 5.x's remark (SYSTEM_ERROR) about a too large batch: docs/reference/remoting.md, Sending."""
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # First and maximum pause before a retry, in seconds
 
 

@@ -167,11 +167,10 @@ class LogReader:
             at, wanted = found, _SHORT_LOOK
 
     def next_record(self, place: int, stop: int) -> int:
-        """Return the position of the first record that lies between `place` and `stop`.
+        """Return the position of the first record between `place` and `stop`, or else `stop`.
 
-        If there is no such record, return `stop`. The bytes at a position count as a record only if their
-        fields and the body are consistent and, in a store with consume queues, if the record's queue has an
-        entry for it.
+        The bytes at a position are a record only if fields and body are consistent and, in a store with
+        consume queues, the record's queue has an entry for it.
         """
         for begin, end in self._written(place + self._gap, stop):
             length = _SHORT_LOOK
@@ -191,9 +190,8 @@ class LogReader:
     def _written(self, place: int, stop: int) -> list[tuple[int, int]]:
         """Return the parts of a range of the file that were written, without its holes.
 
-        Brokers reserve files at full length, so the unwritten parts are holes. All parts are determined
-        before the first read, because a read (even a read-ahead) fills the cache, and a hole in the cache
-        would count as written.
+        Brokers reserve files at full length. All parts are determined before the first read, because a read
+        (even a read-ahead) fills the cache, and a hole in the cache would count as written.
         """
         found = []
         at, last = place - self.file.base, stop - self.file.base

@@ -21,10 +21,7 @@ import pyarrow.compute as pc
 from cometmq.errors import ConfigError
 
 MOST_BYTES = 1024 * 1024
-"""Maximum size of a parsed body, in bytes.
-
-The limit is needed because a malicious body can become Python objects of some hundred times its size.
-"""
+"""Maximum bytes of a parsed body, because objects of a malicious one have some hundred times its size."""
 
 MOST_VALUES = 250_000
 """Maximum number of values in the arrays and maps of one body.

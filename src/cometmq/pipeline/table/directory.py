@@ -329,9 +329,7 @@ class ArchiveTable(Table):
             commit.update(carried(other))
 
     def publish(self, commit: dict[str, Any]) -> None:
-        """Move a commit's files from staging to their final paths.
-
-        Files that have already been moved are kept.
+        """Move a commit's files from staging to their final paths, unless they are there.
 
         In each directory, the files that the commit removes are deleted first: a reader that does not use the
         log may miss rows for a moment, but never reads rows twice.

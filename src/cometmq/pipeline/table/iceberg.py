@@ -60,10 +60,7 @@ _ACCESS = {
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
 _RETRIES, _PAUSES_S = 6, (0.05, 1.6)
-"""Number of attempts to create a table, and the first and longest pause between attempts, in seconds.
-
-All pauses together take 3 s.
-"""
+"""Attempts to create a table, and the first and longest pause between them, in seconds: 3 s in total."""
 _CONFLICTS = (
     TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
     SQLAlchemyError,

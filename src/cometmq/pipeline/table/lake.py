@@ -3,13 +3,7 @@
 Tasks write Parquet files under new names directly into the table's directories. One transaction of the table
 adds a batch's files together with the batch's number and the next offsets. So the table contains both a batch
 and its position, or neither. Files of a batch that was never committed are in no snapshot; `vacuum` deletes
-them.
-
-    output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
-    output/_cometmq/archive.json                                  the kind of this directory
-    output/_cometmq/commits/00000000000000000000.json             a copy of each batch's commit
-    output/_cometmq/checkpoints/00000000000000000099.parquet      all commits up to this one, merged
-    output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
+them. The directory has the form of directory.py, without `published` and `staging`.
 
 A commit is the description of a batch; the batch's transaction contains it. The files in `commits` are copies
 of these descriptions. They are needed because the formats lose the information of old transactions when their
@@ -75,9 +69,8 @@ class LakeTable(Table):
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table. Return the last commit, or None if there is no batch yet.
 
-        Raises ArchiveError if the directory holds other data, if the position cannot be determined, or if
-        there are copies of batches that the table lacks. In the last case the table was lost or restored, and
-        a new table would archive all messages a second time.
+        Raises ArchiveError if the directory holds other data or no position, or copies of batches that the
+        table lacks: it was lost or restored, and a new table would archive all messages a second time.
         """
         if isinstance(self.filesystem, fs.LocalFileSystem):
             self._make_directory(COMMITS)

@@ -44,10 +44,7 @@ A second job may wrongly assume that no other job is running. The file with the 
 commit must then still exist, so that the commit fails.
 """
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
-"""Time for which checkpoints list a file after a commit has removed it from the table.
-
-This is the longest retention that can be set for such files.
-"""
+"""Time for which checkpoints list a removed file: the longest retention that can be set."""
 DETAILED = 10_000
 """Number of ranges of offsets, counted from the newest, that a checkpoint does not merge."""
 
@@ -256,9 +253,8 @@ def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
 def _folded(ranges: pa.Table) -> pa.Table:
     """Merge adjacent ranges of a queue, except for the newest ranges.
 
-    A merged range has the highest batch number of its parts, and each of its counts is the sum over the
-    parts. Its `seconds` are null, because they describe a single batch. Ranges with lost records are merged
-    only with each other. The first range after a queue was replaced is not merged.
+    A merged range has the highest batch number and the summed counts of its parts, without `seconds`. Ranges
+    with lost records are merged only with each other, and the first after a replacement is not merged.
     """
     if ranges.num_rows <= DETAILED:
         return ranges
@@ -349,9 +345,8 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
 class Checkpoints:
     """A writer of checkpoints, one after every CHECKPOINT_EVERY commits.
 
-    If a checkpoint cannot be written, `problem` has the reason, but no error is raised, because the commit
-    before it has succeeded. Another checkpoint is due after CHECKPOINT_EVERY further commits, or after the
-    first commit of the next run.
+    If one cannot be written, `problem` has the reason, but no error is raised, because the commit has
+    succeeded. The next is due after CHECKPOINT_EVERY further commits, or the first commit of the next run.
     """
 
     def __init__(self) -> None:

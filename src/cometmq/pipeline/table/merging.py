@@ -106,11 +106,10 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
 
 
 class _RowGroups:
-    """A reader of row groups, with a cache of limited size for row groups that will be needed again.
+    """A reader of row groups, with a cache of limited size for those that will be needed again.
 
-    A row group stays in the cache until the merge has read all its ranges. A full cache accepts no other row
-    group. It does not evict the least recently used one: the merge passes through all files for each queue,
-    so that row group will be needed next.
+    A full cache accepts no other row group. It does not evict the least recently used one: the merge passes
+    through all files for each queue, so that row group will be needed next.
     """
 
     def __init__(

@@ -27,10 +27,8 @@ raises OSError if the outcome is unknown.
 def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | None:
     """Return a function that creates an object in this URI's store unless the object exists.
 
-    For a file system, return None: there the caller writes a temporary file and renames it.
-
-    obstore receives the settings that pyarrow reads from the URI. Both libraries read all other settings from
-    the environment.
+    Return None for a file system, where a file can be renamed. obstore receives the settings that pyarrow
+    reads from the URI. Both libraries read all other settings from the environment.
     """
     stores = {"s3": _s3_store, "gcs": _google_store}
     if filesystem.type_name not in stores:

@@ -90,11 +90,10 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """A writer that distributes the rows of batches over files: each file has the rows of one topic and hour.
+    """A writer of batches to files, each with the rows of one topic and hour of `store_timestamp`.
 
-    The hour is taken from the column `store_timestamp`. The topic is part of a file's path. The files have
-    the column `topic` only if `topic_in_files` is set. After `close`, `files` describes all finished files,
-    in the form that a commit needs.
+    The files have the column `topic` only if `topic_in_files` is set: it is in their paths. After `close`,
+    `files` describes all finished files, in the form that a commit needs.
     """
 
     def __init__(

@@ -64,10 +64,9 @@ def create_file(
 ) -> bool:
     """Create a complete file durably. Return False if another job has created a file of that name.
 
-    If several jobs create the file at the same time on a local disk or an object store, only one of them
-    succeeds. On other file systems this is not certain. `put` is the store's result of `conditional_put`. If
-    its response was lost and the put was repeated, the object's content shows which job created it. Raises
-    UncertainWrite if there is no object then.
+    On a local disk or an object store only one of several jobs succeeds; on other file systems this is not
+    certain. `put` is the result of `conditional_put`. If its response was lost and the put was repeated, the
+    object's content shows which job created it. Raises UncertainWrite if there is no object then.
     """
     if isinstance(filesystem, fs.LocalFileSystem):
         return _create_local(path, content)
