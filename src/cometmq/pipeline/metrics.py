@@ -14,7 +14,6 @@ import json
 import threading
 from datetime import datetime
 from itertools import islice
-from types import TracebackType
 from typing import Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server, write_to_textfile
@@ -111,9 +110,7 @@ class PipelineMetrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

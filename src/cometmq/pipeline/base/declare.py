@@ -146,6 +146,14 @@ def check(given: Any) -> None:
             raise ConfigError(each.name, str(value), expected)
 
 
+def check_pattern(option: str, pattern: str) -> None:
+    """Raise ConfigError if the pattern is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(option, pattern, f"a regular expression ({error})") from None
+
+
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 

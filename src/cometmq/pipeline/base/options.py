@@ -14,7 +14,7 @@ from typing import Literal
 
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.base.declare import MAX_PLAIN_BYTES, MOST_BYTES, Given, option
+from cometmq.pipeline.base.declare import MAX_PLAIN_BYTES, MOST_BYTES, Given, check_pattern, option
 from cometmq.pipeline.base.offsets import (
     EARLIEST,
     LATEST,
@@ -422,10 +422,7 @@ def _topics(given: Given) -> Topics:
             raise ConfigError("subscribe", text, "topics; light queues have no route that could be read")
         return Topics(names=names)
     if ways[0] == "subscribePattern":
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ConfigError("subscribePattern", text, f"a regular expression ({error})") from None
+        check_pattern("subscribePattern", text)
         return Topics(pattern=text)
     return Topics(queues=_assigned(text))
 

@@ -9,7 +9,6 @@ record counts do not match its ranges is not committed.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Container, Iterable, Sequence
@@ -25,7 +24,7 @@ from pyspark.sql import SparkSession
 from cometmq import logs
 from cometmq.errors import BrokerError, CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
-from cometmq.pipeline.base.declare import job
+from cometmq.pipeline.base.declare import check_pattern, job
 from cometmq.pipeline.base.engine import run_units, slots
 from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 from cometmq.pipeline.base.job_options import ArchiveOptions, ArchiveProgress
@@ -131,10 +130,7 @@ def _check_task(given: ArchiveOptions) -> None:
         raise ConfigError("output", given.output, "a directory: a path, or a URI such as hdfs:// or s3://")
     if bool(given.topics) == bool(given.pattern):
         raise ConfigError("topics", ", ".join(given.topics), "topic names or a pattern, not both")
-    try:
-        re.compile(given.pattern or "")
-    except re.error as error:
-        raise ConfigError("pattern", str(given.pattern), f"a regular expression ({error})") from None
+    check_pattern("pattern", given.pattern or "")
     _check_compression(given.compression, given.compression_level)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import check_pattern
 from cometmq.pipeline.base.offsets import check_time
 from cometmq.pipeline.base.options import Topics, parse_addresses
 from cometmq.pipeline.base.wire import Access
@@ -72,10 +72,7 @@ def messages(
     if topics and pattern is not None:
         raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
     if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError("pattern", pattern, f"a regular expression ({error})") from None
+        check_pattern("pattern", pattern)
     check_span(begin_ms, end_ms)
     schema = full_schema()
     archive = not source.startswith((STORE, LIVE))

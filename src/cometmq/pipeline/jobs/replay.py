@@ -299,7 +299,7 @@ def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_m
 
 
 def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, list[MessageQueue]]:
-    with Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access) as cluster:
+    with Cluster.of(options) as cluster:
         found = {name: sorted(cluster.write_queues(name)) for name in sorted(names)}
     for name, queues in found.items():
         if not queues:
@@ -378,7 +378,7 @@ class _Run:
         for row in run_action(self.spark, "replay: positions", wanted.collect, stop=self.stop):
             queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
             groups.setdefault(row.group, {})[queue] = row.offset
-        with Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access) as cluster:
+        with Cluster.of(options) as cluster:
             cluster.queues(Topics(names=tuple(targets)))
             for group, offsets in groups.items():
                 for refusal in cluster.commit(group, offsets):

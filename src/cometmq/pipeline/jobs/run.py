@@ -33,7 +33,7 @@ from cometmq.errors import CometError, ConfigError
 from cometmq.pipeline.base.engine import cause, slots
 from cometmq.pipeline.base.errors import JobFailed
 from cometmq.pipeline.base.offsets import Offsets, from_tree
-from cometmq.pipeline.base.options import ReadOptions, check_package, read_options, write_options
+from cometmq.pipeline.base.options import check_package, read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
 from cometmq.pipeline.jobs.replay import same_cluster
 from cometmq.pipeline.jobs.run_file import (
@@ -159,14 +159,10 @@ def _unreadable(run: _Run) -> list[UnreadableQueue]:
         if source.format != "cometmq" or run.read is None:
             continue
         wanted = read_options(source.plain(), streaming=run.pipeline.streaming)
-        with suppress(CometError), _cluster(wanted) as cluster:
+        with suppress(CometError), Cluster.of(wanted) as cluster:
             cluster.queues(wanted.topics)
             found.update(UnreadableQueues(cluster, wanted.topics, lenient=True).find(run.read))
     return sorted(found)
-
-
-def _cluster(wanted: ReadOptions) -> Cluster:
-    return Cluster(wanted.namesrv, timeout_ms=wanted.timeout_ms, access=wanted.access)
 
 
 # -- checks
@@ -264,7 +260,7 @@ def _opened(run: _Run, source: Source) -> DataFrame:
         # This check finds unreachable brokers and missing topics, which Spark would report only when it
         # reads.
         wanted = read_options(options, streaming=streaming)
-        with _cluster(wanted) as cluster:
+        with Cluster.of(wanted) as cluster:
             cluster.queues(wanted.topics)
     reader: Any = spark.readStream if streaming else spark.read
     reader = reader.format(source.format).options(**options)

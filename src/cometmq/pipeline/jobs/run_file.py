@@ -187,15 +187,8 @@ class _Reader:
         kind = self._word(given, "format", SOURCES, "")
         path = self._path(given, node, kind, ("cometmq-store", "archive", "delta", *PATHS))
         options = self._options(given)
-        source = Source(
-            name,
-            node.line,
-            self._watermark(given, streaming),
-            kind,
-            path,
-            options,
-            self._text(given, "columns"),
-        )
+        watermark, columns = self._watermark(given, streaming), self._text(given, "columns")
+        source = Source(name, node.line, watermark, kind, path, options, columns)
         if kind == "cometmq":
             self._check(given, node, lambda: read_options(source.plain(), streaming=streaming))
         elif kind == "cometmq-store" and path:

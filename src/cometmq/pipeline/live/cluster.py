@@ -39,7 +39,7 @@ from cometmq.errors import BrokerError, CometError, ConfigError, ConnectError, N
 from cometmq.message import MessageQueue
 from cometmq.periodic import Backoff
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST, Offsets
-from cometmq.pipeline.base.options import Position, Topics
+from cometmq.pipeline.base.options import Position, ReadOptions, Topics, WriteOptions
 from cometmq.pipeline.base.plan import Bounds, shrunk, spread
 from cometmq.pipeline.base.wire import PLAIN, Access, IdleWires
 from cometmq.pipeline.live.marks import Marks, mark_at, mark_of, resume
@@ -93,6 +93,10 @@ class Cluster:
         # Time of the last request for all topic names, and the names.
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._ordinary: set[str] = set()  # Topics whose kind was checked and is supported by the source
+
+    @classmethod
+    def of(cls, options: ReadOptions | WriteOptions) -> Self:
+        return cls(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
 
     # -- routes
 

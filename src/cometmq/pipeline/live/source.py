@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -59,6 +60,7 @@ from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_colum
 
 log = logs.logger(__name__)
 
+_MADE = ("_planner", "_unreadable")  # attributes of a stream's reader that each process makes for itself
 _IDLE_POLL_S = 0.1  # Minimum interval, in seconds, between two requests while there are no new messages
 _REPLICA_RETRY_S = 0.2
 _REGISTERED_S = 30.0  # Interval at which a broker registers (`registerNameServerPeriod`), in seconds
@@ -97,7 +99,7 @@ class _Planner:
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
+        self.cluster = Cluster.of(options)
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
@@ -190,28 +192,21 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Tree | None = None
         self._latest: Tree | None = None
         self._target: dict[MessageQueue, Bounds] | None = None
-        self._planner_made: _Planner | None = None
-        self._unreadable_made: UnreadableQueues | None = None
         self._planned: Tree | None = None  # End of the last batch that this run has planned
         self._planned_at: float | None = None  # Time when the last batch with records was planned
         self._looked_at = 0.0
         self._silent_since: float | None = None  # Time since which no broker has responded
 
-    @property
+    @cached_property
     def _planner(self) -> _Planner:
-        if self._planner_made is None:
-            self._planner_made = _Planner(self._options)
-        return self._planner_made
+        return _Planner(self._options)
 
-    @property
+    @cached_property
     def _unreadable(self) -> UnreadableQueues:
-        if self._unreadable_made is None:
-            cluster, topics = self._planner.cluster, self._options.topics
-            self._unreadable_made = UnreadableQueues(cluster, topics, ask=False, lenient=True)
-        return self._unreadable_made
+        return UnreadableQueues(self._planner.cluster, self._options.topics, ask=False, lenient=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_planner_made": None, "_unreadable_made": None}
+        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._initial is None:
@@ -363,8 +358,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     def stop(self) -> None:
-        if self._planner_made is not None:
-            self._planner_made.cluster.close()
+        if "_planner" in self.__dict__:
+            self._planner.cluster.close()
 
 
 def _readable(cluster: Cluster, held: dict[MessageQueue, Bounds]) -> dict[MessageQueue, Bounds]:

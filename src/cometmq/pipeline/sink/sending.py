@@ -80,7 +80,7 @@ class Sender:
         self._options = options
         self._on_illegal = on_illegal
         self._first_queue = first_queue
-        self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
+        self._cluster = Cluster.of(options)
         self._topics: dict[str, _Topic] = {}
         self._wires: dict[str, Wire] = {}
         self._flying: dict[str, dict[int, _Batch]] = {}  # Batches in flight by address and opaque number
