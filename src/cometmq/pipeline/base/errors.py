@@ -37,10 +37,7 @@ class DataLossError(PipelineError):
 
 
 class UnreadableError(PipelineError):
-    """Some messages are in queues that their brokers do not permit clients to read (live/unreadable.py).
-
-    `problem` names the queues and the number of messages.
-    """
+    """Messages, which `problem` counts, are in queues that brokers do not permit to read (unreadable.py)."""
 
     problem: str
 
@@ -49,10 +46,7 @@ class UnreadableError(PipelineError):
 
 
 class BadRecordError(PipelineError):
-    """A record in the requested range cannot be decoded.
-
-    Raised unless the option onBadRecord lets the read skip such records.
-    """
+    """A record in the range cannot be decoded, and the option onBadRecord does not let the read skip it."""
 
     queue: MessageQueue
     queue_offset: int | None
@@ -67,11 +61,7 @@ class BadRecordError(PipelineError):
 
 
 class BadStoreRecordError(PipelineError):
-    """A record or a part of the log in a store directory is unreadable.
-
-    Raised unless the option onBadRecord lets the read skip unreadable data. `position` is the log position of
-    the unreadable data.
-    """
+    """A store's log is unreadable at `position`, and the option onBadRecord does not let the read skip it."""
 
     path: str
     position: int
@@ -101,10 +91,7 @@ class LogLossError(PipelineError):
 
 
 class ReplicaBehindError(PipelineError, Transient):
-    """A broker's master is unreachable, and its replica does not hold the requested records.
-
-    The replica may not have received the records yet, so they are not reported as lost.
-    """
+    """A replica lacks records, perhaps only for now, so they are not lost, and its master is unreachable."""
 
     queue: MessageQueue
     offset: int
@@ -150,10 +137,7 @@ class JobFailed(PipelineError):
 
 
 class ArchiveError(PipelineError):
-    """The archive directory is unsuitable for the job, or a batch cannot be committed.
-
-    `setting` names the option whose limit was exceeded, if the error is about a limit.
-    """
+    """The archive is unsuitable, or a batch cannot be committed. `setting`: the option that limits it."""
 
     path: str
     problem: str

@@ -51,11 +51,7 @@ log = logs.logger(__name__)
 
 
 class QueueSummary(msgspec.Struct):
-    """The result of a run for one queue, of which the run read the offsets from `start` to `end` - 1.
-
-    A queue that was deleted and created again during the run has one summary for each of its lives, that is,
-    for the old queue and for its replacement.
-    """
+    """The result for a queue, or for each of its lives, of which `start` to `end` - 1 were read."""
 
     topic: str
     broker_name: str
@@ -96,11 +92,7 @@ class ArchiveSummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether this run archived all messages that it was to archive.
-
-        False if records were damaged, messages were lost, a broker was unreachable, a queue with messages was
-        unreadable, a queue was deleted and created again, or the run was stopped after an error.
-        """
+        """Whether all was archived: nothing damaged, lost, away, unreadable, replaced or put off."""
         missing = self.bad or self.lost or self.away or self.unreadable
         return not (missing or self.replaced or self.put_off)
 

@@ -58,10 +58,7 @@ def manifest(spark: SparkSession, output: str) -> DataFrame:
 
 
 def files(spark: SparkSession, output: str) -> DataFrame:
-    """Return one row for each file of the table.
-
-    `path` is relative to the archive. `batch` is the newest batch with messages in the file.
-    """
+    """Return one row for each file: its `path` in the archive, and the newest batch that is in it."""
     return spark.createDataFrame(_log(output).files)
 
 
@@ -96,18 +93,9 @@ def completeness(spark: SparkSession, output: str) -> DataFrame:
             F.min("start").alias("start"),
             F.max("end").alias("end"),
             F.sum("records").alias("records"),
-            F.sum((F.col("start") > F.col("before")).cast("int")).alias("gap_count"),
-            F.sum((F.col("start") < F.col("before")).cast("int")).alias("overlap_count"),
+            F.count_if(F.col("start") > F.col("before")).alias("gaps"),
+            F.count_if(F.col("start") < F.col("before")).alias("overlaps"),
             F.sum(F.col("end") - F.col("start") - F.col("records")).alias("missing"),
-        )
-        .select(
-            *queue,
-            "start",
-            "end",
-            "records",
-            F.coalesce("gap_count", F.lit(0)).alias("gaps"),
-            F.coalesce("overlap_count", F.lit(0)).alias("overlaps"),
-            "missing",
         )
         .orderBy(*queue)
     )

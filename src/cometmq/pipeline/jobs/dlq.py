@@ -50,11 +50,7 @@ _JOB = "dlq"
 
 
 class DeadLetters(msgspec.Struct):
-    """Counts of the dead letters that have the same consumer group, original topic, reason and hour.
-
-    `topic` is the original topic. `most_resends` is the largest number of times that one of these dead
-    letters has been resent.
-    """
+    """Counts of the dead letters of a group, original topic, reason and hour, and the most resends of one."""
 
     group: str
     topic: str | None

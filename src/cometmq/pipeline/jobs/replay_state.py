@@ -59,11 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Replay(msgspec.Struct):
-    """A replay, which may consist of several runs.
-
-    `queues` are the queues of the target topics at the first run. The order of messages is kept only while
-    these queues do not change.
-    """
+    """A replay of one or more runs. Messages keep their order while the `queues` of the targets stay."""
 
     id: str
     asked: Asked

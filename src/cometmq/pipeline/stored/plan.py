@@ -45,10 +45,7 @@ is selected by its own store time.
 
 @dataclass(frozen=True)
 class Slice(InputPartition):
-    """The work of one Spark task: the records of a file that begin in [start, stop).
-
-    `first_ms` is the store time of the first record, or None if it cannot be read.
-    """
+    """The records of a file in [start, stop), for a Spark task. `first_ms`: the first store time, or None."""
 
     file: LogFile
     start: int
@@ -66,10 +63,7 @@ def plan_slices(options: StoreOptions) -> list[Slice]:
 
 
 def store_directories(paths: Sequence[str]) -> list[str]:
-    """Return the store directories that the paths or shell patterns match, each once. Raises ConfigError.
-
-    A store is a directory with a `commitlog` or a raft member's log, or a directory of log files.
-    """
+    """Return the store directories that the paths or patterns match, each once. Raises ConfigError."""
     found: dict[str, str] = {}
     for path in paths:
         plain = path.removeprefix("file://").removeprefix("file:")

@@ -147,11 +147,7 @@ def _table(path: str, version: int | None = None) -> DeltaTable:
 
 
 def newest(path: str) -> tuple[int, int, pa.Schema]:
-    """Return the version, the number of files and the columns of any Delta table.
-
-    Raises ConfigError if there is no table, or if it has features that delta-rs cannot read through Arrow,
-    such as deletion vectors.
-    """
+    """Return a table's version, number of files and columns. Raises ConfigError if it cannot be read."""
     try:
         table = _table(path)
         return table.version(), len(table.file_uris()), table.to_pyarrow_dataset().schema

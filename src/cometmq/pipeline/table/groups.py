@@ -79,10 +79,7 @@ class GroupLog:
         self._days: dict[str, str] = {}
 
     def keep(self, batch: int, groups: Mapping[str, Offsets], archived: Offsets) -> int:
-        """Write a snapshot if offsets have changed. Return the number of groups that exceed the limits.
-
-        `archived` has the end of each queue in the archive.
-        """
+        """Write a snapshot, up to the ends in `archived`, if it is new. Return how many are left out."""
         rows: list[dict[str, Any]] = []
         left_out = 0
         for group, offsets in groups.items():

@@ -70,10 +70,7 @@ _ONCE = {"commit.retry.num-retries": "0"}
 
 
 class IcebergArchive(LakeTable):
-    """An Iceberg table whose files, metadata and catalogue are below one local directory.
-
-    If the table is on an object store, the catalogue is a file on this machine, which archive.json names.
-    """
+    """An Iceberg table below one directory. On an object store, its catalogue is a file of this machine."""
 
     kind = "iceberg"
     topic_in_files = True

@@ -171,10 +171,7 @@ class PartitionWriter:
 
 
 def leaves(path: str, kind: pa.DataType) -> list[str]:
-    """Return the names of the Parquet columns that hold a column of this type.
-
-    Parquet divides a struct, list or map into several columns. `path` is the name of the column to divide.
-    """
+    """Return the names of the Parquet columns into which the column `path` of this type is divided."""
     if pa.types.is_struct(kind):
         return [leaf for field in kind for leaf in leaves(f"{path}.{field.name}", field.type)]
     if pa.types.is_list(kind):

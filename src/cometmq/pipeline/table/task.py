@@ -49,10 +49,7 @@ _ROW_BYTES = 1024  # Estimated maximum size of a bad record's row in bytes, with
 
 @dataclass(frozen=True, slots=True)
 class ArchiveTask:
-    """The work of one task.
-
-    `staging` is the result of `ArchiveTable.staging`. `addresses` maps the name of a broker to its address.
-    """
+    """The work of one task: `staging` is that of the table, `addresses` maps brokers' names to addresses."""
 
     batch: int
     ranges: list[QueueRange]
