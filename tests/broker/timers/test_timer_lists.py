@@ -10,6 +10,7 @@ from tests.broker.timers.kit import move_all, now_ms, recall, short_retention, w
 from tests.kit.brokers import copy_running, running, take
 from tests.kit.waiting import until
 
+from cometmq.broker.tables.durable import save_changes
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
@@ -126,7 +127,7 @@ class TestLists:
             await until(lambda: broker.parts.timers.pending.recalls == 5)
             assert counts(broker) == {"Orders": 2}
             tables = broker.parts.tables
-            tables.save_timers()
+            save_changes(tables.timers, tables.timers_file)
             await tables.timers_file.saved()
             await recall(peer, handles[2])
             await until(lambda: counts(broker) == {"Orders": 1})
@@ -168,7 +169,7 @@ class TestLists:
             await move_all(broker, peer)
             await take(peer, "Orders", 1)
             tables = broker.parts.tables
-            tables.save_timers()
+            save_changes(tables.timers, tables.timers_file)
             await tables.timers_file.saved()
             await peer.send(topic="B", properties={"TIMER_DELAY_SEC": "60"})
             await peer.send(properties={"TIMER_DELAY_SEC": "1"})

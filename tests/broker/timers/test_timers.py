@@ -14,6 +14,7 @@ from tests.kit.brokers import copy_running, records, refused, running, take
 from tests.kit.faulty_disk import FaultyDisk
 from tests.kit.waiting import until
 
+from cometmq.broker.tables.durable import save_changes
 from cometmq.broker.timers.following import Follower
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import TIMER_TOPIC, RequestCode
@@ -440,7 +441,8 @@ class TestClocks:
             await peer.send(body=b"before", properties={"TIMER_DELAY_SEC": "1"})
             clock.advance(3)
             await take(peer, "Orders", 1)
-            broker.parts.tables.save_timers()
+            tables = broker.parts.tables
+            save_changes(tables.timers, tables.timers_file)
             if restarts == 1:
                 clock.now_ms -= 3_600_000
                 await peer.send(body=b"behind", properties={"TIMER_DELAY_SEC": "600"})
