@@ -23,7 +23,7 @@ from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables, save_changes
-from cometmq.broker.timers import following, timers
+from cometmq.broker.timers import delivered, timers
 from cometmq.broker.timers.timers import TimerService
 from cometmq.message import MessageExt
 from cometmq.protocol.properties.values import encode_properties
@@ -232,7 +232,7 @@ def forget_what_copies_name(patch: pytest.MonkeyPatch) -> None:
         return
         yield
 
-    patch.setattr(following, "links", wrong)
+    patch.setattr(delivered, "links", wrong)
 
 
 def write_the_mark_before_the_log(patch: pytest.MonkeyPatch) -> None:

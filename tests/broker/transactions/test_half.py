@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from cometmq.broker.transactions.half import (
-    Limits,
     Verdict,
     check_body,
     closed_by,
@@ -21,7 +19,8 @@ from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import decode_record, encode_record
 
 NOW = 1_000_000_000
-LIMITS = Limits(timeout_ms=6_000, most_checks=15, oldest_ms=NOW - 72 * 3_600_000)
+TIMEOUT_MS, MOST_CHECKS, OLDEST_MS = 6_000, 15, NOW - 72 * 3_600_000
+LIMITS = TIMEOUT_MS, MOST_CHECKS, OLDEST_MS
 ASKED = "TRANSACTION_CHECK_TIMES"
 FIRST = "TRAN_PREPARED_QUEUE_OFFSET"
 IMMUNE = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -64,12 +63,12 @@ def half(*, stored=NOW, born=NOW, offset=5, sys_flag=0, **properties):
 )
 def test_what_a_check_does(age_ms, properties, verdict):
     message = half(stored=NOW - age_ms, born=NOW - age_ms, **properties)
-    assert judge(message, NOW, LIMITS) is Verdict[verdict]
+    assert judge(message, NOW, *LIMITS) is Verdict[verdict]
 
 
 def test_a_clock_that_jumped_ahead_gives_nothing_up():
     asked = half(**{ASKED: "1"})
-    assert judge(asked, NOW + 400 * 86_400_000, LIMITS) is Verdict.CHECK
+    assert judge(asked, NOW + 400 * 86_400_000, *LIMITS) is Verdict.CHECK
 
 
 @pytest.mark.parametrize(
@@ -77,25 +76,25 @@ def test_a_clock_that_jumped_ahead_gives_nothing_up():
 )
 def test_with_more_checks_allowed_age_ends_them(age_h, asked, verdict):
     message = half(stored=NOW - age_h * 3_600_000, born=NOW - age_h * 3_600_000, **{ASKED: str(asked)})
-    assert judge(message, NOW, msgspec.structs.replace(LIMITS, most_checks=100)) is Verdict[verdict]
+    assert judge(message, NOW, TIMEOUT_MS, 100, OLDEST_MS) is Verdict[verdict]
 
 
 class TestClocksOfProducers:
     def test_one_that_is_behind_does_not_make_a_new_message_old(self):
-        assert judge(half(born=1), NOW, LIMITS) is Verdict.WAIT
+        assert judge(half(born=1), NOW, *LIMITS) is Verdict.WAIT
 
     def test_one_that_is_ahead_gives_no_longer_time(self):
         ahead = half(stored=NOW - 20_000, born=NOW + 10_000_000, **{IMMUNE: "10"})
-        assert judge(ahead, NOW, LIMITS) is Verdict.CHECK
+        assert judge(ahead, NOW, *LIMITS) is Verdict.CHECK
         assert ahead.born_ms == NOW - 20_000
 
     def test_a_copy_is_as_old_as_its_transaction(self):
         copy = half(stored=NOW, born=NOW - 7_000, **{ASKED: "1"})
-        assert judge(copy, NOW, LIMITS) is Verdict.CHECK
+        assert judge(copy, NOW, *LIMITS) is Verdict.CHECK
 
     def test_one_that_is_resumed_begins_anew(self):
         resumed = half(stored=NOW, born=1, **{ASKED: "0"})
-        assert judge(resumed, NOW, LIMITS) is Verdict.WAIT
+        assert judge(resumed, NOW, *LIMITS) is Verdict.WAIT
 
 
 def test_a_copy_counts_the_checks_and_says_where_it_began():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -75,38 +76,34 @@ class MasterLink(asyncio.BufferedProtocol):
         self._client.closed(self, f"the master has closed the connection{f': {error}' if error else ''}")
 
 
+@dataclass(eq=False)
 class HaClient:
-    """Copies a master's log to a slave's store. Must be used only in the event loop's thread."""
+    """Copies a master's log to a slave's store. Must be used only in the event loop's thread.
 
-    def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        clock: Clock,
-        store: MessageStore,
-        remoting: RemotingClient,
-        tick: Tick,
-        visible: Callable[[int, Arrivals], None],
-    ) -> None:
-        """Create the client. `visible` is called with the messages that consumers can read from now on."""
-        self._clock = clock
-        self._store = store
-        self._remoting = remoting
-        self._tick = tick
-        self._visible = visible
+    `visible` is called with the messages that consumers can read from now on.
+    """
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    remoting: RemotingClient
+    tick: Tick
+    visible: Callable[[int, Arrivals], None]
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.core = HaSlave(config)
+        self.core = HaSlave(self.config)
         self.received_bytes = Rate()
         self.read_ms = self.written_ms = 0
         self._link: MasterLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._logged_state = ""
-        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="check of the master")
+        self._turns = Periodic(self._loop, TURN_INTERVAL_S, self.tick.schedule, name="check of the master")
 
     def start(self) -> None:
         """Start to follow the master once its address is known."""
         self._turns.start()
-        self._tick.schedule()
+        self.tick.schedule()
 
     async def stop(self) -> None:
         """Write the log bytes received so far to the store, and close the connection to the master."""
@@ -118,14 +115,14 @@ class HaClient:
 
     def follow(self, master: MasterAddress) -> None:
         """Follow `master` instead of the previous master."""
-        self.core.follow(self._clock.monotonic(), master)
-        self._tick.schedule()
+        self.core.follow(self.clock.monotonic(), master)
+        self.tick.schedule()
 
     @property
     def lag(self) -> int:
         """The number of bytes by which the slave's log is behind the master's, or -1 if that is unknown."""
         end = self.core.master_end
-        return -1 if end < 0 else max(0, end - self._store.replica.end)
+        return -1 if end < 0 else max(0, end - self.store.replica.end)
 
     # -- events
 
@@ -133,41 +130,41 @@ class HaClient:
         """Decode bytes from the master. Log bytes are written at the end of the event-loop tick."""
         if link is not self._link:
             return
-        now = self._clock.monotonic()
-        self.read_ms = self._clock.time_ms()
+        now = self.clock.monotonic()
+        self.read_ms = self.clock.time_ms()
         self.received_bytes.add(now, len(data))
         try:
             for position, piece in pieces.feed(data):
                 self.core.received(now, position + len(piece))
                 if len(piece):
-                    self._store.replica.append(position, piece)
+                    self.store.replica.append(position, piece)
         except (CometError, OSError) as error:
             self.closed(link, str(error))
             return
-        self._tick.schedule()
+        self.tick.schedule()
 
     def closed(self, link: MasterLink, reason: str) -> None:
         """Handle a connection that has been closed, or must be closed because of an error."""
         if link is self._link:
-            self.core.lost(self._clock.monotonic(), reason)
+            self.core.lost(self.clock.monotonic(), reason)
             self._drop()
-            self._tick.schedule()
+            self.tick.schedule()
 
     # -- the end of a tick
 
     def end_tick(self) -> None:
         """Write the log bytes of this event-loop tick. Then carry out the effects of `HaSlave.turn`."""
-        replica = self._store.replica
+        replica = self.store.replica
         if self._link is not None:
             before = replica.end
             commit = replica.commit()
             if commit.visible:
-                self._visible(commit.visible, commit.arrivals)
+                self.visible(commit.visible, commit.arrivals)
             if replica.end != before:
-                self.written_ms = self._clock.time_ms()
+                self.written_ms = self.clock.time_ms()
             if commit.error is not None:
                 self.closed(self._link, str(commit.error))
-        for effect in self.core.turn(self._clock.monotonic(), replica.end, replica.safe):
+        for effect in self.core.turn(self.clock.monotonic(), replica.end, replica.safe):
             self._do(effect)
         self._log_state()
 
@@ -198,7 +195,7 @@ class HaClient:
         elif core.phase is Phase.PAUSING:
             log.warning("replication from the master failed, trying again: %s", state)
         elif core.master is not None:
-            text, end = "replicating from master %s, from log position %d", self._store.replica.end
+            text, end = "replicating from master %s, from log position %d", self.store.replica.end
             log.info(text, core.master.ha_addr, end)
 
     # -- asking and connecting
@@ -213,10 +210,10 @@ class HaClient:
         try:
             divergence = await self._find_divergence(addr)
         except (CometError, OSError, ValueError, KeyError) as error:
-            self.core.lost(self._clock.monotonic(), f"the master {addr} cannot be asked: {error}")
+            self.core.lost(self.clock.monotonic(), f"the master {addr} cannot be asked: {error}")
         else:
-            self.core.compared(self._clock.monotonic(), divergence)
-        self._tick.schedule()
+            self.core.compared(self.clock.monotonic(), divergence)
+        self.tick.schedule()
 
     async def confirm(self, addr: str) -> None:
         """Check that the log of the master at `addr` can continue the slave's log.
@@ -230,8 +227,8 @@ class HaClient:
             raise LogsDiverged(f"the logs of master and slave cannot be compared: {error}") from error
         if divergence:
             if self.core.master is not None and self.core.master.addr == addr:
-                self.core.report_divergence(self._clock.monotonic(), divergence)
-                self._tick.schedule()
+                self.core.report_divergence(self.clock.monotonic(), divergence)
+                self.tick.schedule()
             raise LogsDiverged(divergence)
 
     async def _find_divergence(self, addr: str) -> str:
@@ -239,7 +236,7 @@ class HaClient:
         return "" if own is None else find_divergence(own, await self._request_log(addr, own.position))
 
     async def _tail(self) -> Tail | None:
-        store = self._store
+        store = self.store
         if store.replica.empty:
             return None
         position = store.checkpointing.covered().last
@@ -249,12 +246,12 @@ class HaClient:
         return Tail(store.replica.end, position, record)
 
     async def _request_log(self, addr: str, position: int) -> MasterLog:
-        answer = await self._remoting.call(addr, Frame.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        answer = await self.remoting.call(addr, Frame.request(RequestCode.GET_BROKER_RUNTIME_INFO))
         table = KVTable.decode(success(answer).body).table
         record = None
         if position >= 0:
             header = ViewMessageRequestHeader(offset=position)
-            answer = await self._remoting.call(addr, Frame.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+            answer = await self.remoting.call(addr, Frame.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
             record = bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
         return MasterLog(int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"]), record)
 
@@ -271,10 +268,10 @@ class HaClient:
         except (CometError, OSError) as error:  # OSError includes TimeoutError
             self._link = None
             reason = f"no connection to the master's port {ha_addr}: {str(error) or 'no answer'}"
-            self.core.lost(self._clock.monotonic(), reason)
+            self.core.lost(self.clock.monotonic(), reason)
         else:
-            self.core.connected(self._clock.monotonic())
-        self._tick.schedule()
+            self.core.connected(self.clock.monotonic())
+        self.tick.schedule()
 
     def _drop(self) -> None:
         """Close the connection, and cancel any connection attempt or comparison that is in progress."""
@@ -283,7 +280,7 @@ class HaClient:
             link.transport.abort()
         if self._task is not None:
             self._task.cancel()
-        self._store.replica.forget()
+        self.store.replica.forget()
 
 
 def success(answer: Frame) -> Frame:

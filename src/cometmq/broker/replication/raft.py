@@ -202,16 +202,10 @@ class RaftReplication:
             for name in sorted(found.members.all_ids)
         ]
         return RaftStatus(
-            member=self.member.me,
-            role="failed" if self.member.failed else found.role.value,
-            term=found.term,
-            leader=found.leader,
-            first=found.first,
-            last=found.last,
-            durable=found.durable,
-            committed=found.committed,
-            members=peers,
-        )
+            member=self.member.me, role="failed" if self.member.failed else found.role.value, term=found.term,
+            leader=found.leader, first=found.first, last=found.last, durable=found.durable,
+            committed=found.committed, members=peers,
+        )  # fmt: skip
 
     @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:

@@ -72,14 +72,11 @@ class Replication:
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
         if store.slave:
-            # The classes of a slave are imported here so that a master, which does not need them, starts
-            # faster.
+            # These modules are imported here, so that a master, which does not need them, starts faster.
             from cometmq.broker.replication.ha_client import HaClient
             from cometmq.broker.replication.metadata_sync import MetadataSync
 
-            self.slave = HaClient(
-                config=config, clock=clock, store=store, remoting=context.client, tick=tick, visible=visible
-            )
+            self.slave = HaClient(config, clock, store, context.client, tick, visible)
             self.sync = MetadataSync(store, context.tables, context.client, self.slave.confirm)
         else:
             ha = self.master = HaServer(config, clock, store, tick)

@@ -29,12 +29,11 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
         cursor: The level's offset so far.
         first: The queue offset of the first unit in `units`.
         units: Consecutive consume-queue units of the level's queue.
-        linked: The log positions of all messages that have copies, ascending, not empty.
+        linked: The log positions of all messages that have copies, ascending.
     """
-    positions = units["position"].astype(np.int64)
-    at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
-    done = (linked[at] == positions) & (units["size"] != FILLER_SIZE)
-    open_ = np.flatnonzero(~done & (units["size"] != FILLER_SIZE))
+    positions, real = units["position"].astype(np.int64), units["size"] != FILLER_SIZE
+    done = among(positions, linked) & real
+    open_ = np.flatnonzero(~done & real)
     passed = 0
     if cursor == first:
         passed = int(open_[0]) if len(open_) else len(units)
@@ -60,11 +59,9 @@ async def delivered(
             waiting[level] = queue
             unit = await executor.query(partial(queue.unit, offset))
             first = min(first, unit[0] if unit is not None else 0)
-    start = max(log_position, first)
-    pieces = [piece async for piece in links(store.log, store.disk, executor, start)]
-    if not pieces:
+    linked = await linked_positions(store, max(log_position, first), store.log.end)
+    if not len(linked):
         return found, others
-    linked = await executor.run(np.unique, np.concatenate(pieces))
     for level, queue in waiting.items():
         offset, last = begun[level], int(linked[-1])
         end = await executor.query(partial(queue.search, offset, queue.max_offset, last + 1))
@@ -105,3 +102,18 @@ def units_behind(
 def read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> bytes:
     """Return up to `count` consume-queue units, or none if their file is missing."""
     return bytes(queue.read(first, count, reads) or b"")
+
+
+def among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return, for each position, whether the ascending array contains it."""
+    if not len(ascending):
+        return np.zeros(len(positions), bool)
+    at = np.searchsorted(ascending, positions)
+    found: NDArray[np.bool_] = ascending[np.minimum(at, len(ascending) - 1)] == positions
+    return found
+
+
+async def linked_positions(store: MessageStore, start: int, end: int) -> NDArray[np.int64]:
+    """Return the log positions, ascending, of the messages whose copies are in a part of the log."""
+    found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
+    return await store.executor.run(np.unique, np.concatenate(found)) if found else np.empty(0, np.int64)

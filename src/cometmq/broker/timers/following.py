@@ -23,7 +23,7 @@ from cometmq import logs
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.timer_state import TimerState
-from cometmq.broker.timers.delivered import read_units
+from cometmq.broker.timers.delivered import among, linked_positions, read_units
 from cometmq.broker.timers.pending import Pending
 from cometmq.broker.timers.wheel import NEVER
 from cometmq.protocol.codes import TIMER_TOPIC
@@ -37,7 +37,6 @@ from cometmq.store import (
     ConsumeQueue,
     MessageStore,
     TimerTable,
-    links,
     lost_units,
     read_file,
 )
@@ -87,26 +86,17 @@ class Known(msgspec.Struct, eq=False):
         done = (outs <= self.mark.delivered_ms) | (positions < self.mark.first_position)
         done &= offsets < self.mark.queue_offset
         done |= (offsets < self.apache[0]) & (outs < self.apache[1])
-        linked = _among(positions, self.linked)
+        linked = among(positions, self.linked)
         return ~(done | linked), linked & ~done
 
     def counts_done(self, offset: int, position: int) -> bool:
         """Return whether a message is done although the saved progress still counts it as waiting."""
-        return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
+        return offset < self.counted_offset and bool(among(np.array([position]), self.uncounted)[0])
 
     @property
     def counted_offset(self) -> int:
         """The queue offset up to which the saved progress has counted the waiting messages."""
         return self.mark.counted_offset if self.mark.counted_offset >= 0 else self.mark.queue_offset
-
-
-def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return, for each position, whether the ascending array contains it."""
-    if not len(ascending):
-        return np.zeros(len(positions), bool)
-    at = np.searchsorted(ascending, positions)
-    found: NDArray[np.bool_] = ascending[np.minimum(at, len(ascending) - 1)] == positions
-    return found
 
 
 @dataclass(eq=False, kw_only=True)
@@ -168,18 +158,12 @@ class Follower:
             # logs the damage in detail.
             _raise_unless_unreadable(failure)
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
-        before = await self._links(start, counted)
-        uncounted = await self._links(max(start, counted), self.store.log.end)
+        before = await linked_positions(self.store, start, counted)
+        uncounted = await linked_positions(self.store, max(start, counted), self.store.log.end)
         apache = await executor.run(_check_point, self.store)
         self.pending.begin(mark)
         self.pending.followed = first
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
-
-    async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the log positions, ascending, of the messages whose copies are in a part of the log."""
-        store = self.store
-        found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
         """Read the timer messages that have arrived since the last call."""

@@ -41,21 +41,15 @@ NO_TIME = -1
 
 
 class Page(msgspec.Struct, eq=False):
-    """A page of the list of waiting messages: their records, and their delivery times in ms.
+    """A page of the list of waiting messages: their delivery times in ms, and their records.
 
     `after` is the pair (delivery time, log position) after which the next page begins. `more` is whether
     there are further messages.
     """
 
     after: tuple[int, int]
-    records: list[bytes] = msgspec.field(default_factory=list)
-    deliver_at: list[int] = msgspec.field(default_factory=list)
+    records: list[tuple[int, bytes]] = []
     more: bool = False
-
-    def add(self, record: bytes, deliver_at_ms: int) -> None:
-        """Add a waiting message with its delivery time."""
-        self.records.append(record)
-        self.deliver_at.append(deliver_at_ms)
 
 
 class TimerProcessor(msgspec.Struct, eq=False):
@@ -186,9 +180,9 @@ class TimerProcessor(msgspec.Struct, eq=False):
             after_position=page.after[1],
             more=page.more,
             waiting=len(self.service.pending) + self.schedule.waiting(),
-            deliver_at=",".join(map(str, page.deliver_at)),
+            deliver_at=",".join(str(deliver_at_ms) for deliver_at_ms, _ in page.records),
         )
-        return frame.response(header=answer, body=b"".join(page.records))
+        return frame.response(header=answer, body=b"".join(record for _, record in page.records))
 
     async def _page(self, header: ListTimersRequestHeader) -> Page:
         found = Page(after=_behind(header))
@@ -212,7 +206,7 @@ class TimerProcessor(msgspec.Struct, eq=False):
                 if found.records and left < 0:
                     found.more = True
                     break
-                found.add(record, listed.due_ms)
+                found.records.append((listed.due_ms, record))
             found.after = listed.due_ms, listed.position
             found.more = seen < len(waiting) or seen == LOOKED_AT
             if len(found.records) == most:
@@ -232,11 +226,11 @@ class TimerProcessor(msgspec.Struct, eq=False):
             if link_to(message.physical_offset) not in moved and self._is_wanted(
                 record, code.out_ms, header.topic
             ):
-                found.add(record, code.due_ms)
+                found.records.append((code.due_ms, record))
         for record in await self._indexed(SCHEDULE_TOPIC, key, found):
             deliver_at_ms = self.schedule.deliver_at_ms(decode_record(record, 0))
             if deliver_at_ms is not None and self._is_wanted(record, NO_TIME, header.topic):
-                found.add(record, deliver_at_ms)
+                found.records.append((deliver_at_ms, record))
         return found
 
     async def _indexed(self, topic: str, key: str, page: Page) -> list[bytes]:

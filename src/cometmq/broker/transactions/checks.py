@@ -27,7 +27,6 @@ from cometmq.broker.groups.clients import ProducerTable, send_oneway
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.broker.transactions.half import (
     Half,
-    Limits,
     Verdict,
     check_body,
     copy_properties,
@@ -170,14 +169,12 @@ class TransactionChecks:
         if behind > offset + most:
             self.ledger.close_range(offset + most, min(behind, limit))
         kept_ms = self.config.store.file_reserved_time * 3_600_000
-        limits = Limits(
-            self.config.transaction_time_out, self.config.transaction_check_max,
-            self.store.retention.steady.now_ms() - kept_ms,
-        )  # fmt: skip
+        oldest_ms = self.store.retention.steady.now_ms() - kept_ms
+        timeout_ms, most_checks = self.config.transaction_time_out, self.config.transaction_check_max
         now_ms = self.clock.time_ms()
         todo: list[tuple[Half, Verdict | None]] = []
         for half in halves:
-            verdict = judge(half, now_ms, limits)
+            verdict = judge(half, now_ms, timeout_ms, most_checks, oldest_ms)
             if verdict is Verdict.WAIT:
                 behind = limit
                 break

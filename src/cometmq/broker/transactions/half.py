@@ -164,14 +164,6 @@ def half_of(record: Buffer, at: int = 0) -> Half:
 # -- the decision of a check
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """The settings transactionTimeOut and transactionCheckMax, and the begin of the retention time."""
-
-    timeout_ms: int
-    most_checks: int
-    oldest_ms: int
-
-
 class Verdict(enum.Enum):
     """The decision of a transaction check about an open half message."""
 
@@ -181,21 +173,24 @@ class Verdict(enum.Enum):
     DISCARD = "nobody will be asked any more: it goes to TRANS_CHECK_MAX_TIME_TOPIC"
 
 
-def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
+def judge(half: Half, now_ms: int, timeout_ms: int, most_checks: int, oldest_ms: int) -> Verdict:
     """Decide what a transaction check does with an open half message.
+
+    `timeout_ms` and `most_checks` are the settings transactionTimeOut and transactionCheckMax. Retention may
+    delete messages whose store time is before `oldest_ms`.
 
     If the clock was set back, the message counts as old enough for a check. If the clock was set forward, or
     the broker was stopped for long, the message does not expire before it has been checked.
     """
     age_ms = now_ms - half.since_ms
     checks = half.checks
-    if checks >= limits.most_checks:
+    if checks >= most_checks:
         return Verdict.DISCARD
-    if half.since_ms < limits.oldest_ms:
+    if half.since_ms < oldest_ms:
         return Verdict.DISCARD if checks >= MIN_CHECKS else Verdict.CHECK
     immunity_ms = half.form.immunity_ms
     if immunity_ms is None:
-        return Verdict.WAIT if 0 <= age_ms < limits.timeout_ms else Verdict.CHECK
+        return Verdict.WAIT if 0 <= age_ms < timeout_ms else Verdict.CHECK
     return Verdict.PUT_BACK if 0 <= age_ms < immunity_ms else Verdict.CHECK
 
 
