@@ -37,10 +37,10 @@ from cometmq.broker.lite.service import LiteService, LiteStateCopy
 from cometmq.broker.pop.modes import ConsumeModes
 from cometmq.broker.pop.requests import PopProcessor
 from cometmq.broker.pop.service import PopService
+from cometmq.broker.pull.backlog import CHECK_S, SlowReaders
 from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
-from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
 from cometmq.broker.replication.replication import Replication, ReplicationContext
 from cometmq.broker.send.push_reply import ReplyProcessor

@@ -6,8 +6,8 @@ import pytest
 from tests.kit.brokers import records, refused
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.pull import slow_readers
-from cometmq.broker.pull.slow_readers import SlowReaders
+from cometmq.broker.pull import backlog
+from cometmq.broker.pull.backlog import SlowReaders
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.broker.tables.versions import Versions
 from cometmq.protocol.codes import RequestCode
@@ -63,7 +63,7 @@ def test_a_group_that_pulls_no_more_is_forgotten_and_one_that_is_enabled_again_g
 
 
 def test_no_more_readers_are_kept_than_there_is_room_for(groups, monkeypatch):
-    monkeypatch.setattr(slow_readers, "MAX_SLOW_READERS", 1)
+    monkeypatch.setattr(backlog, "MAX_SLOW_READERS", 1)
     slow = readers(groups)
     slow.record_lag(("first", "T", 0), 5000)
     slow.record_lag(("G", "T", 0), 5000)

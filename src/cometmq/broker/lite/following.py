@@ -12,11 +12,12 @@ from functools import partial
 
 from cometmq import logs
 from cometmq.broker.lite.lite_queues import LiteQueues
+from cometmq.broker.pop.pops import split
 from cometmq.errors import RecordError
 from cometmq.periodic import Tasks
 from cometmq.protocol.lite import DISPATCH, QUEUE_OFFSET, is_lite_topic, lite_topic_of, lmq_name
 from cometmq.protocol.properties.values import value_of
-from cometmq.protocol.record.one import record_parts, record_starts
+from cometmq.protocol.record.one import record_parts
 from cometmq.store import CACHED, Buffer, MessageStore, NotInMemory, ReadResult, Reads
 
 log = logs.logger(__name__)
@@ -160,8 +161,8 @@ class ParentQueues:
             return True  # The queue was created again during the read
         if following == self._next[key]:
             return False
-        for buffer in got.buffers:
-            self._add(parent, buffer)
+        for record in split(got.buffers):
+            self._add(parent, record)
         self._queues.set_followed(parent, queue_id, following)
         self._next[key] = following
         return following < got.max_offset
@@ -171,26 +172,24 @@ class ParentQueues:
         queues = range(self._parents.get(parent, 0))
         return offset <= MAX_LOST + sum(self._store.max_offset(parent, queue_id) for queue_id in queues)
 
-    def _add(self, parent: str, buffer: Buffer) -> None:
-        starts, end = record_starts(buffer)
-        for start, stop in zip(starts, [*starts[1:], end], strict=True):
-            try:
-                head, _, _, _, topic_end = record_parts(buffer, start)
-            except RecordError:
-                continue  # The record is damaged, so its message is lost
-            properties = bytes(buffer[topic_end + 2 : stop])
-            lmq = value_of(properties, DISPATCH).decode("utf-8", "replace")
-            text = value_of(properties, QUEUE_OFFSET)
-            # A record from elsewhere can contain anything.
-            if not text.isdigit() or len(text) > 18 or not is_lite_topic(name := lite_topic_of(lmq)):
-                continue
-            offset, position, stored_ms = int(text), head[6], head[10]
-            if (
-                lmq == lmq_name(parent, name)
-                and (offset <= MAX_LOST or self._is_plausible(parent, offset))
-                and self._queues.add(lmq, offset, position, stored_ms)
-            ):
-                self._on_message(lmq)
+    def _add(self, parent: str, record: Buffer) -> None:
+        try:
+            head, _, _, _, topic_end = record_parts(record, 0)
+        except RecordError:
+            return  # The record is damaged, so its message is lost
+        properties = bytes(record[topic_end + 2 :])
+        lmq = value_of(properties, DISPATCH).decode("utf-8", "replace")
+        text = value_of(properties, QUEUE_OFFSET)
+        # A record from elsewhere can contain anything.
+        if not text.isdigit() or len(text) > 18 or not is_lite_topic(name := lite_topic_of(lmq)):
+            return
+        offset, position, stored_ms = int(text), head[6], head[10]
+        if (
+            lmq == lmq_name(parent, name)
+            and (offset <= MAX_LOST or self._is_plausible(parent, offset))
+            and self._queues.add(lmq, offset, position, stored_ms)
+        ):
+            self._on_message(lmq)
 
     async def stop(self) -> None:
         """Wait until the reads in progress have ended."""

@@ -113,12 +113,9 @@ class Pops(PopServer[PopRequest]):
         super().__post_init__()
         self._watched: dict[str, int] = {}  # The number of queues of each topic whose arrivals are reported
         self._scans = Backlog[PopRequest](
-            self.serve,
-            lambda: self.store.log.end,
-            self._loop.time,
-            part=SCAN_SHARE,
-            at_once=MAX_SCANS_PER_TICK,
-        )
+            self.serve, lambda: self.store.log.end, self._loop.time,
+            part=SCAN_SHARE, at_once=MAX_SCANS_PER_TICK,
+        )  # fmt: skip
         self._scans_due = False
 
     # -- serving

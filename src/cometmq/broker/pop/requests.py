@@ -254,15 +254,9 @@ def _renamed_records(
     """Return the records of a retry topic under the name of the topic that the consumer has subscribed to."""
     for record, offset in zip(split(popped.buffers), popped.offsets, strict=True):
         handle = ReceiptHandle(
-            popped.start,
-            request.pop_ms,
-            request.invisible_ms,
-            revive_queue,
-            popped.kind,
-            broker_name,
-            popped.queue_id,
-            offset,
-        )
+            popped.start, request.pop_ms, request.invisible_ms, revive_queue, popped.kind, broker_name,
+            popped.queue_id, offset,
+        )  # fmt: skip
         try:
             yield _renamed(record, request.topic, handle.encode().encode())
         except RecordError:

@@ -40,10 +40,9 @@ from cometmq.broker.base.retry_records import sent_back_only
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
-from cometmq.broker.pull.backlog import NEAR, Backlog, Reader
+from cometmq.broker.pull.backlog import NEAR, Backlog, Reader, SlowReaders
 from cometmq.broker.pull.checks import PullChecks, Wanted
 from cometmq.broker.pull.long_poll import RECHECK_MS, LongPoll, ParkedPull
-from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, StoreError
 from cometmq.periodic import Periodic, Tasks
@@ -171,12 +170,9 @@ class PullProcessor:
             self.serve_late, lambda: self.store.log.end, self._loop.time
         )
         self._filter_scans: Backlog[PullRequest] = Backlog(
-            self.serve_late,
-            lambda: self.store.log.end,
-            self._loop.time,
-            part=FILTER_SCAN_SHARE,
-            at_once=MAX_FILTER_SCANS_PER_TICK,
-        )
+            self.serve_late, lambda: self.store.log.end, self._loop.time,
+            part=FILTER_SCAN_SHARE, at_once=MAX_FILTER_SCANS_PER_TICK,
+        )  # fmt: skip
         self._backlog_due = False  # Whether a call of `_serve_backlog` is scheduled
         self._stopping = False
 
@@ -323,15 +319,9 @@ class PullProcessor:
         buffers = got.buffers if code == FOUND else ()
         size = sum(map(len, buffers))
         self._given += size
-        reply = pull_reply(
-            code,
-            request.opaque,
-            b"FOUND" if code == FOUND else status.name.encode(),
-            (got.next_begin_offset, got.min_offset, got.max_offset),
-            suggested,
-            size,
-        )
-        connection.write(reply)
+        remark = b"FOUND" if code == FOUND else status.name.encode()
+        offsets = (got.next_begin_offset, got.min_offset, got.max_offset)
+        connection.write(pull_reply(code, request.opaque, remark, offsets, suggested, size))
         for buffer in buffers:
             connection.write(buffer)
 
@@ -372,22 +362,13 @@ class PullProcessor:
 
         If the store accepts no messages at present, the event is lost.
         """
-        event = OffsetMovedEvent(
-            consumer_group=group,
-            message_queue=self.tables.topics.queue(topic, queue_id),
-            offset_request=asked,
-            offset_new=begin,
-        )
+        event = OffsetMovedEvent(self.tables.topics.queue(topic, queue_id), group, asked, begin)
         try:
             self.store.appender.append(
-                OFFSET_MOVED_EVENT,
-                0,
-                event.encode(),
-                encode_properties({"KEYS": group, "TAGS": group}),
-                born_timestamp_ms=self.clock.time_ms(),
-                born_host=self.address.packed,
+                OFFSET_MOVED_EVENT, 0, event.encode(), encode_properties({"KEYS": group, "TAGS": group}),
+                born_timestamp_ms=self.clock.time_ms(), born_host=self.address.packed,
                 tags_code=tags_code(group),
-            )
+            )  # fmt: skip
         except StoreError as error:
             log.warning("%s event of group %s could not be stored: %s", OFFSET_MOVED_EVENT, group, error)
             return
