@@ -57,7 +57,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
     - RemotingError: a server is unreachable or does not answer in time.
     - BrokerError: a server refuses the request.
     - NoRouteError: no name server has the topic.
-    - UnknownNameError: the cluster or the broker does not exist.
+    - UnknownNameError: the cluster, the broker or the consumer group does not exist.
     - the first error of a broker: a broker fails and `missing` is None, or all brokers of a topic fail.
     """
 
@@ -135,7 +135,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
         """Send a slave the position up to which its master has flushed its log (RocketMQ 5.x).
 
         Args:
-            broker_addr: Address of the slave.
             offset: Position in the master's commit log, in bytes.
         """
         await self.client.brokers.reset_master_flush_offset(broker_addr, offset)
@@ -144,7 +143,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
         """Start a broker in a broker container of Apache RocketMQ 5.x.
 
         Args:
-            container_addr: Address of the container.
             config_path: Settings file of the broker, on the container's machine.
         """
         await self.client.brokers.add_broker(container_addr, config_path)
@@ -153,9 +151,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
         """Stop a broker of a broker container of Apache RocketMQ 5.x.
 
         Args:
-            container_addr: Address of the container.
-            cluster: Cluster of the broker.
-            name: Name of the broker.
             broker_id: Id of the broker; 0 is a master.
         """
         header = RemoveBrokerHeader(broker_cluster_name=cluster, broker_name=name, broker_id=broker_id)
@@ -172,7 +167,6 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
 
         Args:
             compare_group: Group whose offset is compared with the lowest offset.
-            left_out: Groups that are excluded.
 
         Returns:
             Offset by queue: the lowest of all groups that are not excluded, or 2**63 - 1 where the offset of

@@ -175,8 +175,6 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
     Raises IndexSilent if the broker's index cannot report that.
 
     Args:
-        client: Sends the requests.
-        message: The dead letter.
         mark: Value of DLQ_RESEND_RUN. A copy with this value is preferred to other copies.
     """
     origin, times = origin_id(message), resend_times(message)

@@ -44,7 +44,6 @@ class GroupAdmin(GroupStates):
 
         Raises:
             BrokerError: With CONSUMER_NOT_ONLINE: the group has no members.
-            UnknownNameError: No broker has the group.
         """
         if broker_addr is not None:
             return await self.client.brokers.consumer_connection(broker_addr, group)
@@ -56,14 +55,12 @@ class GroupAdmin(GroupStates):
         """Return the running info of a member: settings, subscriptions, queues and statistics.
 
         Args:
-            client_id: Client id of the member.
             jstack: Include the stacks of the member's threads.
             broker_addr: Broker that forwards the request to the member. None: the first broker to which the
                 member is connected.
 
         Raises:
             BrokerError: No broker is connected to the member.
-            UnknownNameError: No broker has the group.
         """
         brokers = {"": broker_addr} if broker_addr else await self.brokers_of(group)
         timeout_s = STATS_TIMEOUT_S if broker_addr or jstack else None
@@ -71,10 +68,6 @@ class GroupAdmin(GroupStates):
 
     async def producer_connection(self, group: str, topic: str) -> list[ClientConnection]:
         """Return the clients of a producer group that are connected to the brokers of a topic.
-
-        Args:
-            group: The producer group.
-            topic: A topic to which the producers send.
 
         Raises:
             BrokerError: No broker has a client of the group.
@@ -120,14 +113,7 @@ class GroupAdmin(GroupStates):
     async def update_group(
         self, config: SubscriptionGroupConfig, *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[str]:
-        """Create a consumer group, or replace its settings.
-
-        Args:
-            config: Name and settings of the group.
-
-        Yields:
-            The address of each changed broker.
-        """
+        """Create a consumer group, or replace its settings. Yield the address of each changed broker."""
         for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.call(
                 addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode()
@@ -141,10 +127,7 @@ class GroupAdmin(GroupStates):
         broker_addr: str | None = None,
         cluster: str | None = None,
     ) -> AsyncIterator[str]:
-        """Create consumer groups or replace their settings, with one request per broker (not for Apache 4.9).
-
-        Args:
-            configs: Names and settings of the groups.
+        """Create or replace consumer groups, with one request per broker (not for Apache 4.9).
 
         Yields:
             The address of each changed broker.
@@ -168,11 +151,7 @@ class GroupAdmin(GroupStates):
         await self.client.brokers.call(broker_addr, RequestCode.SET_MESSAGE_REQUEST_MODE, body=mode.encode())
 
     async def delete_group(self, broker_addr: str, group: str, *, with_offsets: bool) -> None:
-        """Delete the settings of a consumer group at a broker.
-
-        Args:
-            with_offsets: Delete the group's offsets, too.
-        """
+        """Delete the settings of a consumer group at a broker."""
         header = DeleteSubscriptionGroupRequestHeader(
             group_name=group, remove_offset=with_offsets, clean_offset=with_offsets
         )
@@ -181,12 +160,7 @@ class GroupAdmin(GroupStates):
     async def broker_consume_stats(
         self, broker_addr: str, *, ordered: bool = False, timeout_s: float = CONSUME_STATS_TIMEOUT_S
     ) -> list[GroupQueueProgress]:
-        """Return the offsets of every consumer group of a broker in each queue.
-
-        Args:
-            ordered: Only ordered topics.
-            timeout_s: Timeout, in seconds.
-        """
+        """Return the offsets of every consumer group of a broker in each queue."""
         answer = await self.client.brokers.call(
             broker_addr,
             RequestCode.GET_BROKER_CONSUME_STATS,

@@ -142,9 +142,6 @@ class GroupStates(KnownGroups):
                 `group_places`. None: they are found by a request.
             missing: Receives the error of each broker that fails, by broker name; its queues are left out.
                 None: the first error is raised.
-
-        Raises:
-            UnknownNameError: The group does not exist.
         """
         brokers = brokers or await self.brokers_of(group)
         owners = await self._queue_owners(brokers, group) if with_client_ip else {}
@@ -273,7 +270,6 @@ class GroupStates(KnownGroups):
         """Return the subscriptions of a group's members, and the differences that cause a loss of messages.
 
         Raises:
-            UnknownNameError: The group does not exist.
             BrokerError: With CONSUMER_NOT_ONLINE: the group has no members.
         """
         brokers = await self.brokers_of(group)
@@ -360,7 +356,6 @@ class GroupStates(KnownGroups):
         """Return a summary of a group; unknown values are None or empty.
 
         Args:
-            brokers: The group's entry of `group_places`.
             missing: Names of brokers that do not answer. If one of them may have the group, the rate and the
                 lag of the group are unknown. If no other broker has members, the members are unknown, too.
         """
@@ -404,12 +399,7 @@ class GroupStates(KnownGroups):
         return list(await asyncio.gather(*(self._track(message, name, at) for name in names)))
 
     async def _track(self, message: MessageExt, group: str, offsets_at: Mapping[str, str]) -> MessageTrack:
-        """Return the consumption state of a message in one group, or UNKNOWN with the reason.
-
-        Args:
-            message: The message.
-            offsets_at: The brokers of the message's topic.
-        """
+        """Return the consumption state of a message in one group, or UNKNOWN with the reason."""
         try:
             brokers = await self.brokers_of(group, offsets_at)
             connected = await self._members(brokers, group)
@@ -453,10 +443,6 @@ class GroupStates(KnownGroups):
         self, group: str, client_id: str, offset_msg_id: str
     ) -> ConsumeMessageDirectlyResult:
         """Have one member of a group consume one stored message immediately.
-
-        Args:
-            client_id: Client id of the member.
-            offset_msg_id: Offset id of the message.
 
         Returns:
             The result of the member's listener.

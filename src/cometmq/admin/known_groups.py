@@ -122,7 +122,6 @@ class KnownGroups(ServerAdmin):
                 the group has no retry topic.
 
         Raises:
-            UnknownNameError: No broker has the group.
             RemotingError: No responding broker has the group, and other brokers do not respond.
         """
         try:

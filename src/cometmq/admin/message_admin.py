@@ -66,7 +66,6 @@ class MessageAdmin(TopicAdmin, StoredMessages):
 
         Args:
             key: The key, one of those that the producer set.
-            limit: Maximum number of messages.
             begin_ms: Only messages stored at or after this time.
             end_ms: Only messages stored at or before this time.
         """
@@ -80,7 +79,6 @@ class MessageAdmin(TopicAdmin, StoredMessages):
 
         Args:
             msg_id: Unique key: the message id that a producer returns.
-            limit: Maximum number of messages.
         """
         return await lookups.by_key(self.client, topic, msg_id, limit, unique=True, missing=missing)
 
@@ -90,7 +88,6 @@ class MessageAdmin(TopicAdmin, StoredMessages):
         The first message creates the topic where the brokers create topics automatically.
 
         Args:
-            amount: Number of messages.
             size: Size of each body, in bytes.
 
         Yields:
@@ -144,7 +141,6 @@ class MessageAdmin(TopicAdmin, StoredMessages):
         """Send a message.
 
         Args:
-            message: The message.
             broker_name: Broker of the target queue. Has an effect only together with `queue_id`.
             queue_id: Id of the target queue. None: the producer selects the queue.
             traced: Write trace records of the send to the trace topic.
@@ -210,7 +206,6 @@ class MessageAdmin(TopicAdmin, StoredMessages):
         """Yield the selected dead letters of a group, broker by broker, the oldest first.
 
         Raises:
-            UnknownNameError: The group does not exist.
             DeadLettersHidden: The dead-letter topic is not readable at a broker.
             SqlError: The SQL expression is not valid.
         """
@@ -230,19 +225,11 @@ class MessageAdmin(TopicAdmin, StoredMessages):
                 yield message
 
     def resend(self, wanted: Selection, how: Resending) -> AsyncIterator[ResendResult]:
-        """Send the selected dead letters again. Dead letters that were resent before are skipped.
-
-        Args:
-            wanted: The dead letters.
-            how: Target, rate and limits.
-
-        Yields:
-            The outcome of each dead letter.
+        """Resend dead letters, except those that were resent before, and yield the outcome of each.
 
         Raises:
             IndexSilent: A broker's index cannot report which dead letters were resent before.
             ResendStopped: Ten sends in a row failed, or the first copy became a dead letter immediately.
-            UnknownNameError: The group does not exist.
             DeadLettersHidden: The dead-letter topic is not readable at a broker.
             SqlError: The SQL expression is not valid.
         """

@@ -198,9 +198,6 @@ class StoredMessages(ServerAdmin):
     async def queue_bounds(self, wanted: ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
         """Yield, for each queue of a range, the offsets between which the method `read` would read messages.
 
-        Args:
-            wanted: Topic, queues and times.
-
         Yields:
             The queue, the first offset that is read, and the offset after the queue's last message.
 

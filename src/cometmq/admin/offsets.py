@@ -98,7 +98,6 @@ class OffsetAdmin(GroupStates):
         all other cases the offsets are stored at the broker (request 15) and read back.
 
         Args:
-            wanted: The reset.
             members_s: Maximum time to wait for notified members, in seconds.
             kept_s: Time after which the offsets of pull consumers are read back, in seconds, because the
                 members may overwrite them.

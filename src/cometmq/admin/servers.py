@@ -46,8 +46,6 @@ async def ask_each(
     """Call `ask(name, addr)` for each broker in `addrs`, and return the results by broker name.
 
     Args:
-        addrs: Address by broker name.
-        ask: Sends the request to a broker.
         missing: Receives the errors of the calls that failed, by broker name. None: the first is raised.
         need_answer: Raise the first error if no broker answers.
     """
@@ -93,7 +91,6 @@ class ServerAdmin(Client):
         """Return the addresses of the masters and, if requested, of their slaves.
 
         Args:
-            cluster: Only this cluster. None: all clusters.
             slaves: Include the addresses of the slaves.
 
         Returns:
@@ -160,9 +157,6 @@ class ServerAdmin(Client):
 
     async def update_broker_config(self, broker_addr: str, settings: Mapping[str, str]) -> SettingsChange:
         """Change settings of a running broker, which also writes them to its settings file if it has one.
-
-        Args:
-            settings: Value by key.
 
         Returns:
             Which changes take effect later or not at all. Apache's brokers do not report this.
@@ -236,9 +230,6 @@ class ServerAdmin(Client):
 
     async def update_namesrv_config(self, settings: Mapping[str, str]) -> list[str]:
         """Change settings of all name servers, which also write them to their settings files.
-
-        Args:
-            settings: Value by key.
 
         Returns:
             The addresses of the name servers.
@@ -333,11 +324,7 @@ class ServerAdmin(Client):
         await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
     async def delete_account(self, addr: str, access_key: str) -> None:
-        """Delete an account from the access files of a broker.
-
-        Args:
-            access_key: Name of the account.
-        """
+        """Delete an account from the access files of a broker."""
         header = DeleteAccessConfigRequestHeader(access_key=access_key)
         await self.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
 
@@ -363,7 +350,6 @@ class ServerAdmin(Client):
         """Return whether an account has a permission at a CometMQ broker, and the rule that decides this.
 
         Args:
-            user: Name of the account.
             action: "pub", "sub" or "admin".
             resource: "topic:NAME", "group:NAME", or NAME, which is a topic. "": none, for "admin".
             host: Address of the client, which is compared with the white lists. "": unknown.

@@ -127,7 +127,6 @@ class StatsAdmin(GroupAdmin):
 
         Args:
             index: Index of the first entry.
-            count: Maximum number of entries.
             broker_addr: Address of the broker. None: the first broker of the topic.
             group: Consumer group whose subscription is applied to the entries.
 

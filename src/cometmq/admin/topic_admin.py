@@ -84,14 +84,7 @@ class TopicAdmin(GroupStates):
     async def create_topic(
         self, settings: TopicSettings, *, broker_addr: str | None = None, cluster: str | None = None
     ) -> AsyncIterator[str]:
-        """Create or change a topic.
-
-        Args:
-            settings: Name and settings of the topic.
-
-        Yields:
-            The address of each changed broker.
-        """
+        """Create or change a topic. Yield the address of each changed broker."""
         for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.create_topic(
                 addr,
@@ -157,7 +150,6 @@ class TopicAdmin(GroupStates):
 
         Args:
             settings: Name and number of write queues of the topic.
-            broker_addr: Only for this broker.
             cluster: For all brokers of this cluster. Has an effect only without `broker_addr`.
 
         Returns:
@@ -184,11 +176,7 @@ class TopicAdmin(GroupStates):
     async def delete_topic_in_brokers(
         self, topic: str, cluster: str | None = None, *, broker_addr: str | None = None
     ) -> list[str]:
-        """Delete a topic and its messages at brokers.
-
-        Returns:
-            The addresses of the brokers.
-        """
+        """Delete a topic and its messages at brokers, and return the addresses of the brokers."""
         addrs = await self.target_addrs(broker_addr, cluster)
         for addr in addrs:
             await self.client.brokers.delete_topic(addr, topic)
@@ -331,9 +319,6 @@ class TopicAdmin(GroupStates):
 
         The clients are sorted before the allocation, like the members of a group. Apache's tool keeps the
         given order.
-
-        Args:
-            clients: Client ids.
         """
         queues = sorted(
             MessageQueue(topic, data.broker_name, queue_id)
