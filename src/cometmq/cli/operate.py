@@ -65,9 +65,10 @@ def raft() -> None:
 @namesrv_option
 @broker_option
 @opt("--json as_json", is_flag=True, help="Print each member's report as a line of JSON.")
-def status(namesrv: str, broker: str | None, as_json: bool) -> None:
+@with_admin
+async def status(admin: Admin, broker: str | None, as_json: bool) -> None:
     """Show the state of the raft group that each of its members reports."""
-    for addr, found in with_admin(namesrv, lambda admin: admin.raft_group(broker)).items():
+    for addr, found in (await admin.raft_group(broker)).items():
         if as_json:
             known = {"problem": found} if isinstance(found, str) else msgspec.to_builtins(found)
             click.echo(json_line({"addr": addr, **known}))
@@ -95,11 +96,9 @@ def _change(name: str, action: str, text: str) -> None:
     @broker_option
     @changes
     @click.argument("member")
-    def change(namesrv: str, broker: str | None, member: str) -> None:
-        async def run(admin: Admin) -> None:
-            await execute(await operations.change_raft_group(admin, action, member, broker))
-
-        with_admin(namesrv, run)
+    @with_admin
+    async def change(admin: Admin, broker: str | None, member: str) -> None:
+        await execute(await operations.change_raft_group(admin, action, member, broker))
         click.echo(f"{name} {printable(member)}: started; `cometmq raft status` shows the progress")
 
 
@@ -128,17 +127,13 @@ _listing = stacked(
     "-c --count", type=click.IntRange(min=1), default=100, metavar="N", help="At most N messages per broker."
 )
 @_listing
-def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
+@with_admin
+async def list_timers(admin: Admin, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
     """List delayed and scheduled messages, by delivery time."""
-
-    async def run(admin: Admin) -> int:
-        shown = 0
-        async for waiting in admin.timers(topic, broker_addr=broker, limit=count):
-            shown += 1
-            _print_timer(waiting, as_json)
-        return shown
-
-    shown = with_admin(namesrv, run)
+    shown = 0
+    async for waiting in admin.timers(topic, broker_addr=broker, limit=count):
+        shown += 1
+        _print_timer(waiting, as_json)
     if not as_json:
         click.echo(counted(shown, "message"), err=True)
 
@@ -146,10 +141,11 @@ def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int,
 @timers.command("show")
 @click.argument("key")
 @_listing
-def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as_json: bool) -> None:
+@with_admin
+async def show_timer(admin: Admin, topic: str | None, broker: str | None, key: str, as_json: bool) -> None:
     """Show delayed and scheduled messages by KEY or id, among the newest 64 with that KEY."""
     check_utf8(key)
-    found, more = with_admin(namesrv, lambda admin: admin.timers_with_key(key, topic, broker_addr=broker))
+    found, more = await admin.timers_with_key(key, topic, broker_addr=broker)
     for waiting in found:
         _print_timer(waiting, as_json)
     if more:
@@ -165,17 +161,14 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
 @changes
-def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
+@with_admin
+async def cancel_timers(admin: Admin, handles: tuple[str, ...]) -> None:
     """Cancel the delivery of scheduled messages, by the handles that `send` and `list` print.
 
     Messages at a delay level have no handle and cannot be cancelled.
     """
-
-    async def run(admin: Admin) -> None:
-        operation = await operations.cancel_timers(admin, handles)
-        await execute(operation, lambda msg_id: click.echo(f"cancelled: {printable(msg_id, None)}"))
-
-    with_admin(namesrv, run)
+    operation = await operations.cancel_timers(admin, handles)
+    await execute(operation, lambda msg_id: click.echo(f"cancelled: {printable(msg_id, None)}"))
 
 
 def _print_timer(waiting: WaitingMessage, as_json: bool) -> None:
@@ -239,29 +232,26 @@ def dlq() -> None:
 @selecting_options
 @LIMIT
 @result_options
-def list_letters(group: str | None, namesrv: str, limit: int | None, **wanted: Any) -> None:
+@with_admin
+async def list_letters(admin: Admin, group: str | None, limit: int | None, **wanted: Any) -> None:
     """List the dead letters of GROUP. Without GROUP, list each group's number of dead letters."""
-    if group is None and any(value is not None for value in (limit, *wanted.values())):
-        raise click.UsageError("These options select messages of a GROUP: specify one.")
-
-    async def count(admin: Admin) -> None:
-        found = await admin.dead_letter_counts()
-        tell(found, count_table(found))
-
-    async def run(admin: Admin, group: str) -> None:
-        await warn_of_retry_limits(admin, group)
-        shown = 0
-        async for message in admin.dead_letters(selection(group, **wanted)):
-            letter = view(message)
-            # A list may be long, so each message is printed when it arrives: one JSON object per line.
-            tell(letter, letter_lines(letter, title=not shown), indent=None)
-            shown += 1
-            if shown == limit:
-                break
-        if not shown:
-            show_problem(f"group {group} has no such dead letters")
-
-    with_admin(namesrv, count if group is None else lambda admin: run(admin, group))
+    if group is None:
+        if any(value is not None for value in (limit, *wanted.values())):
+            raise click.UsageError("These options select messages of a GROUP: specify one.")
+        counts = await admin.dead_letter_counts()
+        tell(counts, count_table(counts))
+        return
+    await warn_of_retry_limits(admin, group)
+    shown = 0
+    async for message in admin.dead_letters(selection(group, **wanted)):
+        letter = view(message)
+        # A list may be long, so each message is printed when it arrives: one JSON object per line.
+        tell(letter, letter_lines(letter, title=not shown), indent=None)
+        shown += 1
+        if shown == limit:
+            break
+    if not shown:
+        show_problem(f"group {group} has no such dead letters")
 
 
 @dlq.command("show", context_settings=HELP)
@@ -269,29 +259,26 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, **wanted: A
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @namesrv_option
 @result_options
-def show_letters(group: str, ids: tuple[str, ...], namesrv: str) -> None:
+@with_admin
+async def show_letters(admin: Admin, group: str, ids: tuple[str, ...]) -> None:
     """Show dead letters of GROUP in full.
 
     ID: an offset id or unique key, or the offset id of the original message.
     """
-
-    async def run(admin: Admin) -> None:
-        found = 0
-        async for message in admin.dead_letters(selection(group, ids)):
-            found += 1
-            letter = view(message)
-            if wants_json():
-                show_json(letter, indent=None)
-                continue
-            try:
-                again = "yes" if await admin.was_resent(group, message) else "no"
-            except IndexSilent as error:
-                again = str(error)
-            show(details(letter, again))
-        if not found:
-            raise click.ClickException(f"group {group} has no dead letter with this id")
-
-    with_admin(namesrv, run)
+    found = 0
+    async for message in admin.dead_letters(selection(group, ids)):
+        found += 1
+        letter = view(message)
+        if wants_json():
+            show_json(letter, indent=None)
+            continue
+        try:
+            again = "yes" if await admin.was_resent(group, message) else "no"
+        except IndexSilent as error:
+            again = str(error)
+        show(details(letter, again))
+    if not found:
+        raise click.ClickException(f"group {group} has no dead letter with this id")
 
 
 @dlq.command(context_settings=HELP)
@@ -312,10 +299,11 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str) -> None:
 @opt("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @opt("--rate", type=FiniteRange(min=0, min_open=True), metavar="N", help="At most N messages per second.")
 @result_options
-def resend(
+@with_admin
+async def resend(
+    admin: Admin,
     group: str,
     ids: tuple[str, ...],
-    namesrv: str,
     limit: int | None,
     all_letters: bool,
     to: str,
@@ -334,21 +322,17 @@ def resend(
     if all_letters == bool(ids or any(value is not None for value in wanted.values())):
         raise click.UsageError("Select messages: IDs, --topic, --key, --begin, --end, --sql; or --all.")
     how = Resending(to_topic=to == "topic", again=again, dry_run=dry_run, rate=rate, limit=limit)
-
-    async def run(admin: Admin) -> None:
-        states: Counter[Resend] = Counter()
-        try:
-            async for result in admin.resend(selection(group, ids, **wanted), how):
-                states[result.state] += 1
-                tell(result, result_lines(result), indent=None)
-        except ResendStopped as error:
-            show_problem(f"{summary(states)}; run the command again to continue")
-            raise click.ClickException(str(error)) from None
-        show_problem(summary(states))
-        if states[Resend.FAILED] or (ids and not states):
-            raise click.exceptions.Exit(1)
-
-    with_admin(namesrv, run)
+    states: Counter[Resend] = Counter()
+    try:
+        async for result in admin.resend(selection(group, ids, **wanted), how):
+            states[result.state] += 1
+            tell(result, result_lines(result), indent=None)
+    except ResendStopped as error:
+        show_problem(f"{summary(states)}; run the command again to continue")
+        raise click.ClickException(str(error)) from None
+    show_problem(summary(states))
+    if states[Resend.FAILED] or (ids and not states):
+        raise click.exceptions.Exit(1)
 
 
 async def warn_of_retry_limits(admin: Admin, group: str) -> None:

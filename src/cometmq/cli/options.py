@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import os
 import re
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cometmq.command_options import F, FiniteRange, namesrv, opt, stacked
-from cometmq.text import is_utf8, printable_json
+from cometmq.text import is_utf8, printable, printable_json
 
 if TYPE_CHECKING:
-    from cometmq.admin import Admin
+    pass
 
 T = TypeVar("T")
 COUNT = click.IntRange(min=1)
@@ -65,15 +67,20 @@ namesrv_option = stacked(
 """Adds `-n/--namesrv`, and the options for TLS and accounts."""
 
 
-def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Run `work` with an Admin for these name servers and return its result. The Admin is always closed."""
-    from cometmq.admin import Admin
+def with_admin(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Return a function that runs `work` with an Admin for the name servers of `--namesrv`."""
 
-    async def run() -> T:
-        async with Admin(namesrv) as admin:
-            return await work(admin)
+    @functools.wraps(work)
+    def command(namesrv: str, **options: Any) -> None:
+        from cometmq.admin import Admin
 
-    return asyncio.run(run())
+        async def run() -> None:
+            async with Admin(namesrv) as admin:
+                await work(admin, **options)
+
+        asyncio.run(run())
+
+    return command
 
 
 def json_line(value: object) -> bytes:
@@ -174,3 +181,52 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def echo_json(value: object) -> None:
+    """Print a value as JSON over several lines."""
+    import msgspec
+
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a file name is not valid UTF-8, so its bytes are shown as escapes
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        data = re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):x}", text).encode()
+    click.echo(printable_json(msgspec.json.format(data, indent=2)))
+
+
+def print_table(
+    rows: Iterable[object], columns: Mapping[str, str | Callable[[Any], object]], words: int = 1
+) -> None:
+    """Print a table to standard output.
+
+    Args:
+        rows: One object per row.
+        columns: Maps each heading to an attribute of the rows or to a function of a row. None is shown as
+            `-`.
+        words: Number of text columns at the left. The other columns are numbers.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, head in enumerate(columns):
+        if number < words:
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        values = [getattr(row, get) if isinstance(get, str) else get(row) for get in columns.values()]
+        table.add_row(*map(_cell, values))
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 200  # a file has no terminal width, so a default is needed
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else printable(str(value), 200)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cometmq.cli.app import CometGroup
-from cometmq.cli.options import COUNT, HELP, progress_bar
+from cometmq.cli.options import COUNT, HELP, echo_json, print_table, progress_bar
 from cometmq.command_options import F, opt
 from cometmq.errors import CometError
 from cometmq.protocol.compression import decompress
@@ -62,17 +61,6 @@ def store_config(path: str | None) -> StoreConfig | None:
         return None
     with settings_of(path):
         return StoreConfig.from_properties(read_properties_file(path))
-
-
-def echo_json(value: object) -> None:
-    import msgspec
-
-    try:
-        data = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a file name is not valid UTF-8, so its bytes are shown as escapes
-        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
-        data = re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):x}", text).encode()
-    click.echo(printable_json(msgspec.json.format(data, indent=2)))
 
 
 @click.group(cls=CometGroup, context_settings=HELP)
@@ -398,32 +386,22 @@ def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
 
 def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
     """Print the tables of the store's statistics to standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("topic", overflow="fold")
-    heads = ("queue", "offsets") if by_queue else ("queues",)
-    for head in (*heads, "messages", "bytes", "oldest", "newest"):
-        table.add_column(head, justify="right", no_wrap=True)
+    columns: dict[str, str | Callable[[Any], object]] = {"topic": "topic"}
     if by_queue:
-        for queue in stats.queues:
-            offsets = f"{queue.min_offset}-{queue.max_offset}"
-            table.add_row(
-                printable(queue.topic), str(queue.queue_id), offsets, str(queue.messages),
-                size_text(queue.bytes), time_text(queue.oldest_ms), time_text(queue.newest_ms),
-            )  # fmt: skip
+        columns |= {
+            "queue": lambda row: str(row.queue_id),
+            "offsets": lambda row: f"{row.min_offset}-{row.max_offset}",
+        }
     else:
-        for topic in stats.topics:
-            table.add_row(
-                printable(topic.topic), str(topic.queues), str(topic.messages), size_text(topic.bytes),
-                time_text(topic.oldest_ms), time_text(topic.newest_ms),
-            )  # fmt: skip
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 200  # a file has no terminal width, so a default is needed
-    console.print(table)
-    console.print(files_text(stats))
+        columns["queues"] = lambda row: str(row.queues)
+    columns |= {
+        "messages": lambda row: str(row.messages),
+        "bytes": lambda row: size_text(row.bytes),
+        "oldest": lambda row: time_text(row.oldest_ms),
+        "newest": lambda row: time_text(row.newest_ms),
+    }
+    print_table(stats.queues if by_queue else stats.topics, columns)
+    click.echo(files_text(stats))
 
 
 def files_text(stats: StoreStats) -> str:

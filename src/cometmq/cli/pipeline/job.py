@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, get_origin
 
 import click
 
-from cometmq.cli.options import moment, namesrv_option, progress_bar
+from cometmq.cli.options import echo_json, moment, namesrv_option, progress_bar
 from cometmq.command_options import F, FiniteRange, opt, stacked
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.declare import Option, declared
-from cometmq.text import counted, printable, printable_json
+from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -267,7 +267,7 @@ def run_job(
 def finish(summary: object, as_json: bool, say: Callable[[Any], None]) -> None:
     """Print the summary as JSON, or as text with `say`. The exit code is 1 if the summary is incomplete."""
     if as_json:
-        print_json(summary)
+        echo_json(summary)
     else:
         say(summary)
         warn_of_unread(summary)
@@ -281,13 +281,6 @@ def warn_of_unread(summary: object) -> None:
         place = f"topic {item.topic} in {item.broker_name}/{item.queue_id}"
         problem = f"{counted(item.messages, 'message')} of {place}, which cannot be read"
         click.echo(f"not complete: {printable(problem, None)}", err=True)
-
-
-def print_json(summary: object) -> None:
-    """Print a job's summary, a msgspec.Struct, as JSON."""
-    import msgspec
-
-    click.echo(printable_json(msgspec.json.format(msgspec.json.encode(summary), indent=2)))
 
 
 def source_options(command: F, *, give_namesrv: bool = False) -> F:
@@ -323,40 +316,3 @@ def print_absent(topics: Iterable[str]) -> None:
     """Print a line to standard error for each of these topics, because no messages of them were found."""
     for topic in topics:
         click.echo(f"not complete: no messages of topic {printable(topic, 200)}", err=True)
-
-
-def print_table(
-    rows: Iterable[object], columns: Mapping[str, str | Callable[[Any], object]], words: int = 1
-) -> None:
-    """Print a table to standard output.
-
-    Args:
-        rows: One object per row.
-        columns: Maps each heading to an attribute of the rows or to a function of a row. None is shown as
-            `-`.
-        words: Number of text columns at the left. The other columns are numbers.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, head in enumerate(columns):
-        if number < words:
-            table.add_column(head, overflow="fold")
-        else:
-            table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        values = [getattr(row, get) if isinstance(get, str) else get(row) for get in columns.values()]
-        table.add_row(*map(_cell, values))
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 200  # a file has no terminal width, so a default is needed
-    console.print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) else printable(str(value), 200)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import HELP, check_utf8, namesrv_option
+from cometmq.cli.options import HELP, check_utf8, namesrv_option, print_table
 from cometmq.cli.pipeline.job import (
     job_options,
     options_of,
     print_absent,
-    print_table,
     report_option,
     run_job,
     source_options,

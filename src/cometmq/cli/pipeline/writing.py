@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import HELP, check_utf8, moment, namesrv_option
+from cometmq.cli.options import HELP, check_utf8, echo_json, moment, namesrv_option
 from cometmq.cli.pipeline.job import (
     finish,
     job_options,
@@ -14,7 +14,6 @@ from cometmq.cli.pipeline.job import (
     metrics_option,
     options_of,
     print_absent,
-    print_json,
     report_option,
     run_job,
     running,
@@ -239,7 +238,7 @@ def replay(
             **settings,
         )
     if as_json:
-        print_json(summary)
+        echo_json(summary)
     else:
         report_replay(summary)
     if not dry_run and not summary.complete:
@@ -326,7 +325,7 @@ def run(
 
 def report_run(summary: RunSummary, as_json: bool, check: bool) -> None:
     if as_json:
-        print_json(summary)
+        echo_json(summary)
         return
     if check:
         click.echo(f"{summary.file} is valid: {counted(len(summary.sinks), 'sink')}")
