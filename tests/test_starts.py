@@ -57,7 +57,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 SERVER = """
 import gc, os, signal
 from cometmq.cli import START_THRESHOLD
-from cometmq.cli.serving import serve
+from cometmq.cli.servers import serve
 
 class Server:
     async def start(self): pass

@@ -16,7 +16,7 @@ SCRIPT = """
 import asyncio, sys
 from cometmq.cli.outcome import SERVER_EXITS, run_command
 from cometmq import logs
-from cometmq.cli.serving import serve
+from cometmq.cli.servers import serve
 import click
 
 class Server:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +27,7 @@ from cometmq.protocol.bodies.admin import (
     PurgedQueue,
 )
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, ORDER_TOPIC_CONFIG, RETRY_PREFIX, Perm, RequestCode
-from cometmq.protocol.headers import TopicRequestHeader
+from cometmq.protocol.headers import Header, TopicRequestHeader
 from cometmq.protocol.headers.admin import (
     GetLiteClientInfoHeader,
     GetLiteGroupInfoHeader,
@@ -35,8 +35,9 @@ from cometmq.protocol.headers.admin import (
     ListLiteTopicsHeader,
     TriggerLiteDispatchHeader,
 )
+from cometmq.protocol.json_body import Body
 
-T = TypeVar("T")
+B = TypeVar("B", bound=Body)
 
 UNIT_FLAG, UNIT_SUB_FLAG = 1, 2  # Bits of the field `topicSysFlag` of a topic
 
@@ -348,10 +349,8 @@ class LiteTopicAdmin(ServerAdmin):
 
     async def parent_topic(self, parent: str, missing: dict[str, CometError]) -> dict[str, ParentTopicInfo]:
         """Return the groups and the number of lite topics of a parent topic."""
-        code, header = RequestCode.GET_PARENT_TOPIC_INFO, TopicRequestHeader(topic=parent)
-        return await self._of_parent(
-            parent, missing, lambda addr: self.client.brokers.fetch(addr, code, ParentTopicInfo, header)
-        )
+        header = TopicRequestHeader(topic=parent)
+        return await self._fetch(parent, missing, RequestCode.GET_PARENT_TOPIC_INFO, ParentTopicInfo, header)
 
     async def lite_topics(
         self, parent: str, prefix: str, at_most: int, missing: dict[str, CometError]
@@ -360,19 +359,15 @@ class LiteTopicAdmin(ServerAdmin):
 
         Only CometMQ's brokers list them.
         """
-        code, header = RequestCode.LIST_LITE_TOPICS, ListLiteTopicsHeader(parent, prefix, at_most)
-        return await self._of_parent(
-            parent, missing, lambda addr: self.client.brokers.fetch(addr, code, LiteTopicList, header)
-        )
+        header = ListLiteTopicsHeader(parent, prefix, at_most)
+        return await self._fetch(parent, missing, RequestCode.LIST_LITE_TOPICS, LiteTopicList, header)
 
     async def lite_topic(
         self, parent: str, lite_topic: str, missing: dict[str, CometError]
     ) -> dict[str, LiteTopicInfo]:
         """Return the offsets and the subscribers of a lite topic."""
-        code, header = RequestCode.GET_LITE_TOPIC_INFO, GetLiteTopicInfoHeader(parent, lite_topic)
-        return await self._of_parent(
-            parent, missing, lambda addr: self.client.brokers.fetch(addr, code, LiteTopicInfo, header)
-        )
+        header = GetLiteTopicInfoHeader(parent, lite_topic)
+        return await self._fetch(parent, missing, RequestCode.GET_LITE_TOPIC_INFO, LiteTopicInfo, header)
 
     async def lite_client(
         self,
@@ -383,20 +378,15 @@ class LiteTopicAdmin(ServerAdmin):
         at_most: int | None = None,
     ) -> dict[str, LiteClientInfo]:
         """Return the lite topics to which a client is subscribed: at most 1,000, or `at_most`."""
-        code = RequestCode.GET_LITE_CLIENT_INFO
         header = GetLiteClientInfoHeader(parent, group, client_id, at_most)
-        return await self._of_parent(
-            parent, missing, lambda addr: self.client.brokers.fetch(addr, code, LiteClientInfo, header)
-        )
+        return await self._fetch(parent, missing, RequestCode.GET_LITE_CLIENT_INFO, LiteClientInfo, header)
 
     async def lite_group(
         self, parent: str, group: str, lite_topic: str | None, top: int, missing: dict[str, CometError]
     ) -> dict[str, LiteGroupInfo]:
         """Return a group's progress in a lite topic, or the `top` lite topics with the largest lags."""
-        code, header = RequestCode.GET_LITE_GROUP_INFO, GetLiteGroupInfoHeader(group, lite_topic, top)
-        return await self._of_parent(
-            parent, missing, lambda addr: self.client.brokers.fetch(addr, code, LiteGroupInfo, header)
-        )
+        header = GetLiteGroupInfoHeader(group, lite_topic, top)
+        return await self._fetch(parent, missing, RequestCode.GET_LITE_GROUP_INFO, LiteGroupInfo, header)
 
     async def trigger_lite_dispatch(
         self,
@@ -408,22 +398,16 @@ class LiteTopicAdmin(ServerAdmin):
     ) -> list[str]:
         """Offer all unconsumed lite topics to a client or to all clients of a group. Return broker names."""
         code, header = RequestCode.TRIGGER_LITE_DISPATCH, TriggerLiteDispatchHeader(group, client_id)
-        return list(
-            await self._of_parent(
-                parent, missing, lambda addr: self.client.brokers.call(addr, code, header), broker_name
-            )
-        )
-
-    async def _of_parent(
-        self,
-        parent: str,
-        missing: dict[str, CometError],
-        ask: Callable[[str], Awaitable[T]],
-        broker_name: str | None = None,
-    ) -> dict[str, T]:
         addrs = lookups.broker_addrs(await self.client.namesrv.route(parent))
         if broker_name is not None:
             if broker_name not in addrs:
                 raise UnknownNameError("broker of the topic", broker_name, sorted(addrs))
             addrs = {broker_name: addrs[broker_name]}
-        return await ask_each(addrs, lambda _name, addr: ask(addr), missing)
+        return list(await ask_each(addrs, lambda _, to: self.client.brokers.call(to, code, header), missing))
+
+    async def _fetch(
+        self, parent: str, missing: dict[str, CometError], code: RequestCode, kind: type[B], header: Header
+    ) -> dict[str, B]:
+        brokers = self.client.brokers
+        addrs = lookups.broker_addrs(await self.client.namesrv.route(parent))
+        return await ask_each(addrs, lambda _, addr: brokers.fetch(addr, code, kind, header), missing)

@@ -26,7 +26,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.cli.app import CometGroup
-from cometmq.cli.options import HELP, json_line
+from cometmq.cli.options import HELP, PORT, json_line
 from cometmq.cli.running import running
 from cometmq.command_options import opt, stacked
 from cometmq.errors import CometError
@@ -299,7 +299,6 @@ def _is_free(port: int) -> bool:
 
 
 DEFAULT_DATA = Path("~/.cometmq/clusters")
-PORT = click.IntRange(0, 65535)
 
 
 @click.group(cls=CometGroup, context_settings=HELP)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cometmq.cli.options import HELP, namesrv_option
-from cometmq.cli.serving import log_format_option, serve
+from cometmq.cli.options import HELP, PORT, namesrv_option
+from cometmq.cli.servers import log_format_option, serve
 from cometmq.command_options import opt
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ NEEDED = ("nicegui", "argon2")
 
 @click.command(context_settings=HELP)
 @namesrv_option
-@opt("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 is any free port.")
+@opt("--port", type=PORT, default=DEFAULT_PORT, help="Port; 0 is any free port.")
 @opt(
     "--host",
     default="127.0.0.1",

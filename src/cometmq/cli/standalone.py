@@ -15,8 +15,8 @@ import click
 from cometmq import logs
 from cometmq.cli import STARTED_S
 from cometmq.cli.console import DEFAULT_PORT, check_installed
-from cometmq.cli.options import HELP
-from cometmq.cli.serving import log_format_option, serve
+from cometmq.cli.options import HELP, PORT
+from cometmq.cli.servers import log_format_option, serve
 from cometmq.command_options import opt
 from cometmq.errors import ConfigError
 
@@ -38,15 +38,10 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
     default=DEFAULT_DATA,
     help="Directory of the stores, with a subdirectory per broker.",
 )
-@opt(
-    "--namesrv-port",
-    type=click.IntRange(0, 65535),
-    default=9876,
-    help="Port of the name server; 0 is any free port.",
-)
+@opt("--namesrv-port", type=PORT, default=9876, help="Port of the name server; 0 is any free port.")
 @opt(
     "--broker-port",
-    type=click.IntRange(0, 65535),
+    type=PORT,
     default=10911,
     help="Port of the first broker; the next brokers have ports 10, 20, … higher. 0 is any free port.",
 )
@@ -64,12 +59,7 @@ CONSOLE_STOP_TIMEOUT_S = 10.0
     "cometmq[grpc] is installed.",
 )
 @opt("--console with_console", is_flag=True, help="Also run the web console, in a separate process.")
-@opt(
-    "--console-port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    help="Port of the console; 0 is any free port.",
-)
+@opt("--console-port", type=PORT, default=DEFAULT_PORT, help="Port of the console; 0 is any free port.")
 @log_format_option
 def standalone(
     data_dir: Path,

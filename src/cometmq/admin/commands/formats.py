@@ -439,17 +439,8 @@ def group_configs(found: Iterable[GroupConfig]) -> Iterator[str]:
 
 def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iterator[str]:
     form = "%-64s  %-64s  %-32s  %-4s  %-20s  %-20s  %-20s  %s"
-    titles = (
-        "#Topic",
-        "#Group",
-        "#Broker Name",
-        "#QID",
-        "#Broker Offset",
-        "#Consumer Offset",
-        "#Diff",
-        "#LastTime",
-    )
-    yield form % titles
+    titles = ("#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset", "#Diff", "#LastTime")
+    yield form % ("#Topic", "#Group", *titles)
     for row in rows:
         queue = row.queue
         yield form % (
@@ -481,15 +472,8 @@ def resets(done: list[QueueReset]) -> Iterator[str]:
             yield form % (each.broker_name[:32], each.queue_id, each.rollback_offset)
         return
     form = "%-20s  %-20s  %-20s  %-20s  %-20s  %-20s"
-    titles = (
-        "#brokerName",
-        "#queueId",
-        "#brokerOffset",
-        "#consumerOffset",
-        "#timestampOffset",
-        "#rollbackOffset",
-    )
-    yield form % titles
+    offsets = ("#brokerOffset", "#consumerOffset", "#timestampOffset", "#rollbackOffset")
+    yield form % ("#brokerName", "#queueId", *offsets)
     for each in done:
         yield form % (
             *(each.broker_name[:32], each.queue_id, each.broker_offset, each.consumer_offset),
