@@ -29,15 +29,10 @@ TRACEBACK_LINES = 100
 
 
 class LogLimiter:
-    """A limit on the rate of log lines.
+    """A limit on the rate of log lines, so that invalid requests, for example, do not fill the disk.
 
-    It prevents other programs from filling the disk, for example by invalid requests that are logged.
-
-    Args:
-        most: The maximum number of lines per period.
-        period_s: The length of a period in seconds. A period begins with its first line.
-        log: Receives a line with the number of lines that were omitted in the previous period. None: no such
-            line.
+    At most `most` lines are allowed in `period_s` seconds, which begin with a line. `log` receives a line
+    with the number of lines that were omitted in the previous period.
     """
 
     __slots__ = ("_asked", "_begun", "_log", "_most", "_period_s")

@@ -164,13 +164,9 @@ def check_addresses(key: str, text: str) -> list[str]:
 class Inert:
     """Settings of Apache's servers that have no effect here, with their defaults by key.
 
-    They must not be reported as unknown, because CometMQ and Apache's servers may use the same files.
-
-    Attributes:
-        without_use: Settings that a single event loop and plain files do not need. One log line lists those
-            that are set.
-        not_built: Settings of features that are not implemented. A value other than the default is logged as
-            a warning.
+    They must not be reported as unknown, because CometMQ and Apache's servers may use the same files. A log
+    line lists those set `without_use` for a single event loop and plain files. Those `not_built` are warned
+    of, one by one.
     """
 
     def __init__(self, without_use: Mapping[str, str], not_built: Mapping[str, str]) -> None:
@@ -238,10 +234,8 @@ def properties_of(data: bytes, path: str) -> dict[str, str]:
 def settings_of(path: str | None, others: Container[str] = (), data: bytes | None = None) -> Iterator[None]:
     """Add the file and the line to a ConfigError raised in the `with` block, if the file contains its key.
 
-    Args:
-        path: Properties file.
-        others: Keys whose values come from another source and override the file.
-        data: Content of the file. Default: the file is read if needed.
+    `others` are keys whose values come from another source. `data` is the content of the file, by default it
+    is read.
     """
     try:
         yield
@@ -266,18 +260,10 @@ def with_values(data: bytes, values: Mapping[str, str]) -> bytes:
 
 
 def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]:
-    """Prepare the change of some values in a server's settings file.
+    """Return the path and the new content of a settings file in which some values change. It need not exist.
 
-    Args:
-        path: The settings file; it need not exist.
-        values: Keys with their new values.
-
-    Returns:
-        The path to write to, with symbolic links resolved, and the file's new content.
-
-    Raises:
-        OSError: The file cannot be read, or it belongs to the installed package: then an update would undo
-            the change, and other servers would read it.
+    Symbolic links in the path are resolved. Raises OSError if the file cannot be read, or belongs to the
+    installed package: then an update would undo the change, and other servers would read it.
     """
     path = os.path.realpath(path)
     if path.startswith(PACKAGED_CONF + os.sep):

@@ -48,11 +48,9 @@ class AsyncSends:
     ) -> Future[R]:
         """Begin a send on the loop. Wait first while the maximum number of sends is in progress.
 
-        `callback` is called in a thread with the future, once the future is done.
-
-        Raises:
-            ClientStateError: `finish` was called, or the caller runs on the loop, which the wait would block.
-            TooManySends: A callback calls this while twice the maximum number of sends are in progress.
+        `callback` is called in a thread with the future, once it is done. Raises ClientStateError after
+        `finish`, and on the loop, which the wait would block, TooManySends in a callback while twice the
+        maximum of sends are in progress.
         """
         thread.check_caller()
         future: Future[R] = Future()

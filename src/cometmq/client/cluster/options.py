@@ -206,15 +206,10 @@ def environment_tls() -> str | bool:
 def namesrv_addresses(
     namesrv: str | Sequence[str] | None, namesrv_domain: str | None = None
 ) -> tuple[str, ...]:
-    """Return `host:port` of each name server. Empty if an address server supplies them.
+    """Return `host:port` of each name server, none if an address server supplies them. Raises ConfigError.
 
-    Args:
-        namesrv: Addresses, or text with addresses separated by `;` or `,`. None: NAMESRV_ADDR of the
-            environment, otherwise the address server, otherwise 127.0.0.1:9876.
-        namesrv_domain: The address server, if there is one.
-
-    Raises:
-        ConfigError: An address is invalid, or there is none.
+    `namesrv` holds addresses, as text separated by `;` or `,`. None: NAMESRV_ADDR of the environment,
+    otherwise the address server `namesrv_domain`, otherwise 127.0.0.1:9876.
     """
     environment = os.environ.get("NAMESRV_ADDR")
     given = namesrv if namesrv is not None else environment

@@ -57,12 +57,9 @@ class Reads(msgspec.Struct, eq=False):
     ) -> T:
         """Read a queue at the first of its brokers that serves the read.
 
-        The topic's route is requested if no known route contains the queue's broker.
-
         Args:
-            queue: The queue.
-            read: Makes one attempt. It is called again for the next broker after a ConnectError, and for the
-                master after a replica has refused.
+            queue: The queue. Its topic's route is requested if no known route contains its broker.
+            read: Makes one attempt, for the next broker after a ConnectError, for the master after a refusal.
             broker_id: The broker id that the last answer suggested.
 
         Raises:

@@ -63,13 +63,10 @@ _DIRECT_RESULTS: dict[Enum, str] = {
 
 
 class PushSession(Member):
-    """The running consumer behind PushConsumer and MessageStream. Implements ConsumerPeer and ModeUser.
+    """The running consumer behind PushConsumer and MessageStream (ConsumerPeer, ModeUser).
 
-    Must be created in the event loop of a started client instance.
-
-    Args:
-        delivers: True for MessageStream: the user receives the messages one by one from a Delivery, and the
-            listener is only called for administrators' requests. False: the listener receives the messages.
+    With `delivers`, for MessageStream, the user receives the messages one by one from a Delivery, and the
+    listener is only called for administrators' requests.
     """
 
     consume_type = "CONSUME_PASSIVELY"

@@ -38,18 +38,10 @@ class Marks(Protocol):
     """A storage of idempotency keys for plain handlers."""
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call `act` unless the key is stored, and store the key if `act` raises nothing.
+        """Call `act` unless the key is stored in the scope, and store the key if `act` raises nothing.
 
-        Args:
-            scope: The scope of the key, usually the consumer group.
-            key: The idempotency key.
-            act: Called with the transaction, or None if the storage has none.
-
-        Returns:
-            Whether `act` was called.
-
-        Raises:
-            BeingHandled: Another consumer is processing a message with this key.
+        `act` is called with the transaction, or None if the storage has none. Return whether it was called.
+        Raises BeingHandled if another consumer is processing a message with this key.
         """
 
 

@@ -20,13 +20,10 @@ from cometmq.protocol.bodies import ConsumerRunningInfo, ProcessQueueInfo
 
 
 class Polling:
-    """Prefetches the messages of assigned queues and delivers them to the caller (Holder).
+    """Prefetches the messages of assigned queues, by `pull`, and delivers them to the caller (Holder).
 
-    Args:
-        schedule: Manages the queues of scheduled topics, which are not prefetched.
-        pull: Pulls messages of a queue.
-        ended: Creates the exception for a caller that asks a stopped consumer for messages.
-        auto_commit: Commit the offsets of consumed messages. False: only commit() commits them.
+    `schedule` manages the queues of scheduled topics, which are not prefetched. `ended` creates the exception
+    for a caller that asks a stopped consumer. Without `auto_commit`, only commit() commits offsets.
     """
 
     def __init__(

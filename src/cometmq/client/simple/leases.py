@@ -53,10 +53,8 @@ class Target(NamedTuple):
 class Leases:
     """The requests of one consumer. Each method raises BrokerError, RemotingError or NoRouteError.
 
-    Args:
-        orderly: Whether the messages of a queue are received in order.
-        init_mode: Where a new group starts: 0 at the first message, 1 at the end.
-        max_body: A body that is larger than this after decompression stays compressed.
+    `init_mode` tells where a new group starts: 0 at the first message, 1 at the end. Bodies that are larger
+    than `max_body` after decompression stay compressed.
     """
 
     def __init__(self, group: Group, *, orderly: bool, init_mode: int, max_body: int = MAX_BODY) -> None:

@@ -33,17 +33,14 @@ _SHORT_S = 0.1
 
 
 class Receiver:
-    """Receives messages from the brokers of a group's topics.
-
-    Args:
-        group: The group.
-        leases: The requests of the group's member.
-        subscriptions: The topics, which may change at any time.
-        parks: Whether the only broker of the only topic may hold a request until it has messages. False: no
-            request leases messages after its caller has been cancelled for longer than a round trip.
+    """Receives messages from the brokers of a group's topics, which may change at any time.
 
     Attributes:
         problems: The error of the last request that failed, by topic and broker, until a request succeeds.
+
+    Args:
+        parks: Whether the only broker of the only topic may hold a request until it has messages. False: no
+            request leases messages after its caller has been cancelled for longer than a round trip.
     """
 
     def __init__(
