@@ -222,6 +222,28 @@ class TestLeases:
             box.open.set()
         assert acked(broker) == []
 
+    async def test_a_call_that_ends_while_an_overdue_message_is_given_back(
+        self, namesrv: FakeNamesrv, broker: PopBroker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ends = asyncio.Event()
+
+        async def listener(messages: list[MessageExt]) -> None:
+            await (ends if messages[0].queue_offset == 1 else asyncio.Event()).wait()
+
+        async def change(frame: Frame) -> Frame | None:
+            ends.set()
+            await until(lambda: acked(broker) == [1])
+            return broker.answer(frame)
+
+        offer(broker, 2)
+        broker.on(CHANGE, change)  # type: ignore[arg-type] # the server awaits it
+        async with sharing(namesrv, listener, consume_timeout_s=0.1, drain_timeout_s=0.01):
+            await until(lambda: broker.changes)
+            broker.offer(b"2", offset=2)
+            await until(lambda: len(broker.changes) == 2)
+        assert [change.offset for change in broker.changes[:2]] == [0, 2]
+        assert "failed, trying again" not in caplog.text
+
     async def test_a_stop_finishes_calls_and_gives_the_other_messages_back(
         self, namesrv: FakeNamesrv, broker: PopBroker, box: Box
     ) -> None:

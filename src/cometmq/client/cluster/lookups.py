@@ -12,7 +12,7 @@ from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.client.cluster.options import ClientOptions, check_range
-from cometmq.client.cluster.workers import for_each
+from cometmq.client.cluster.workers import all_of, for_each
 from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue, check_group_name, check_topic_name
 from cometmq.protocol.addresses import parse_address
@@ -336,8 +336,7 @@ class QueryClient(Client):
             client.brokers.create_topic(addr, topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
             for addr in sorted(masters)
         )
-        outcomes = await asyncio.gather(*made, return_exceptions=True)
-        client.routes.remove(topic)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+        try:
+            await all_of(*made)
+        finally:
+            client.routes.remove(topic)

@@ -146,6 +146,13 @@ def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> 
     task.add_done_callback(ended)
 
 
+async def all_of(*works: Awaitable[None]) -> None:
+    """Wait for all works, which run concurrently. Then raise the first failure, if there is one."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+
+
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
     """Return the results of `work` for all items, in their order. At most `at_once` calls run concurrently.
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from cometmq import logs
 from cometmq.client.cluster.hooks import kept
-from cometmq.client.cluster.workers import again_if_cancelled, for_each
+from cometmq.client.cluster.workers import again_if_cancelled, all_of, for_each
 from cometmq.client.consumer.concurrent import OVERDUE_LEVEL, Concurrent, failed_messages
 from cometmq.client.consumer.consume_mode import ModeUser
 from cometmq.client.consumer.listener import ConsumeContext, OrderlyContext, OrderlyStatus
@@ -94,14 +93,6 @@ async def is_popped(group: Group, topic: str, known: bool) -> bool:
     return known
 
 
-@dataclass(slots=True, eq=False)
-class _Lease:
-    """The leases of a batch's messages. The lock is held while requests change or end them."""
-
-    batch: Batch
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class Sharing(Concurrent):
     """The consume mode of a group whose members share messages."""
 
@@ -125,7 +116,8 @@ class Sharing(Concurrent):
         """The value of `_shared` after the present rebalance."""
         self._receiver = Receiver(group, self._leases, self._shared, parks=False)
         self._retries = Retries()
-        self._held: dict[Batch, _Lease] = {}
+        self._held: dict[Batch, asyncio.Lock] = {}
+        """The leased batches. The lock is held while requests change or end the leases of the messages."""
         self._held_count = 0
         """The number of messages in the batches of `_held`."""
         self._room = asyncio.Event()
@@ -137,7 +129,7 @@ class Sharing(Concurrent):
         self._renewals = Periodic(
             asyncio.get_running_loop(),
             options.invisible_s / _RENEWALS_PER_LEASE,
-            lambda: for_each(list(self._held.values()), self._renew, _AT_ONCE),
+            lambda: for_each(list(self._held.items()), self._renew, _AT_ONCE),
             name=f"leases of group {group.name}",
         )
 
@@ -255,7 +247,7 @@ class Sharing(Concurrent):
                     what = f"body of message {messages[at].msg_id}"
                     batch.refusal = BodyTooLarge(what, options.max_body, "PushOptions.max_body")
                 batches.append(batch)
-        self._held.update((batch, _Lease(batch)) for batch in batches)
+        self._held.update((batch, asyncio.Lock()) for batch in batches)
         self._held_count += len(wanted)
         self._user.consume(batches)
 
@@ -322,17 +314,14 @@ class Sharing(Concurrent):
         self, batch: Batch, failed: Sequence[MessageExt], level: int = 0, *, delay_s: float | None = None
     ) -> None:
         """Give the last messages of a batch back, which have `failed`, and acknowledge the others."""
-        lease = self._let_go(batch)
+        lock = self._let_go(batch)
         done = batch.messages[: len(batch.messages) - len(failed)]
-        async with lease.lock:
-            if not failed:
+        async with lock:
+            if failed:
+                again = (self._again(message, level, delay_s) for message in failed)
+                await all_of(self._acknowledge(done), *again)
+            else:
                 await self._acknowledge(done)
-                return
-            again = [self._again(message, level, delay_s) for message in failed]
-            outcomes = await asyncio.gather(self._acknowledge(done), *again, return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
 
     async def _acknowledge(self, messages: Sequence[MessageExt]) -> None:
         """Acknowledge messages of one broker, in one request with those of other calls if there are any."""
@@ -370,31 +359,34 @@ class Sharing(Concurrent):
             delay_s = DELAY_LEVELS_S[min(level, last) - 1] if level else policy.delay_ms(times) / 1000
         await self._leases.change(message, delay_s)
 
-    def _let_go(self, batch: Batch) -> _Lease:
+    def _let_go(self, batch: Batch) -> asyncio.Lock:
         batch.done = True
-        lease = self._held.pop(batch)
+        lock = self._held.pop(batch)
         self._held_count -= len(batch.messages)
         self._room.set()
-        return lease
+        return lock
 
-    async def _renew(self, lease: _Lease) -> None:
-        async with lease.lock:
-            for message in lease.batch.messages:
-                if lease.batch not in self._held:
+    async def _renew(self, held: tuple[Batch, asyncio.Lock]) -> None:
+        batch, lock = held
+        async with lock:
+            for message in batch.messages:
+                if batch not in self._held:
                     return
                 try:
                     await self._leases.change(message, self._group.options.invisible_s)
                 except CometError as error:
                     log.warning("the lease of message %s cannot be renewed: %s", message.msg_id, error)
                     ended = isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE
-                    if ended and not lease.batch.started_at and lease.batch in self._held:
-                        self._let_go(lease.batch)
+                    if ended and not batch.started_at and batch in self._held:
+                        self._let_go(batch)
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Give back messages whose call exceeds `timeout_s`. In an ordered group the queue waits instead."""
         await super().handle_overdue(queues, timeout_s)
         before = asyncio.get_running_loop().time() - timeout_s
         for batch in [each for each in self._held if 0 < each.started_at < before]:
+            if batch not in self._held:
+                continue  # its call has ended meanwhile
             log.warning(
                 "listener call for %s from offset %d has run for more than %g s",
                 batch.queue.message_queue, batch.first_offset, timeout_s,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cometmq.client.cluster.decoding import MAX_BODY, decode_pulled
 from cometmq.client.cluster.requests import succeeded
+from cometmq.client.cluster.workers import all_of
 from cometmq.client.group.group import Group
 from cometmq.client.group.subscription import Subscription
 from cometmq.errors import MessageIllegal
@@ -129,10 +130,7 @@ class Leases:
         parts = [
             some[at : at + _MAX_ACKS] for some in by_broker.values() for at in range(0, len(some), _MAX_ACKS)
         ]
-        outcomes = await asyncio.gather(*map(self._acknowledge, parts), return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+        await all_of(*map(self._acknowledge, parts))
 
     async def _acknowledge(self, messages: list[MessageExt]) -> None:
         """Acknowledge messages of one topic and broker."""
