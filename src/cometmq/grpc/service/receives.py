@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cometmq import logs
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
@@ -29,6 +29,7 @@ from cometmq.grpc.service.outcomes import Responder, Result, checked, failure, s
 from cometmq.grpc.service.renewals import Renewals, Renewed
 from cometmq.grpc.service.traces import Traces
 from cometmq.periodic import Tasks
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import (
     MAX_GROUP_LENGTH,
@@ -38,19 +39,14 @@ from cometmq.protocol.codes import (
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    AckMessageRequestHeader,
-    ChangeInvisibleTimeRequestHeader,
-    ConsumerSendMsgBackRequestHeader,
-    PopLiteMessageRequestHeader,
-    PopMessageRequestHeader,
-)
 from cometmq.protocol.lite import bound_topic, is_lite_topic
 from cometmq.protocol.pop import PopFormatError, ReceiptHandle
 from cometmq.protocol.record.one import body_crc
 from cometmq.protocol.traces import ConsumeCode
 
 log = logs.logger(__name__)
+
+H = TypeVar("H", bound=headers.AckMessageRequestHeader)
 
 MAX_BATCH = 32
 MIN_INVISIBLE_MS, MAX_INVISIBLE_MS = 10_000, 12 * 3_600_000
@@ -223,15 +219,7 @@ class Receives:
     def _ack_frame(self, client: Client, lease: Renewed, entry: Any) -> Frame:
         """Return the request that ends a lease, which is not renewed any more."""
         renewals.forget(client, entry.receipt_handle)
-        handle = lease.handle
-        header = AckMessageRequestHeader(
-            consumer_group=lease.group,
-            topic=handle.kind.topic(lease.topic, lease.group),
-            queue_id=handle.queue_id,
-            extra_info=entry.receipt_handle,
-            offset=handle.offset or 0,
-            lite_topic=lease.lite_topic or None,
-        )
+        header = _about_lease(headers.AckMessageRequestHeader, lease, entry.receipt_handle)
         return client.frame(RequestCode.ACK_MESSAGE, header)
 
     def _acked(
@@ -261,16 +249,12 @@ class Receives:
             problem = f"invisible_duration: {invisible_ms} ms, from 0 to {MAX_INVISIBLE_MS} are allowed"
             raise ServiceError(Code.ILLEGAL_INVISIBLE_TIME, problem)
         renewed = renewals.forget(client, request.receipt_handle)
-        handle = lease.handle
-        header = ChangeInvisibleTimeRequestHeader(
-            consumer_group=lease.group,
-            topic=handle.kind.topic(lease.topic, lease.group),
-            queue_id=handle.queue_id,
-            extra_info=request.receipt_handle,
-            offset=handle.offset or 0,
+        header = _about_lease(
+            headers.ChangeInvisibleTimeRequestHeader,
+            lease,
+            request.receipt_handle,
             invisible_time=invisible_ms,
             suspend=request.suspend or None,
-            lite_topic=lease.lite_topic or None,
         )
         try:
             _check_lease(await client.asked(client.frame(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)))
@@ -332,12 +316,12 @@ def _pop_frame(
         count = 1  # The client does not know yet that it must consume them one after the other
     # A group tells what its clients receive even if their settings are unknown after a restart.
     if client.is_lite or bound_topic(config.attributes) == topic:
-        lite_header = PopLiteMessageRequestHeader(
+        lite_header = headers.PopLiteMessageRequestHeader(
             client.client_id, group, topic, count, invisible_ms, poll_ms, 0, attempt_id
         )
         return client.frame(RequestCode.POP_LITE_MESSAGE, lite_header)
     expression = request.filter_expression
-    header = PopMessageRequestHeader(
+    header = headers.PopMessageRequestHeader(
         consumer_group=group,
         topic=topic,
         queue_id=-1,
@@ -387,11 +371,25 @@ def _ack_response(entries: Sequence[Any], results: Mapping[int, Result]) -> Any:
     return response
 
 
+def _about_lease(kind: type[H], lease: Renewed, receipt_handle: str, **more: Any) -> H:
+    """Return the header of a request about a lease."""
+    handle = lease.handle
+    return kind(
+        consumer_group=lease.group,
+        topic=handle.kind.topic(lease.topic, lease.group),
+        queue_id=handle.queue_id,
+        extra_info=receipt_handle,
+        offset=handle.offset or 0,
+        lite_topic=lease.lite_topic or None,
+        **more,
+    )
+
+
 async def _send_back(client: Client, lease: Renewed, message_id: str) -> None:
     """Store a copy of a message in the dead letters of its group. Raises ServiceError."""
     if lease.handle.commit_log_offset is None:
         raise ServiceError(Code.INVALID_RECEIPT_HANDLE, "receipt_handle: it names no log position")
-    header = ConsumerSendMsgBackRequestHeader(
+    header = headers.ConsumerSendMsgBackRequestHeader(
         offset=lease.handle.commit_log_offset,
         group=lease.group,
         delay_level=-1,

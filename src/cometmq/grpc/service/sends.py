@@ -20,6 +20,7 @@ from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.outcomes import CODES, Responder, Result, lost, set_status, status
 from cometmq.grpc.service.sent import NEW_QUEUES, SendRequest, accepted_types, send_request
 from cometmq.grpc.service.traces import Traces
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
 from cometmq.protocol.codes import (
     MAX_TOPIC_LENGTH,
@@ -31,12 +32,6 @@ from cometmq.protocol.codes import (
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import (
-    EndTransactionRequestHeader,
-    RecallMessageRequestHeader,
-    RecallMessageResponseHeader,
-    SendMessageResponseHeader,
-)
 from cometmq.protocol.ids import decode_offset_id
 
 MAX_MESSAGES = 1024
@@ -136,7 +131,7 @@ class Sends:
     def _fill_stored(
         self, entry: Any, client: Client, begun_ms: int, sent: SendRequest, response: Frame
     ) -> None:
-        stored = response.header(SendMessageResponseHeader)
+        stored = response.header(headers.SendMessageResponseHeader)
         success = response.code == ResponseCode.SUCCESS
         self.traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
         entry.message_id = sent.message_id
@@ -175,7 +170,7 @@ class Sends:
             TransactionResolution.COMMIT: SysFlag.TRANSACTION_COMMIT,
             TransactionResolution.ROLLBACK: SysFlag.TRANSACTION_ROLLBACK,
         }
-        header = EndTransactionRequestHeader(
+        header = headers.EndTransactionRequestHeader(
             topic=request.topic.name,
             producer_group=request.topic.name,
             tran_state_table_offset=offset,
@@ -192,11 +187,11 @@ class Sends:
     async def recall_message(self, call: Call, request: Any) -> Any:
         """Withdraw a message before its delivery time."""
         client = self.clients.find(call)
-        header = RecallMessageRequestHeader(
+        header = headers.RecallMessageRequestHeader(
             topic=request.topic.name, recall_handle=request.recall_handle, producer_group=request.topic.name
         )
         response = await client.send(client.frame(RequestCode.RECALL_MESSAGE, header))
-        recalled = response.header(RecallMessageResponseHeader)
+        recalled = response.header(headers.RecallMessageResponseHeader)
         self.traces.recalled(client, request.topic.name, recalled.msg_id)
         return messages().RecallMessageResponse(status=status(Code.OK), message_id=recalled.msg_id)
 
