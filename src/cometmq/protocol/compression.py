@@ -84,16 +84,10 @@ def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -
 
 
 def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
-    """Return the plain body. It is `body` itself if sysFlag does not mark it as compressed.
+    """Return the plain body, or `body` itself if sysFlag does not mark it as compressed.
 
-    Args:
-        sys_flag: The message's sysFlag.
-        body: The stored body.
-        limit: The maximum size of the plain body in bytes. A larger body never occupies much more memory.
-
-    Raises:
-        BodyTooLarge: The plain body exceeds the limit.
-        BodyError: The body is not compressed by the method in sysFlag.
+    Raises BodyTooLarge above `limit` bytes, without ever occupying much more memory, and BodyError for a body
+    that is not compressed by the method in sysFlag.
     """
     if not sys_flag & COMPRESSED:
         return body

@@ -131,10 +131,8 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
     `ext` and `header` work for both forms.
 
     Attributes:
-        code: The request or response code.
         opaque: The 32-bit number that links a response to its request.
         flag: Bits: 1 marks a response, 2 a one-way request.
-        remark: The text of a response, such as the reason of an error.
         body: The raw bytes. In a frame decoded from a receive buffer the body is a view, valid until the
             handler returns.
         serialize_type: The serialisation of the header: 0 for JSON, 1 for binary.
@@ -312,12 +310,9 @@ _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_frame(payload: Bytes) -> Frame:
-    """Decode the bytes after a frame's length field.
+    """Decode the bytes after a frame's length field. If they are a memoryview, the body is a slice of it.
 
-    If the bytes are a memoryview, the frame's body is a slice of it.
-
-    Raises:
-        FrameError: The frame is invalid. The caller must close the connection.
+    Raises FrameError if the frame is invalid. The caller must close the connection.
     """
     return decode_frame_at(payload, 0, len(payload))
 

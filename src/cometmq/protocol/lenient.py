@@ -88,13 +88,9 @@ class _Reader:
     def error(self, problem: str) -> LenientError:
         return LenientError(problem, self.pos)
 
-    def peek(self) -> str:
+    def peek(self, skipped: re.Pattern[str] = _BLANK) -> str:
         """Return the next character that is not blank, or "" at the end of the text."""
-        self.pos = _BLANK.match(self.text, self.pos).end()  # type: ignore[union-attr]
-        return self.text[self.pos : self.pos + 1]
-
-    def peek_after_commas(self) -> str:
-        self.pos = _BLANKS_AND_COMMAS.match(self.text, self.pos).end()  # type: ignore[union-attr]
+        self.pos = skipped.match(self.text, self.pos).end()  # type: ignore[union-attr]
         return self.text[self.pos : self.pos + 1]
 
     def end(self) -> None:
@@ -122,7 +118,7 @@ class _Reader:
         self.pos += 1
         found: dict[Any, Json] = {}
         while True:
-            first = self.peek_after_commas()
+            first = self.peek(_BLANKS_AND_COMMAS)
             if first == "}":
                 self.pos += 1
                 return found
@@ -154,7 +150,7 @@ class _Reader:
         self.pos += 1
         found: list[Json] = []
         while True:
-            if self.peek_after_commas() == "]":
+            if self.peek(_BLANKS_AND_COMMAS) == "]":
                 self.pos += 1
                 return found
             found.append(self.value(depth))

@@ -17,13 +17,7 @@ ErrorCode = IntEnum(
 
 
 class Http2Error(ProtocolError):
-    """The peer has violated the protocol or a limit.
-
-    Attributes:
-        code: The code to send.
-        reason: A description of the violation.
-        stream_id: The stream that ends. 0 if the whole connection ends.
-    """
+    """The peer has violated the protocol or a limit. The stream with the id ends, or with 0 the connection."""
 
     code: ErrorCode
     reason: str

@@ -72,13 +72,10 @@ class Decoder:
         return self._max_size == 0 and not 0x20 <= block[0] < 0x40 if block else False
 
     def decode(self, block: bytes) -> list[Header]:
-        """Return the headers of a block.
+        """Return the headers of a block. Raises Http2Error.
 
         The result may be much larger than the block, because one byte can stand for a header of TABLE_SIZE
         bytes, but all copies of a header are the same object.
-
-        Raises:
-            Http2Error: The block is invalid.
         """
         headers: list[Header] = []
         try:

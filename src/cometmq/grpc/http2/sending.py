@@ -15,11 +15,10 @@ class Stream:
     Attributes:
         opened: The time at which the request's headers were received.
         peer_ended: Whether the request is complete.
-        receive_window: The bytes that the peer may still send.
+        receive_window, send_window: The bytes that either side still accepts; the second may be negative.
         unconsumed: The received bytes that the application has not consumed.
         credit: The consumed bytes that have not been added to the peer's window yet.
         ending: Whether the response's last part was passed to the sender.
-        send_window: The bytes that the peer still accepts. May be negative.
         unsent: The number of queued bytes of the response's data.
     """
 

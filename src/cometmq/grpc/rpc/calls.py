@@ -119,7 +119,6 @@ class Method(msgspec.Struct, frozen=True):
     """A method that clients may call.
 
     Attributes:
-        kind: The kind of its calls.
         parse: Returns the request for its bytes. Its exceptions are errors of the client.
         status_response: Returns a response that contains only a status with this code and text.
         handler: Handles a call: see `GrpcServer`.
@@ -264,7 +263,6 @@ class Calls:
         connection: The connection, for its output and for handlers.
         max_message: The maximum size of a request in bytes.
         max_buffered: The maximum size in bytes of all incomplete requests of this connection.
-        now: The time of the event loop.
     """
 
     def __init__(

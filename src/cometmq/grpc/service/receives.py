@@ -61,13 +61,7 @@ NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.NO_MESSAGE, ResponseCode.P
 
 @dataclass(eq=False)
 class Receives:
-    """Handles the calls of consumers.
-
-    Attributes:
-        renewals: Changes the leases of clients.
-        broker_name: The name of the broker, which receipt handles contain.
-        traces: Records what consumers do.
-    """
+    """Handles the calls of consumers. The receipt handles contain the name of the broker."""
 
     clients: Clients
     groups: SubscriptionGroups

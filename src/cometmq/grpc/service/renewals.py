@@ -78,7 +78,6 @@ class Renewals:
     Attributes:
         groups: The groups of the broker. They are only read: the broker creates a group after it has checked
             the client's rights.
-        lite_leases: The leases of messages of lite topics.
     """
 
     clients: Clients

@@ -64,9 +64,7 @@ class Shape(NamedTuple):
     """What the system properties of a message mean, apart from its id and its times.
 
     Attributes:
-        type: The type of the message.
         text: The part of the property string that follows the message's id.
-        sys_flag: The flags of the message.
         sharded: The message group or the lite topic, which has one queue, or "".
     """
 

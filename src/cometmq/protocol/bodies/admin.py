@@ -419,13 +419,7 @@ class LiteClientInfo(Body):
 
 
 class LiteTopicState(Body):
-    """A lite topic in a list.
-
-    Attributes:
-        stored_ms: The store time of the last message, in epoch ms.
-        subscribers: The number of clients that subscribe to it.
-        lags: The lag of each bound group that has consumed it or has a subscriber.
-    """
+    """A lite topic in a list: its last message (epoch ms), and the lags of groups that use it."""
 
     lite_topic: str = always("")
     min_offset: int = always(0)

@@ -63,7 +63,6 @@ class SubscriptionData(Body):
     """A consumer group's subscription to a topic.
 
     Attributes:
-        sub_string: The expression.
         tags_set, code_set: The tags of the expression and their Java hashes; empty for `*` and for SQL92.
         sub_version: The version in ms. A higher version replaces a lower one.
     """

@@ -35,9 +35,8 @@ MAX_LITE_NAMES_PER_REQUEST = 101_000
 class BatchAck(Body):
     """Acknowledgements of messages that belong to one checkpoint.
 
-    Attributes:
-        retry: The kind of topic in which the messages were found: "0", "1" or "2" (`TopicKind`).
-        bit_set: Base64 of a little-endian bit set; bit n stands for offset `start_offset` + n.
+    `retry` is their kind of topic (`TopicKind`). `bit_set` is Base64 of a little-endian bit set; bit n stands
+    for offset `start_offset` + n.
     """
 
     consumer_group: str = always("", name="c")
@@ -232,11 +231,9 @@ class QueryAssignmentResponseBody(Body):
 
 
 class OffsetOption(Body):
-    """Where a subscription to a lite topic starts.
+    """Where a subscription to a lite topic starts: at a POLICY, OFFSET, TAIL_N or TIMESTAMP.
 
-    Attributes:
-        type: "POLICY", "OFFSET", "TAIL_N" or "TIMESTAMP".
-        value: The number. Of policies, 0 is the stored offset, 1 the first message and 2 the end.
+    The policies are 0 for the stored offset, 1 for the first message and 2 for the end.
     """
 
     type: str = always("POLICY")

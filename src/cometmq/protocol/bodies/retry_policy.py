@@ -30,14 +30,7 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RetryPolicy(NamedTuple):
-    """A list of delays, or delays that grow exponentially. All times are in ms.
-
-    Attributes:
-        delays: The list; empty if the delays grow exponentially.
-        initial: The delay before the first retry.
-        maximum: The maximum delay.
-        multiplier: The ratio of a delay to the one before it.
-    """
+    """A list of delays or, if it is empty, delays that grow exponentially. All times are in ms."""
 
     delays: tuple[int, ...] = ()
     initial: int = 0

@@ -304,10 +304,8 @@ def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False
 
     Nearly all records are V1 with IPv4 hosts. This function decodes these itself, in 1.0 µs for a body of 100
     bytes and 1.2 µs for 1 KiB. It calls `decode_record`, which takes 1.5 µs, for all other records and to
-    report errors. The first access to the properties of a message parses them, in 1.3 µs for four properties.
-
-    Raises:
-        RecordError: A record is invalid. All records before it have been yielded.
+    raise RecordError, once all records before are yielded. The first access to the properties of a message
+    parses them, in 1.3 µs for four properties.
     """
     data = bytes(data)
     pos = 0

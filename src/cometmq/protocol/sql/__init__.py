@@ -42,12 +42,7 @@ class SqlFilter:
 def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
     """Compile an expression. This takes milliseconds, so it must not run in the event loop.
 
-    Args:
-        expression: The expression.
-        string_words: Whether CONTAINS, STARTSWITH and ENDSWITH are operators, as in 5.x.
-
-    Raises:
-        SqlError: The expression is invalid.
+    With `string_words`, CONTAINS, STARTSWITH and ENDSWITH are operators, as in 5.x. Raises SqlError.
     """
     if len(expression) > MAX_EXPRESSION_LENGTH:
         problem = f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are read"

@@ -137,13 +137,7 @@ class Kind(enum.Enum):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A node of an expression's syntax tree.
-
-    Attributes:
-        at: The index of the node in the text of the expression.
-        constant: The value of a node of kind CONSTANT.
-        name: The property of a node of kind PROPERTY.
-    """
+    """A node of an expression's syntax tree at an index of the text: a constant, a property, or another."""
 
     at: int
     kind: Kind
@@ -406,14 +400,9 @@ def _parser() -> Lark:
 
 
 def parse(text: str, string_words: bool) -> tuple[Part, tuple[str, ...]]:
-    """Parse a condition, and return it with the names of its properties.
+    """Parse a condition, and return it with the names of its properties. Raises SqlError.
 
-    Args:
-        text: The condition.
-        string_words: Whether CONTAINS, STARTSWITH and ENDSWITH are operators. Otherwise they are names.
-
-    Raises:
-        SqlError: The text is invalid.
+    Without `string_words`, CONTAINS, STARTSWITH and ENDSWITH are names.
     """
     reading = _parser().parse_interactive()
     operands = signs = 0  # `signs` counts the tokens -, + and NOT since the last operand
