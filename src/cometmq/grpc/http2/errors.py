@@ -17,7 +17,7 @@ ErrorCode = IntEnum(
 
 
 class Http2Error(ProtocolError):
-    """The peer has violated the protocol or a limit. The stream with the id ends, or with 0 the connection."""
+    """The peer has violated the protocol or a limit. The stream ends, or with id 0 the connection."""
 
     code: ErrorCode
     reason: str
