@@ -34,7 +34,7 @@ _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 """Codes of an overloaded broker, which, unlike after other temporary refusals, is still the master."""
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
-"""Part of 5.x's remark (SYSTEM_ERROR) about a too large batch: docs/reference/remoting.md, Sending."""
+"""Part of 5.x's remark (SYSTEM_ERROR) about a too large batch (docs/reference/remoting.md, Sending)."""
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # First and maximum pause before a retry, in seconds
 
 
