@@ -45,7 +45,7 @@ class Credentials(msgspec.Struct, frozen=True):
 def credentials_of(
     access_key: str | None, secret_key: str | None, security_token: str | None = None
 ) -> Credentials | None:
-    """Return the credentials, or None without any argument. Raises ConfigError, never with the secret."""
+    """Return the credentials, or None without any argument. Raises ConfigError, which shows no secret."""
     if not (access_key or secret_key or security_token):
         return None
     for key, value in (("access_key", access_key), ("secret_key", secret_key)):

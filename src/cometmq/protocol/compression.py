@@ -75,7 +75,7 @@ def _module(name: str, package: str) -> Any:
 
 
 def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -> bytes:
-    """Return the compressed body (sysFlag: `how.sys_flag`). The level is that of RocketMQ's producers."""
+    """Return the compressed body. The caller adds `how.sys_flag`. Java's producers use the level 5, too."""
     if how is Compression.ZLIB:
         return zlib.compress(body, level)
     if how is Compression.LZ4:

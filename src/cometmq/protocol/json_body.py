@@ -142,7 +142,7 @@ def _key(key: Any) -> Any:
 
 
 def write_fastjson(value: Any, bare: bool = True) -> bytes:
-    """Return a value in fastjson's dialect, with sorted keys, also queues and (`bare`: unquoted) integers."""
+    """Return a value in fastjson's dialect, in which queues and integers (unquoted if `bare`) may be keys."""
     kind = value.__class__
     if kind is list:
         if _standard.issuperset(map(type, value)):

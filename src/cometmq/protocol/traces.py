@@ -254,7 +254,7 @@ class TraceLine:
         return True
 
     def take(self) -> tuple[bytes, str, int]:
-        """Remove and return the next message of at least one record: its body, its keys, and their number."""
+        """Remove the next message of at least one record. Return its body, its keys, and their number."""
         records: list[bytes] = []
         words: list[bytes] = []
         body_bytes = keys_bytes = 0

@@ -54,7 +54,7 @@ Frame = tuple[int, int, int, bytes]
 
 
 class FrameReader:
-    """Cuts the bytes of a connection into frames. However they are divided, each is copied at most thrice."""
+    """Cuts received bytes into frames, copying each at most three times, however they are divided."""
 
     __slots__ = ("_held", "_max_frame", "_needed", "_prefaced")
 

@@ -191,7 +191,7 @@ class BrokerMemberGroup(IntegerKeyed):
 
 
 class TopicList(Body):
-    """Names of topics (response to requests 206, 224, 304, 305, 311 to 313), and an address (only to 304)."""
+    """Names of topics (response to requests 206, 224, 304, 305, 311 to 313). Only 304's has an address."""
 
     topic_list: list[str] = empty(list)
     broker_addr: str | None = None

@@ -69,7 +69,7 @@ class ListTimersResponseHeader(Header, gc=False):
 
 
 class DeleteTopicRequestHeader(Header, gc=False):
-    """The header of requests 215 and 216, which delete a topic, 216 only for brokers of a given cluster."""
+    """The header of requests 215 and 216, which delete a topic; 216 may name the cluster of the brokers."""
 
     topic: str
     cluster_name: str | None = None
