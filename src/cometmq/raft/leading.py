@@ -148,7 +148,6 @@ class Leading:
         return members.voters - {member for member, peer in self.peers.items() if peer.run}
 
     def statuses(self, clock: int) -> dict[str, PeerStatus]:
-        """Return the status of each other member, by id."""
         return {
             name: PeerStatus(peer.match, clock - peer.last_response_at, peer.full, peer.run > 0)
             for name, peer in self.peers.items()

@@ -107,7 +107,6 @@ class LogState:
         self.last += count
 
     def cut(self, first: int) -> None:
-        """Remove the entry `first` and all later ones."""
         kept = bisect_left(self._starts, first)
         del self._starts[kept:], self._terms[kept:]
         self.last = first - 1

@@ -107,11 +107,9 @@ class MembersHistory:
         self._entries.append(entry)
 
     def restart(self, entry: MembersEntry) -> None:
-        """Replace all member lists by the list in `entry`."""
         self._entries = [entry]
 
     def cut(self, first: int) -> None:
-        """Remove the member lists in the entry `first` and in later entries."""
         self._entries = [each for each in self._entries if each.index < first] or self._entries[:1]
 
     def forget_before(self, first: int) -> None:

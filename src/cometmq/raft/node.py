@@ -114,17 +114,11 @@ class RaftNode:
 
     def status(self) -> Status:
         log_state = self._log_state
+        peers = {} if self._leading is None else self._leading.statuses(self._clock)
         return Status(
-            self.role,
-            self.term,
-            self.leader,
-            self.members,
-            log_state.first,
-            log_state.last,
-            log_state.durable,
-            log_state.visible,
-            {} if self._leading is None else self._leading.statuses(self._clock),
-        )
+            self.role, self.term, self.leader, self.members, log_state.first, log_state.last,
+            log_state.durable, log_state.visible, peers,
+        )  # fmt: skip
 
     # -- events that the caller reports
 
@@ -277,7 +271,6 @@ class RaftNode:
         self._change_members(self._require_changeable_members().with_learner(member))
 
     def promote(self, member: str) -> None:
-        """Give a vote to a learner that has caught up."""
         members = self._require_changeable_members().with_voter(member)
         peer = self.status().peers[member]
         lacks = self._log_state.last - peer.match
@@ -487,12 +480,9 @@ class RaftNode:
 
     def _rejection(self, request: AppendRequest) -> AppendResponse:
         hint = self._log_state.last_at_most(request.prev_index - 1, request.prev_term)
+        response, hint_term = self._response(request.sender), self._log_state.term_of(hint)
         return msgspec.structs.replace(
-            self._response(request.sender),
-            rejected=True,
-            prev_index=request.prev_index,
-            hint_index=hint,
-            hint_term=self._log_state.term_of(hint),
+            response, rejected=True, prev_index=request.prev_index, hint_index=hint, hint_term=hint_term
         )
 
     def _keep_members(self) -> None:

@@ -114,7 +114,6 @@ class HaClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def follow(self, master: MasterAddress) -> None:
-        """Follow `master` instead of the previous master."""
         self.core.follow(self.clock.monotonic(), master)
         self.tick.schedule()
 
@@ -180,7 +179,6 @@ class HaClient:
             self._drop()
 
     def _log_state(self) -> None:
-        """Log the state of replication, in one line, if it has changed."""
         core = self.core
         state = core.problem or core.phase.value
         if core.phase not in (Phase.FOLLOWING, Phase.STOPPED, Phase.PAUSING) or state == self._logged_state:

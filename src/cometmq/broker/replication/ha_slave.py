@@ -167,7 +167,6 @@ class HaSlave:
         self._next_at = now + COMPARE_INTERVAL_S
 
     def connected(self, now: float) -> None:
-        """Record that the connection to the HA port is open."""
         if self.phase is Phase.CONNECTING:
             self.phase = Phase.FOLLOWING
             self.problem = ""

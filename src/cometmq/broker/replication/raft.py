@@ -101,7 +101,6 @@ class RaftReplication:
         await self.member.retire()
 
     async def stop(self) -> None:
-        """Stop the raft member and the leader services."""
         self.sync.stop()
         await self.member.stop()
         await self._leader_services.stop()
@@ -168,7 +167,6 @@ class RaftReplication:
     # -- requests of tools
 
     def facts(self) -> dict[str, str]:
-        """Return the runtime table's entries about replication."""
         status, member = self.status(), self.member
         facts = {
             "brokerRole": SYNC_MASTER if self.serves else "SLAVE",
@@ -186,7 +184,7 @@ class RaftReplication:
             lag = self._context.store.log.end - member.end_of(furthest)
             facts |= {"raftLag": str(status.last - furthest), "haLagBytes": str(max(lag, 0))}
         else:
-            facts["raftLag"] = str(max(member.received.last - status.last, 0))
+            facts["raftLag"] = str(max(member.leader_last - status.last, 0))
         return facts
 
     def status(self) -> RaftStatus:
@@ -232,13 +230,12 @@ class RaftReplication:
                 for name, peer in sorted(node.peers.items())
             ]
             return status_of_master(end, infos, problem)
-        received = member.received
         info = HaClientInfo(
             master_addr=f"{node.leader}-{member.address_of(node.leader)}" if node.leader else None,
-            transferred_byte_in_second=received.rate.bytes_a_second(self._context.clock.monotonic()),
+            transferred_byte_in_second=member.received_bytes.bytes_a_second(self._context.clock.monotonic()),
             max_offset=end,
-            last_read_timestamp=received.read_ms,
-            last_write_timestamp=received.written_ms,
+            last_read_timestamp=member.read_ms,
+            last_write_timestamp=member.written_ms,
             master_flush_offset=member.end_of(node.committed),
             activated=bool(node.leader),
         )

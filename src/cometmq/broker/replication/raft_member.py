@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -85,16 +84,6 @@ class LeaderRole(Protocol):
         """Wait until a majority has this leader's topics and groups. Raises RaftRefused if that fails."""
 
 
-@dataclass(slots=True)
-class Received:
-    """What a follower has received from the leader; `last` is the index of the leader's last entry."""
-
-    rate: Rate = field(default_factory=Rate)
-    last: int = -1
-    read_ms: int = 0
-    written_ms: int = 0
-
-
 class RaftMember:
     """One member of a raft group, active from `start` to `stop`. Its store must have a raft log."""
 
@@ -123,7 +112,8 @@ class RaftMember:
         # The delays between a refused automatic transfer of the leadership and the next attempt.
         self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)
         self._options = options
-        self.received = Received()
+        # What this follower has received from the leader: bytes, the index of its last entry, times (ms).
+        self.received_bytes, self.leader_last, self.read_ms, self.written_ms = Rate(), -1, 0, 0
         self._store = store
         self._raft_log: RaftLog = store.raft_log
         self._clock = clock
@@ -240,9 +230,8 @@ class RaftMember:
         if self._slow is None and not self.stopped:
             self.node.receive(message)
             if isinstance(message, AppendRequest) and message.sender == self.node.leader:
-                self.received.last = message.last
-                self.received.read_ms = self._clock.time_ms()
-                self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
+                self.leader_last, self.read_ms = message.last, self._clock.time_ms()
+                self.received_bytes.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
         if self._store.config.sync_flush:
@@ -372,7 +361,7 @@ class RaftMember:
                     written = True
                 elif isinstance(change, Append):
                     last = self._raft_log.append(behind(change.payload, change.skip))
-                    self.received.written_ms = self._clock.time_ms()
+                    self.written_ms = self._clock.time_ms()
                     written = True
                     if last != change.first + change.count - 1:
                         raise StoreError(f"the received entries end at {last}, not at the announced end")

@@ -131,7 +131,6 @@ class Replication:
         """Do nothing: master and slaves need no notice before the broker stops."""
 
     async def stop(self) -> None:
-        """Close the connections of replication."""
         if self.master is not None:
             self.master.stop()
         if self.slave is not None and self.sync is not None:
@@ -141,7 +140,6 @@ class Replication:
     # -- requests of tools
 
     def facts(self) -> dict[str, str]:
-        """Return the runtime table's entries about replication."""
         if self.slave is not None:
             core = self.slave.core
             return {

@@ -58,7 +58,6 @@ class Waits:
                 waits.popleft().waiter(SUCCESS)
 
     def end_all(self, code: int) -> None:
-        """End all waits with this code."""
         for waits in list(self._lists.values()):
             while waits:
                 waits.popleft().waiter(code)

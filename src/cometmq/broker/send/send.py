@@ -145,7 +145,6 @@ class SendProcessor:
         return {b'{"code":310,': self.templates.send}
 
     def configure(self) -> None:
-        """Apply changed settings."""
         self._forms.configure(self.config.region_id, self.config.trace_on)
         self.forget_rules()
 

@@ -166,7 +166,6 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def follow(self) -> None:
-        """Read the timer messages that have arrived since the last call."""
         queue = self.queue
         if queue is not None and self.pending.followed < queue.max_offset:
             await self._take_in(queue, queue.max_offset, None, self.timed.steps.ahead_ms)

@@ -45,7 +45,6 @@ class Times(NamedTuple):
 
     @property
     def ahead_ms(self) -> int:
-        """The monotonic time minus the wall-clock time, in ms."""
         return self.monotonic_ms - self.wall_ms
 
 

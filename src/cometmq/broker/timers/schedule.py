@@ -190,7 +190,6 @@ class ScheduleService:
         self.offsets.move(cursor.level, offset)
 
     async def stop(self) -> None:
-        """Stop delivering, and wait for work in progress."""
         self._stopped = True
         if self._beginning is not None:
             self._beginning.cancel()

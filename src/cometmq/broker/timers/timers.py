@@ -107,7 +107,6 @@ class TimerService:
         return [(TIMER_TOPIC, 0)]
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Wake the delivery task if a timer message has arrived."""
         if any(arrival[0] == TIMER_TOPIC for arrival in arrivals):
             self._wake.set()
 

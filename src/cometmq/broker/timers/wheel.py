@@ -93,7 +93,6 @@ class Bucket:
         return list(map(Waiting, self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]))
 
     def drop(self, count: int) -> None:
-        """Remove the first `count` messages of the bucket."""
         self._head += count
         if self._head > len(self):
             for column in (self._dues, self._positions, self._outs):

@@ -99,7 +99,6 @@ class TransactionChecks:
         self._timer.start()
 
     async def stop(self) -> None:
-        """Stop the periodic transaction checks."""
         await self._timer.stop(cancel=True)
 
     # -- a round
