@@ -274,14 +274,15 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     broker = cluster.broker.parts
     schedule, cursor = broker.schedule, broker.schedule.cursors[1]
     waits = []
-    cursor.timer.cancel()
+    (await until(lambda: cursor.timer)).cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
     now = SystemClock()
     clock = ManualClock(now.time_ms() + 5000, now.boottime() + 5)
     monkeypatch.setattr(schedule, "clock", clock)
     shut, broker.store.appender.why_closed = broker.store.appender.why_closed, "the test says so"
-    for _ in range(12):
+    for number in range(12):
         schedule.run(cursor)
+        await until(lambda number=number: len(waits) > number)
     assert waits == [pytest.approx(min(0.1 * 2**n, 10)) for n in range(12)]
     assert sum("could not deliver" in record.message for record in caplog.records) == 1
     broker.store.appender.why_closed = shut
