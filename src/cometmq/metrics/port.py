@@ -49,7 +49,8 @@ class MetricsPort:
     def __init__(self, interface: str, port: int, source: Source) -> None:
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
-        registry.register(_Collector(source))
+        self._source = source
+        registry.register(self)
         page = _Page(registry)
 
         def answer(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
@@ -80,6 +81,15 @@ class MetricsPort:
             target=self._server.serve_forever, args=(0.1,), name="metrics port", daemon=True
         )
         self._thread.start()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families of the source as those of the Prometheus library, which calls this."""
+        for family in self._source.families().table.values():
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(family.name, family.words, labels=family.labels, unit=family.unit)
+            for values, number in family.samples:
+                metric.add_metric(values, number)
+            yield metric
 
     def stop(self) -> None:
         """Stop listening. Requests in progress still get their response."""
@@ -120,21 +130,6 @@ class _Page:
             if self._text is None:
                 raise TimeoutError
             return self._text
-
-
-class _Collector:
-    """An adapter that converts the metric families of a source to those of the Prometheus library."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._source.families().table.values():
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(family.name, family.words, labels=family.labels, unit=family.unit)
-            for values, number in family.samples:
-                metric.add_metric(values, number)
-            yield metric
 
 
 class _Handler(WSGIRequestHandler):

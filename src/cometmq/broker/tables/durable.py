@@ -79,7 +79,7 @@ class DurableTables:
         self.replicas: SettingsReplicas | None = None
         """In a raft group: the members, of which a majority must store each change. Otherwise None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
-        self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
+        self.groups = groups = SubscriptionGroups(config, self.versions, lambda: self.groups_file.save())
         self.modes = ConsumeModeTable()
         self.offsets = ConsumerOffsets()
         self.delays = DelayOffsets()
@@ -224,9 +224,6 @@ class DurableTables:
     def _save_topics(self) -> None:
         self.topics_file.save()
         self._topics_changed()
-
-    def _save_groups(self) -> None:
-        self.groups_file.save()
 
     def modes_changed(self) -> None:
         """Start to write the consume modes. They have no version, so the groups get a new one."""
