@@ -381,15 +381,7 @@ class GroupStates(KnownGroups):
             kind = CONSUME_TYPES.get(str(connected.consume_type), "PUSH")
             model = str(connected.message_model)
             version = version_name(min(member.version for member in online))
-        return GroupSummary(
-            group=group,
-            count=count,
-            version=version,
-            consume_type=kind,
-            message_model=model,
-            consume_tps=tps,
-            diff_total=diff,
-        )
+        return GroupSummary(group, count, version, kind, model, tps, diff)
 
     async def tracks(self, message: MessageExt) -> list[MessageTrack]:
         """Return the consumption state of a message in each group that has offsets on its topic."""

@@ -112,23 +112,17 @@ class MessageAdmin(TopicAdmin, StoredMessages):
         for number in range(amount):
             queue = queues[number % len(queues)] if queues else None
             began = time.perf_counter()
-            sent, result, ids = True, "", ("", "", -1)
+            sent, result, place, ids = True, "", ("", -1), ("", "", -1)
             try:
                 done = await producer.send(Message(topic=topic, body=b"a" * size), queue=queue)
                 queue, result = done.queue, done.status.name
                 ids = done.msg_id, done.offset_msg_id, done.queue_offset
             except CometError as error:
                 sent, result = False, str(error)
-            yield SendTime(
-                broker_name=queue.broker_name if queue else "",
-                queue_id=queue.queue_id if queue else -1,
-                sent=sent,
-                result=result,
-                millis=(time.perf_counter() - began) * 1000,
-                msg_id=ids[0],
-                offset_msg_id=ids[1],
-                queue_offset=ids[2],
-            )
+            millis = (time.perf_counter() - began) * 1000
+            if queue is not None:
+                place = queue.broker_name, queue.queue_id
+            yield SendTime(place[0], place[1], sent, result, millis, ids[0], ids[1], ids[2])
 
     async def send(
         self,

@@ -77,17 +77,7 @@ class StatsAdmin(GroupAdmin):
             if group:
                 out_tps, went = await self._counted(masters, "GROUP_GET_NUMS", f"{topic}@{group}")
                 behind = await self._lag(group, topic, broker_addrs(route))
-            found.append(
-                TopicStats(
-                    topic=topic,
-                    consumer_group=group,
-                    accumulation=behind,
-                    in_tps=in_tps,
-                    out_tps=out_tps,
-                    in_msg_24_hours=came,
-                    out_msg_24_hours=went,
-                )
-            )
+            found.append(TopicStats(topic, group, behind, in_tps, out_tps, came, went))
         return found
 
     async def _counted(self, masters: list[str], name: str, key: str) -> tuple[float | None, int | None]:

@@ -180,7 +180,7 @@ class GroupProgress(Value, frozen=True, kw_only=True):
         return sum(found) if found else None
 
 
-class GroupSummary(Value, frozen=True, kw_only=True):
+class GroupSummary(Value, frozen=True):
     """Summary of a consumer group.
 
     Version, type and model are empty without members. Count, version, rate and lag are None if unknown.
@@ -414,7 +414,7 @@ class TraceView(Value, frozen=True, kw_only=True):
     store_timestamp: int
 
 
-class WaitingView(Value, frozen=True, kw_only=True):
+class WaitingView(Value, frozen=True):
     """A message that waits for its delivery time.
 
     `deliver_at` is the delivery time in ms since 1970. `delay_level` is 0 if the producer set a delivery time
@@ -430,13 +430,8 @@ class WaitingView(Value, frozen=True, kw_only=True):
     @classmethod
     def of(cls, waiting: WaitingMessage) -> WaitingView:
         """Return the JSON output's form of a delayed message that a broker has listed."""
-        return cls(
-            deliver_at=waiting.deliver_at_ms,
-            destination=waiting.topic,
-            recall_handle=waiting.recall_handle,
-            delay_level=waiting.delay_level,
-            message=MessageView.of(waiting.message),
-        )
+        view = MessageView.of(waiting.message)
+        return cls(waiting.deliver_at_ms, waiting.topic, waiting.recall_handle, waiting.delay_level, view)
 
 
 class SendView(Value, frozen=True, kw_only=True):
@@ -526,7 +521,7 @@ class Stats(Value, frozen=True, kw_only=True):
         return self.day.sum or self.hour.sum or self.minute.sum
 
 
-class TopicStats(Value, frozen=True, kw_only=True):
+class TopicStats(Value, frozen=True):
     """Rates and counts of a topic and one of its groups ("": the topic has no group).
 
     The rates are those of the last minute; None if no broker has counted a message in the last 24 hours. The
@@ -624,7 +619,7 @@ class QueueReset(Value, frozen=True, kw_only=True):
         return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 
 
-class SendTime(Value, frozen=True, kw_only=True):
+class SendTime(Value, frozen=True):
     """A measured send. `result` is the status of the send, or the text of its error."""
 
     broker_name: str
