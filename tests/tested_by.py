@@ -17,8 +17,8 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "cometmq"
 
 TABLE = """
-admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
-    admin/servers admin/stats admin/topic_admin admin/values
+admin/test_formats.py: admin/admin admin/errors admin/groups admin/message_admin admin/servers admin/stats
+    admin/topic_admin admin/values
 admin/test_lite.py: broker/admin/lite
 broker/test_checks.py: broker/transactions/service
 broker/test_client_requests.py: broker/tables/subscription_groups
@@ -54,7 +54,7 @@ cli/test_client_commands.py: cli/options
 cli/test_lazy.py: cli/app command_options
 cli/test_running.py: cli/conf
 cli/test_send_input.py: cli/send
-cli/test_servers.py: cli/console cli/doctor cli/listening cli/operate cli/outcome cli/standalone
+cli/test_servers.py: cli/doctor cli/listening cli/operate cli/outcome cli/standalone
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/store
 client/test_agreement.py: client/group/subscription

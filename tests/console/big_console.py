@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.admin import GroupQueueProgress, QueueProgress
-from cometmq.cli.console import announcement
+from cometmq.cli.standalone import announcement
 from cometmq.console.app import Console, ConsoleOptions
 from cometmq.protocol.bodies import (
     BrokerData,

@@ -23,7 +23,7 @@ from tests.console.conftest import (
 )
 from tests.console.test_topics import known, made
 
-from cometmq.cli.console import announcement
+from cometmq.cli.standalone import announcement
 from cometmq.client import SyncProducer
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.console.app import Console, ConsoleOptions

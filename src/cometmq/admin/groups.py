@@ -6,42 +6,16 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
+from cometmq.admin import values
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.known_groups import KnownGroups
 from cometmq.admin.servers import ask_each
-from cometmq.admin.values import (
-    GroupProgress,
-    GroupSubscriptions,
-    GroupSummary,
-    MemberSubscriptions,
-    MessageTrack,
-    QueueProgress,
-    RetryLimits,
-    TrackType,
-    known_sum,
-)
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.protocol.bodies import (
-    RETRY_MAX_TIMES,
-    ClientConnection,
-    ConsumeMessageDirectlyResult,
-    ConsumerConnection,
-    ConsumerRunningInfo,
-    ConsumeStats,
-    GroupList,
-    OffsetWrapper,
-    TopicRouteData,
-)
+from cometmq.protocol import bodies, headers
 from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, version_name
-from cometmq.protocol.headers import (
-    ConsumeMessageDirectlyRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    GetConsumeStatsRequestHeader,
-    TopicRequestHeader,
-)
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.subscriptions import MAX_RETRIES_KEY, Wants, differences, setting_differences, wants_of
 from cometmq.settings import INT_MAX
@@ -55,9 +29,9 @@ MAX_CONCURRENT_MEMBERS = 16  # Maximum number of a group's members to which requ
 
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
     """Return the groups that have offsets for a topic at one broker."""
-    header = TopicRequestHeader(topic=topic)
+    header = headers.TopicRequestHeader(topic=topic)
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-    return (await client.brokers.fetch(addr, code, GroupList, header, topic=topic)).group_list
+    return (await client.brokers.fetch(addr, code, bodies.GroupList, header, topic=topic)).group_list
 
 
 async def member_info(
@@ -68,26 +42,30 @@ async def member_info(
     *,
     jstack: bool = False,
     timeout_s: float | None = None,
-) -> ConsumerRunningInfo:
+) -> bodies.ConsumerRunningInfo:
     """Return the running info of a member. The broker at `addr` requests it from the member."""
-    header = GetConsumerRunningInfoRequestHeader(
+    header = headers.GetConsumerRunningInfoRequestHeader(
         consumer_group=group, client_id=client_id, jstack_enable=jstack
     )
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
-    return await client.brokers.fetch(addr, code, ConsumerRunningInfo, header, timeout_s=timeout_s)
+    return await client.brokers.fetch(addr, code, bodies.ConsumerRunningInfo, header, timeout_s=timeout_s)
 
 
-def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
+def sum_progress(group: str, parts: Iterable[values.GroupProgress]) -> values.GroupProgress:
     """Combine the offsets of a group at several brokers in one result."""
     known = list(parts)
     rows = [row for part in known for row in part.queues]
     rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))
-    return GroupProgress(group=group, consume_tps=known_sum(part.consume_tps for part in known), queues=rows)
+    return values.GroupProgress(
+        group=group, consume_tps=values.known_sum(part.consume_tps for part in known), queues=rows
+    )
 
 
-def queue_progress(queue: MessageQueue, offsets: OffsetWrapper, client_ip: str = "") -> QueueProgress:
+def queue_progress(
+    queue: MessageQueue, offsets: bodies.OffsetWrapper, client_ip: str = ""
+) -> values.QueueProgress:
     """Return the offsets of a group in one queue."""
-    return QueueProgress(
+    return values.QueueProgress(
         topic=queue.topic,
         broker_name=queue.broker_name,
         queue_id=queue.queue_id,
@@ -111,7 +89,7 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
     if ordered is not None:
         found["consumeOrderly"] = ordered
     if retries := properties.get(MAX_RETRIES_KEY):
-        default = INT_MAX if ordered == "true" else RETRY_MAX_TIMES
+        default = INT_MAX if ordered == "true" else bodies.RETRY_MAX_TIMES
         found[MAX_RETRIES_KEY] = retries if retries != "-1" else str(default)
     return found
 
@@ -119,7 +97,7 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
 class GroupStates(KnownGroups):
     """Operations that read the state of consumer groups: offsets, members, consumption of messages."""
 
-    async def _groups_of_topic(self, route: TopicRouteData, topic: str) -> list[str]:
+    async def _groups_of_topic(self, route: bodies.TopicRouteData, topic: str) -> list[str]:
         """Return the groups that have offsets for a topic at any of its brokers, sorted."""
         names: set[str] = set()
         for addr in broker_addrs(route).values():
@@ -133,7 +111,7 @@ class GroupStates(KnownGroups):
         with_client_ip: bool = False,
         brokers: Mapping[str, str] | None = None,
         missing: dict[str, CometError] | None = None,
-    ) -> GroupProgress:
+    ) -> values.GroupProgress:
         """Return the consumer offset, the broker offset and the lag of a group in each queue.
 
         Args:
@@ -150,7 +128,7 @@ class GroupStates(KnownGroups):
 
     async def progress_at(
         self, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
-    ) -> GroupProgress:
+    ) -> values.GroupProgress:
         """Return the offsets and the lag of a group in the queues of one broker."""
         stats = await self._consume_stats(addr, group)
         owners = owners or {}
@@ -159,17 +137,19 @@ class GroupStates(KnownGroups):
             for queue, offsets in stats.offset_table.items()
         ]
         counted = bool(rows) or stats.consume_tps > 0
-        return GroupProgress(group=group, consume_tps=stats.consume_tps if counted else None, queues=rows)
-
-    async def _consume_stats(self, addr: str, group: str) -> ConsumeStats:
-        """Return the response of a broker to a request for the offsets of a group."""
-        header = GetConsumeStatsRequestHeader(consumer_group=group)
-        timeout_s = max(self.client.brokers.timeout_s, STATS_TIMEOUT_S)
-        return await self.client.brokers.fetch(
-            addr, RequestCode.GET_CONSUME_STATS, ConsumeStats, header, timeout_s=timeout_s
+        return values.GroupProgress(
+            group=group, consume_tps=stats.consume_tps if counted else None, queues=rows
         )
 
-    async def _members(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
+    async def _consume_stats(self, addr: str, group: str) -> bodies.ConsumeStats:
+        """Return the response of a broker to a request for the offsets of a group."""
+        header = headers.GetConsumeStatsRequestHeader(consumer_group=group)
+        timeout_s = max(self.client.brokers.timeout_s, STATS_TIMEOUT_S)
+        return await self.client.brokers.fetch(
+            addr, RequestCode.GET_CONSUME_STATS, bodies.ConsumeStats, header, timeout_s=timeout_s
+        )
+
+    async def _members(self, brokers: Mapping[str, str], group: str) -> bodies.ConsumerConnection:
         """Return the members of a group from the first broker in `brokers` that has members.
 
         Raises:
@@ -190,28 +170,30 @@ class GroupStates(KnownGroups):
                 silent = error
         raise silent or offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
 
-    async def retry_limits(self, group: str) -> RetryLimits:
+    async def retry_limits(self, group: str) -> values.RetryLimits:
         """Return the maximum retries of a group and of each of its members.
 
         Only CometMQ brokers report the limits of members, and only for members that have sent a message back.
         The result has default values for a group that does not exist.
         """
-        own, limits = RETRY_MAX_TIMES, dict[str, int]()
+        own, limits = bodies.RETRY_MAX_TIMES, dict[str, int]()
         try:
             brokers = await self.brokers_of(group)
         except UnknownNameError:
-            return RetryLimits()
+            return values.RetryLimits()
         for addr in brokers.values():
             with suppress(CometError):
                 connected = await self.client.brokers.consumer_connection(addr, group)
-                if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
+                if connected.retry_max_times not in (None, bodies.RETRY_MAX_TIMES):
                     own = connected.retry_max_times
                 for member in connected.connection_set:
                     if member.max_reconsume_times is not None:
                         limits[member.client_id] = member.max_reconsume_times
-        return RetryLimits(group=own, members=limits)
+        return values.RetryLimits(group=own, members=limits)
 
-    async def _members_if_online(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection | None:
+    async def _members_if_online(
+        self, brokers: Mapping[str, str], group: str
+    ) -> bodies.ConsumerConnection | None:
         """Return the members of a group, or None if the broker responds that the group is not online.
 
         Raises BrokerError for any other error response.
@@ -250,7 +232,7 @@ class GroupStates(KnownGroups):
         *,
         jstack: bool = False,
         timeout_s: float | None = None,
-    ) -> ConsumerRunningInfo:
+    ) -> bodies.ConsumerRunningInfo:
         """Return a member's running info from the first broker that obtains it from the member.
 
         Raises CometError if no broker obtains it, for example because the member does not respond or because
@@ -266,7 +248,7 @@ class GroupStates(KnownGroups):
                 failure = error  # Another broker in `brokers` may be connected to the member
         raise failure
 
-    async def subscriptions(self, group: str) -> GroupSubscriptions:
+    async def subscriptions(self, group: str) -> values.GroupSubscriptions:
         """Return the subscriptions of a group's members, and the differences that cause a loss of messages.
 
         Raises:
@@ -277,7 +259,7 @@ class GroupStates(KnownGroups):
         pulling = connected.consume_type == PULL_TYPE
         gate = asyncio.Semaphore(MAX_CONCURRENT_MEMBERS)
 
-        async def of(member: ClientConnection) -> MemberSubscriptions:
+        async def of(member: bodies.ClientConnection) -> values.MemberSubscriptions:
             wants: Wants = frozenset((member.subscriptions or {}).items())
             settings = member.settings or {}
             if member.max_reconsume_times is not None:
@@ -293,7 +275,7 @@ class GroupStates(KnownGroups):
                     queues = sorted(info.mq_table) if connected.consume_type != POP_TYPE else None
                 except CometError as error:
                     problem = "" if wants else str(error)
-            return MemberSubscriptions(
+            return values.MemberSubscriptions(
                 client_id=member.client_id,
                 client_addr=member.client_addr,
                 version=version_name(member.version),
@@ -307,7 +289,7 @@ class GroupStates(KnownGroups):
 
         found = await asyncio.gather(*(of(member) for member in connected.connection_set))
         if pulling:
-            return GroupSubscriptions(
+            return values.GroupSubscriptions(
                 group=group, members=list(found), differences={}, consume_type=PULL_TYPE
             )
         known = {
@@ -317,9 +299,9 @@ class GroupStates(KnownGroups):
             if not each.problem and (each.subscriptions or not each.grpc_type)
         }
         settings = {each.client_id: frozenset(each.settings.items()) for each in found}
-        if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
+        if connected.retry_max_times not in (None, bodies.RETRY_MAX_TIMES):
             settings[""] = frozenset({(MAX_RETRIES_KEY, str(connected.retry_max_times))})
-        return GroupSubscriptions(
+        return values.GroupSubscriptions(
             group=group,
             members=list(found),
             differences=differences(known),
@@ -328,7 +310,7 @@ class GroupStates(KnownGroups):
             consume_type=str(connected.consume_type),
         )
 
-    async def _unbalanced(self, found: Iterable[MemberSubscriptions]) -> dict[str, list[str]] | None:
+    async def _unbalanced(self, found: Iterable[values.MemberSubscriptions]) -> dict[str, list[str]] | None:
         """Return the subscribed queues that have no holder or several, each with its holders.
 
         Return None if a member did not report its queues, or if each member holds all queues (broadcasting).
@@ -352,14 +334,14 @@ class GroupStates(KnownGroups):
 
     async def _summary(
         self, group: str, brokers: Mapping[str, str], missing: Collection[str]
-    ) -> GroupSummary:
+    ) -> values.GroupSummary:
         """Return a summary of a group; unknown values are None or empty.
 
         Args:
             missing: Names of brokers that do not answer. If one of them may have the group, the rate and the
                 lag of the group are unknown. If no other broker has members, the members are unknown, too.
         """
-        connected: ConsumerConnection | None = None
+        connected: bodies.ConsumerConnection | None = None
         count: int | None = None
         version: str | None = None
         tps: int | None = None
@@ -381,38 +363,42 @@ class GroupStates(KnownGroups):
             kind = CONSUME_TYPES.get(str(connected.consume_type), "PUSH")
             model = str(connected.message_model)
             version = version_name(min(member.version for member in online))
-        return GroupSummary(group, count, version, kind, model, tps, diff)
+        return values.GroupSummary(group, count, version, kind, model, tps, diff)
 
-    async def tracks(self, message: MessageExt) -> list[MessageTrack]:
+    async def tracks(self, message: MessageExt) -> list[values.MessageTrack]:
         """Return the consumption state of a message in each group that has offsets on its topic."""
         route = await self.client.namesrv.route(message.topic)
         names = await self._groups_of_topic(route, message.topic)
         at = broker_addrs(route)
         return list(await asyncio.gather(*(self._track(message, name, at) for name in names)))
 
-    async def _track(self, message: MessageExt, group: str, offsets_at: Mapping[str, str]) -> MessageTrack:
+    async def _track(
+        self, message: MessageExt, group: str, offsets_at: Mapping[str, str]
+    ) -> values.MessageTrack:
         """Return the consumption state of a message in one group, or UNKNOWN with the reason."""
         try:
             brokers = await self.brokers_of(group, offsets_at)
             connected = await self._members(brokers, group)
             if connected.consume_type == PULL_TYPE:
-                return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
+                return values.MessageTrack(consumer_group=group, track_type=values.TrackType.PULL)
             if not await self._consumed(message, group, brokers):
-                return MessageTrack(consumer_group=group, track_type=TrackType.NOT_CONSUME_YET)
+                return values.MessageTrack(consumer_group=group, track_type=values.TrackType.NOT_CONSUME_YET)
         except BrokerError as error:
             offline = error.code == ResponseCode.CONSUMER_NOT_ONLINE
-            return MessageTrack(
+            return values.MessageTrack(
                 consumer_group=group,
-                track_type=TrackType.NOT_ONLINE if offline else TrackType.UNKNOWN,
+                track_type=values.TrackType.NOT_ONLINE if offline else values.TrackType.UNKNOWN,
                 exception_desc=f"CODE:{error.code} DESC:{error.remark}",
             )
         except CometError as error:
-            return MessageTrack(consumer_group=group, track_type=TrackType.UNKNOWN, exception_desc=str(error))
+            return values.MessageTrack(
+                consumer_group=group, track_type=values.TrackType.UNKNOWN, exception_desc=str(error)
+            )
         subscription = connected.subscription_table.get(message.topic)
         wanted = set(subscription.tags_set) if subscription else set()
         passed = not wanted or "*" in wanted or message.tags in wanted
-        kind = TrackType.CONSUMED if passed else TrackType.CONSUMED_BUT_FILTERED
-        return MessageTrack(consumer_group=group, track_type=kind)
+        kind = values.TrackType.CONSUMED if passed else values.TrackType.CONSUMED_BUT_FILTERED
+        return values.MessageTrack(consumer_group=group, track_type=kind)
 
     async def _consumed(self, message: MessageExt, group: str, brokers: Mapping[str, str]) -> bool:
         """Return whether the group's offset at the broker that stores a message is beyond this message."""
@@ -433,7 +419,7 @@ class GroupStates(KnownGroups):
 
     async def consume_directly(
         self, group: str, client_id: str, offset_msg_id: str
-    ) -> ConsumeMessageDirectlyResult:
+    ) -> bodies.ConsumeMessageDirectlyResult:
         """Have one member of a group consume one stored message immediately.
 
         Returns:
@@ -444,8 +430,8 @@ class GroupStates(KnownGroups):
             BrokerError: The member is not online, or the message does not exist.
         """
         place = decode_offset_id(offset_msg_id)
-        header = ConsumeMessageDirectlyRequestHeader(
+        header = headers.ConsumeMessageDirectlyRequestHeader(
             consumer_group=group, client_id=client_id, msg_id=offset_msg_id
         )
-        code, body = RequestCode.CONSUME_MESSAGE_DIRECTLY, ConsumeMessageDirectlyResult
+        code, body = RequestCode.CONSUME_MESSAGE_DIRECTLY, bodies.ConsumeMessageDirectlyResult
         return await self.client.brokers.fetch(place.host, code, body, header, timeout_s=STATS_TIMEOUT_S)

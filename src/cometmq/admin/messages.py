@@ -19,14 +19,8 @@ from cometmq.client.cluster.requests import NameServersUnreachable, pull_request
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
+from cometmq.protocol import codes
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.codes import (
-    TOOLS_CONSUMER_GROUP,
-    TRACE_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-    Perm,
-    RequestCode,
-)
 from cometmq.protocol.headers import ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.traces import traces_about
@@ -85,7 +79,7 @@ class StoredMessages(ServerAdmin):
             BrokerError: The broker refuses, for example because the checks were resumed before.
             IdError: `msg_id` is not a message id.
         """
-        topic = TRANS_CHECK_MAX_TIME_TOPIC
+        topic = codes.TRANS_CHECK_MAX_TIME_TOPIC
         try:
             found = await by_key(self.client, topic, msg_id, MAX_UNIQUE_HITS, unique=True)
             message = found[-1] if found else await by_id(self.client, msg_id, topic)
@@ -95,13 +89,13 @@ class StoredMessages(ServerAdmin):
             raise MessageNotFound(msg_id, f"in topic {topic}, which no broker has") from None
         place = decode_offset_id(message.offset_msg_id)
         header = ResumeCheckHalfMessageRequestHeader(msg_id=message.offset_msg_id, topic=topic)
-        await self.client.brokers.call(place.host, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        await self.client.brokers.call(place.host, codes.RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
         return message
 
     async def traces(
         self,
         msg_id: str,
-        topic: str = TRACE_TOPIC,
+        topic: str = codes.TRACE_TOPIC,
         limit: int = 64,
         *,
         begin_ms: int = 0,
@@ -175,7 +169,7 @@ class StoredMessages(ServerAdmin):
             start, end = await bounds(self.client, addr, queue, wanted)
             while start < end and left > 0:
                 request = pull_request(
-                    group or TOOLS_CONSUMER_GROUP,
+                    group or codes.TOOLS_CONSUMER_GROUP,
                     queue,
                     start,
                     min(PULL_BATCH, left, end - start),
@@ -283,7 +277,7 @@ class StoredMessages(ServerAdmin):
         if broker_name not in addrs:
             raise UnknownNameError("broker", broker_name, sorted(addrs))
         queue = MessageQueue(topic, broker_name, queue_id)
-        request = pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1)
+        request = pull_request(codes.TOOLS_CONSUMER_GROUP, queue, offset, 1)
         found = (await self.client.brokers.pull(addrs[broker_name], queue, request)).messages
         if not found or found[0].queue_offset != offset:
             raise MessageNotFound(str(offset), f"in queue {queue_id} of topic {topic} at {broker_name}")
@@ -295,7 +289,9 @@ def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:
 
     Raises UnknownNameError if the selected broker or queue does not exist.
     """
-    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & Perm.READ}
+    counts = {
+        data.broker_name: data.read_queue_nums for data in route.queue_datas if data.perm & codes.Perm.READ
+    }
     if wanted.broker_name is not None:
         if wanted.broker_name not in counts:
             raise UnknownNameError("broker", wanted.broker_name, sorted(counts))
@@ -448,7 +444,7 @@ class _Tail:
 
         If there are no messages from `at` on, the next offset is `at`.
         """
-        request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
+        request = pull_request(codes.TOOLS_CONSUMER_GROUP, self.queue, at, count)
         result = await self.client.brokers.pull(self.addr, self.queue, request)
         if result.status is PullStatus.NO_NEW_MSG:
             return [], at

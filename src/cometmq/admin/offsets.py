@@ -17,12 +17,7 @@ from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BrokerError, CometError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import (
-    ClientConnection,
-    ConsumerConnection,
-    GetConsumerStatusBody,
-    TopicRouteData,
-)
+from cometmq.protocol import bodies
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import GroupTopicRequestHeader, ResetOffsetRequestHeader
 
@@ -172,7 +167,7 @@ class BrokerReset:
     """A reset of a group's offsets at one broker."""
 
     def __init__(
-        self, client: ClientInstance, wanted: Reset, addr: str, online: ConsumerConnection | None
+        self, client: ClientInstance, wanted: Reset, addr: str, online: bodies.ConsumerConnection | None
     ) -> None:
         self._client = client
         self._wanted = wanted
@@ -184,7 +179,7 @@ class BrokerReset:
 
     @classmethod
     async def plan(
-        cls, client: ClientInstance, wanted: Reset, route: TopicRouteData, name: str, addr: str
+        cls, client: ClientInstance, wanted: Reset, route: bodies.TopicRouteData, name: str, addr: str
     ) -> BrokerReset:
         """Read the current offsets of the group, and compute the new offsets."""
         made = cls(client, wanted, addr, await online_at(client, addr, wanted.group))
@@ -390,7 +385,7 @@ class BrokerReset:
         """
         found: ConsumeTimes = {}
 
-        async def of(member: ClientConnection) -> None:
+        async def of(member: bodies.ClientConnection) -> None:
             with contextlib.suppress(CometError):
                 info = await member_info(self._client, self._addr, self._wanted.group, member.client_id)
                 for queue, held in info.mq_table.items():
@@ -406,7 +401,7 @@ class BrokerReset:
         try:
             code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
             answer = await self._client.brokers.fetch(
-                self._addr, code, GetConsumerStatusBody, header, timeout_s=RESET_TIMEOUT_S
+                self._addr, code, bodies.GetConsumerStatusBody, header, timeout_s=RESET_TIMEOUT_S
             )
         except CometError:
             return {}  # A failure is not final, because the request is repeated until the timeout
@@ -417,7 +412,7 @@ class BrokerReset:
         return found
 
 
-async def online_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection | None:
+async def online_at(client: ClientInstance, addr: str, group: str) -> bodies.ConsumerConnection | None:
     """Return the members of a group that are connected to a broker, None if there are none."""
     try:
         return await client.brokers.consumer_connection(addr, group)

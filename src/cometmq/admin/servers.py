@@ -12,20 +12,10 @@ from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Sta
 from cometmq.client.cluster.lookups import Client
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BodyError, BrokerError, CometError
+from cometmq.protocol import headers
 from cometmq.protocol.bodies import AclAccounts, ClusterInfo, DataVersion
 from cometmq.protocol.bodies.admin import BrokerStatsData, BrokerStatsItem
 from cometmq.protocol.codes import MASTER_ID, RequestCode
-from cometmq.protocol.headers import (
-    AclConfigVersionResponseHeader,
-    AddWritePermOfBrokerResponseHeader,
-    BrokerNameRequestHeader,
-    CreateAccessConfigRequestHeader,
-    DeleteAccessConfigRequestHeader,
-    ExplainAccessRequestHeader,
-    ExplainAccessResponseHeader,
-    UpdateGlobalWhiteAddrsConfigRequestHeader,
-    WipeWritePermOfBrokerResponseHeader,
-)
 from cometmq.protocol.headers.admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
 from cometmq.protocol.java_properties import format_properties, parse_properties
 
@@ -294,15 +284,15 @@ class ServerAdmin(Client):
         Returns:
             The number of changed topics, or the error of the name server.
         """
-        header = BrokerNameRequestHeader(broker_name=broker_name)
+        header = headers.BrokerNameRequestHeader(broker_name=broker_name)
         code = RequestCode.ADD_WRITE_PERM_OF_BROKER if allow else RequestCode.WIPE_WRITE_PERM_OF_BROKER
         topics, problem = 0, ""
         try:
             answer = await self.client.namesrv.call(namesrv, code, header)
             if allow:
-                topics = answer.header(AddWritePermOfBrokerResponseHeader).add_topic_count
+                topics = answer.header(headers.AddWritePermOfBrokerResponseHeader).add_topic_count
             else:
-                topics = answer.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
+                topics = answer.header(headers.WipeWritePermOfBrokerResponseHeader).wipe_topic_count
         except CometError as error:
             problem = str(error)
         return PermChange(namesrv=namesrv, broker_name=broker_name, topics=topics, problem=problem)
@@ -315,7 +305,7 @@ class ServerAdmin(Client):
         check_cluster(cluster, info)
         return [place.broker_addr for place in broker_places(info, cluster)]
 
-    async def put_account(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
+    async def put_account(self, addr: str, account: headers.CreateAccessConfigRequestHeader) -> None:
         """Add an account to a broker, or change an existing account.
 
         Args:
@@ -325,7 +315,7 @@ class ServerAdmin(Client):
 
     async def delete_account(self, addr: str, access_key: str) -> None:
         """Delete an account from the access files of a broker."""
-        header = DeleteAccessConfigRequestHeader(access_key=access_key)
+        header = headers.DeleteAccessConfigRequestHeader(access_key=access_key)
         await self.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
 
     async def set_white_list(self, addr: str, patterns: Sequence[str], file: str = "") -> None:
@@ -335,7 +325,7 @@ class ServerAdmin(Client):
             patterns: Addresses that need no account, for example "10.0.0.*".
             file: The access file. "": the default file.
         """
-        header = UpdateGlobalWhiteAddrsConfigRequestHeader(
+        header = headers.UpdateGlobalWhiteAddrsConfigRequestHeader(
             global_white_addrs=",".join(patterns), acl_file_full_path=file
         )
         await self.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
@@ -354,17 +344,17 @@ class ServerAdmin(Client):
             resource: "topic:NAME", "group:NAME", or NAME, which is a topic. "": none, for "admin".
             host: Address of the client, which is compared with the white lists. "": unknown.
         """
-        header = ExplainAccessRequestHeader(
+        header = headers.ExplainAccessRequestHeader(
             user=user, action=action, resource=resource or None, host=host or None
         )
         answer = await self.client.brokers.call(addr, RequestCode.EXPLAIN_ACCESS, header)
-        found = answer.header(ExplainAccessResponseHeader)
+        found = answer.header(headers.ExplainAccessResponseHeader)
         return found.allowed, found.reason
 
     async def acl_versions(self, addr: str) -> list[AclVersion]:
         """Return the versions of a broker's access files."""
         answer = await self.client.brokers.call(addr, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
-        header = answer.header(AclConfigVersionResponseHeader)
+        header = answer.header(headers.AclConfigVersionResponseHeader)
         try:
             files = msgspec.json.decode(header.all_acl_file_version or "{}", type=dict[str, DataVersion])
         except msgspec.DecodeError as error:

@@ -12,13 +12,7 @@ from cometmq.admin.servers import ask_each
 from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus, WaitingMessage
-from cometmq.protocol.codes import (
-    TOOLS_CONSUMER_GROUP,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-    TRANS_GROUP,
-    TRANS_HALF_TOPIC,
-    TRANS_OP_HALF_TOPIC,
-)
+from cometmq.protocol import codes
 from cometmq.protocol.headers import ListTimersRequestHeader
 from cometmq.protocol.properties import values as names
 
@@ -150,8 +144,8 @@ async def half_messages(admin: Admin) -> HalfMessages:
     """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
-        halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
-        ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
+        halves = MessageQueue(codes.TRANS_HALF_TOPIC, name, 0)
+        ops = MessageQueue(codes.TRANS_OP_HALF_TOPIC, name, 0)
         # Read the op messages before the half messages: in the other order, a transaction could be missed.
         # If a broker stores a half message again, it writes an op message that ends the old copy. If that
         # happened between the two reads, only the old copy would be read, and it would count as ended.
@@ -206,7 +200,7 @@ async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
     """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
-        queue = MessageQueue(TRANS_CHECK_MAX_TIME_TOPIC, name, 0)
+        queue = MessageQueue(codes.TRANS_CHECK_MAX_TIME_TOPIC, name, 0)
         first = await admin.client.brokers.min_offset(addr, queue)
         end = await admin.client.brokers.max_offset(addr, queue)
         return await _read(admin, addr, queue, max(first, end - count), end), end - first > count
@@ -251,7 +245,7 @@ async def unprocessed_messages(
     brokers = admin.client.brokers
     first = await brokers.min_offset(addr, queue)
     end = await brokers.max_offset(addr, queue)
-    done = await brokers.consumer_offset(addr, TRANS_GROUP, queue)
+    done = await brokers.consumer_offset(addr, codes.TRANS_GROUP, queue)
     begin = min(max(first, done or 0), end)
     return await _read(admin, addr, queue, begin, min(end, begin + max_count)), end - begin > max_count
 
@@ -259,7 +253,7 @@ async def unprocessed_messages(
 async def _read(admin: Admin, addr: str, queue: MessageQueue, begin: int, end: int) -> list[MessageExt]:
     found: list[MessageExt] = []
     while begin < end:
-        request = pull_request(TOOLS_CONSUMER_GROUP, queue, begin, min(MAX_PULL_MESSAGES, end - begin))
+        request = pull_request(codes.TOOLS_CONSUMER_GROUP, queue, begin, min(MAX_PULL_MESSAGES, end - begin))
         result = await admin.client.brokers.pull(addr, queue, request)
         if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= begin:
             break

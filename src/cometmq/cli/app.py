@@ -106,7 +106,7 @@ SECTIONS = {
     },
     "Operate": {
         "admin": ("cometmq.admin.commands:mqadmin", "Manage topics, groups and brokers (same as mqadmin)."),
-        "console": ("cometmq.cli.console:console", "Run the web console."),
+        "console": ("cometmq.cli.standalone:console", "Run the web console."),
         "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
         "dlq": ("cometmq.cli.operate:dlq", "List, show and resend dead letters."),
         "timers": ("cometmq.cli.operate:timers", "List delayed and scheduled messages, and cancel them."),

@@ -10,35 +10,9 @@ from datetime import datetime
 
 import msgspec
 
-from cometmq.admin.values import (
-    BrokerSettings,
-    BrokerStatus,
-    GroupConfig,
-    GroupProgress,
-    GroupQueueProgress,
-    GroupSubscriptions,
-    GroupSummary,
-    MessageTrack,
-    OffsetWay,
-    PermChange,
-    QueueReset,
-    QueueStatus,
-    SendTime,
-    TopicStats,
-    TopicUse,
-    TraceView,
-    Undone,
-)
+from cometmq.admin import values
 from cometmq.message import MessageExt, MessageQueue, SendResult
-from cometmq.protocol.bodies import (
-    ClientConnection,
-    ConsumeMessageDirectlyResult,
-    ConsumerConnection,
-    ConsumerRunningInfo,
-    ProducerInfo,
-    SubscriptionGroupConfig,
-    TopicRouteData,
-)
+from cometmq.protocol import bodies
 from cometmq.protocol.bodies.admin import HaRuntimeInfo, PurgedQueue, QueryConsumeQueueBody
 from cometmq.protocol.codes import version_name
 from cometmq.protocol.traces import Pub, SubAfter
@@ -62,7 +36,7 @@ def parse_time(text: str) -> int:
     return int(moment.replace(microsecond=0).timestamp()) * 1000 + millis
 
 
-def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
+def topic_status(queues: Iterable[values.QueueStatus]) -> Iterator[str]:
     form = "%-32s  %-4s  %-20s  %-20s    %s"
     yield form % ("#Broker Name", "#QID", "#Min Offset", "#Max Offset", "#Last Updated")
     for queue in queues:
@@ -84,7 +58,7 @@ def purged(queues: Iterable[tuple[str, PurgedQueue]]) -> Iterator[str]:
         )
 
 
-def topic_uses(uses: Iterable[TopicUse]) -> Iterator[str]:
+def topic_uses(uses: Iterable[values.TopicUse]) -> Iterator[str]:
     titles, form = "%-20s  %-48s  %-48s", "%-20s  %-64s  %-64s"
     yield titles % ("#Cluster Name", "#Topic", "#Consumer Group")
     for use in uses:
@@ -92,7 +66,7 @@ def topic_uses(uses: Iterable[TopicUse]) -> Iterator[str]:
             yield form % (use.cluster_name[:20], use.topic[:64], group[:64])
 
 
-def topic_route_table(route: TopicRouteData) -> Iterator[str]:
+def topic_route_table(route: bodies.TopicRouteData) -> Iterator[str]:
     form = "%-45s %-32s %-50s %-10s %-11s %-5s"
     yield form % ("#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm")
     queues = {data.broker_name: data for data in route.queue_datas}
@@ -108,7 +82,7 @@ def topic_route_table(route: TopicRouteData) -> Iterator[str]:
     yield form % ("Total:", brokers, "", reads, writes, "")
 
 
-def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
+def cluster_list(brokers: Iterable[values.BrokerStatus], now_ms: int) -> Iterator[str]:
     """Return the rows of `clusterList`: Apache's columns, then the role and the replication lag in bytes."""
     form = "%-16s  %-22s  %-4s  %-22s %-16s %19s %19s %10s %5s %6s  %-12s %10s"
     yield form % (
@@ -148,7 +122,7 @@ def load(tps: float | None, info: Mapping[str, str], side: str) -> str:
     return f"{tps:9.2f}({size},{wait}ms)"
 
 
-def cluster_totals(brokers: Iterable[BrokerStatus]) -> Iterator[str]:
+def cluster_totals(brokers: Iterable[values.BrokerStatus]) -> Iterator[str]:
     form = "%-16s  %-32s %14s %14s %14s %14s"
     titles = ("#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday")
     yield form % ("#Cluster Name", "#Broker Name", *titles)
@@ -204,7 +178,9 @@ def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
             yield form % (slave.addr, slave.slave_ack_offset, slave.diff, *more)
 
 
-def group_progress(progress: GroupProgress, *, show_client_ip: bool, total: int | None) -> Iterator[str]:
+def group_progress(
+    progress: values.GroupProgress, *, show_client_ip: bool, total: int | None
+) -> Iterator[str]:
     place, client_form, rest = "%-64s  %-32s  %-4s  %-20s  %-20s  ", "%-20s ", "%-20s  %s"
     pops = progress.leased_total is not None
     yield (
@@ -227,7 +203,7 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool, total: int 
         yield f"Inflight Total: {progress.leased_total}"
 
 
-def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
+def consumer_status(found: values.GroupSubscriptions) -> Iterator[str]:
     """Return a line for each member, then the differences of subscriptions and settings between members.
 
     Without differences, lines about the queues that have no holder or several holders follow.
@@ -265,7 +241,7 @@ def known(value: object) -> object:
     return "-" if value is None else value
 
 
-def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:
+def group_summaries(groups: Iterable[values.GroupSummary]) -> Iterator[str]:
     form = "%-64s  %-6s  %-24s %-5s  %-14s  %-7s  %s"
     yield form % ("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
     for group in groups:
@@ -308,7 +284,7 @@ def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> 
         yield f"{name:<20} {value}"
 
 
-def message_tracks(tracks: list[MessageTrack]) -> Iterator[str]:
+def message_tracks(tracks: list[values.MessageTrack]) -> Iterator[str]:
     yield ""
     if not tracks:
         yield "WARN: No Consumer"
@@ -319,7 +295,7 @@ def message_tracks(tracks: list[MessageTrack]) -> Iterator[str]:
         )
 
 
-def direct_result(result: ConsumeMessageDirectlyResult) -> Iterator[str]:
+def direct_result(result: bodies.ConsumeMessageDirectlyResult) -> Iterator[str]:
     """Return the listener's result in one line, with Java's words for true, false and null."""
     order, auto_commit = str(result.order).lower(), str(result.auto_commit).lower()
     yield (
@@ -335,7 +311,7 @@ def send_result(result: SendResult) -> Iterator[str]:
     yield form % (result.queue.broker_name, result.queue.queue_id, result.status.name, result.msg_id)
 
 
-def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
+def message_traces(views: Iterable[values.TraceView]) -> Iterator[str]:
     """Return the trace of a message as lines.
 
     The first tables show one send each. One table for each consumer group follows, with a row for each time
@@ -367,13 +343,13 @@ def message_traces(views: Iterable[TraceView]) -> Iterator[str]:
 # -- groups and clients
 
 
-def client_version(client: ClientConnection) -> str:
+def client_version(client: bodies.ClientConnection) -> str:
     """Return the version of a client and, if it uses gRPC, its type."""
     version = version_name(client.version)
     return f"{version} gRPC {client.grpc_type}" if client.grpc_type else version
 
 
-def consumer_connection(found: ConsumerConnection) -> Iterator[str]:
+def consumer_connection(found: bodies.ConsumerConnection) -> Iterator[str]:
     form = "%-36s %-22s %-10s %s"
     yield form % ("#ClientId", "#ClientAddr", "#Language", "#Version")
     for each in found.connection_set:
@@ -389,13 +365,13 @@ def consumer_connection(found: ConsumerConnection) -> Iterator[str]:
     yield f"ConsumeFromWhere: {found.consume_from_where}"
 
 
-def producer_connection(clients: Iterable[ClientConnection]) -> Iterator[str]:
+def producer_connection(clients: Iterable[bodies.ClientConnection]) -> Iterator[str]:
     for number, each in enumerate(clients, 1):
         version = client_version(each)
         yield f"{number:04d}  {each.client_id:<32} {each.client_addr:<22} {each.language:<8} {version}"
 
 
-def producers(found: Mapping[str, Iterable[ProducerInfo]]) -> Iterator[str]:
+def producers(found: Mapping[str, Iterable[bodies.ProducerInfo]]) -> Iterator[str]:
     for group, clients in found.items():
         for each in clients:
             yield (
@@ -411,7 +387,7 @@ def java_word(value: object) -> str:
     return "null" if value is None else show_value(value)
 
 
-def group_facts(config: SubscriptionGroupConfig) -> dict[str, str]:
+def group_facts(config: bodies.SubscriptionGroupConfig) -> dict[str, str]:
     """Return the settings of a group by RocketMQ's names.
 
     Settings of 5.x are included if the group has them.
@@ -424,12 +400,12 @@ def group_facts(config: SubscriptionGroupConfig) -> dict[str, str]:
     }
 
 
-def group_config_line(config: SubscriptionGroupConfig) -> str:
+def group_config_line(config: bodies.SubscriptionGroupConfig) -> str:
     facts = ", ".join(f"{name}={value}" for name, value in group_facts(config).items())
     return f"SubscriptionGroupConfig [{facts}]"
 
 
-def group_configs(found: Iterable[GroupConfig]) -> Iterator[str]:
+def group_configs(found: Iterable[values.GroupConfig]) -> Iterator[str]:
     for each in found:
         bar = "=" * 29
         yield f"{bar}{each.cluster_name}:{each.broker_name}{bar}"
@@ -437,7 +413,7 @@ def group_configs(found: Iterable[GroupConfig]) -> Iterator[str]:
             yield f"{name:<40}=  {value}"
 
 
-def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iterator[str]:
+def broker_consume_stats(rows: Iterable[values.GroupQueueProgress], total: int) -> Iterator[str]:
     form = "%-64s  %-64s  %-32s  %-4s  %-20s  %-20s  %-20s  %s"
     titles = ("#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset", "#Diff", "#LastTime")
     yield form % ("#Topic", "#Group", *titles)
@@ -451,7 +427,7 @@ def broker_consume_stats(rows: Iterable[GroupQueueProgress], total: int) -> Iter
     yield f"Diff Total: {total}"
 
 
-def undone(found: Undone) -> Iterator[str]:
+def undone(found: values.Undone) -> Iterator[str]:
     """Return the lines that Apache's monitoring tool prints about a group's backlog and failures."""
     where = f"consumerGroup={found.consumer_group}, topic={found.topic}"
     yield (
@@ -463,9 +439,9 @@ def undone(found: Undone) -> Iterator[str]:
         yield f"FailedMsgs [{where}, failedMsgsTotalRecently={found.failed_msgs_total_recently}]"
 
 
-def resets(done: list[QueueReset]) -> Iterator[str]:
+def resets(done: list[values.QueueReset]) -> Iterator[str]:
     """Return a table of resets with Apache's columns, which depend on whether the group was online."""
-    if done and all(each.way is OffsetWay.MEMBERS for each in done):
+    if done and all(each.way is values.OffsetWay.MEMBERS for each in done):
         form = "%-40s  %-40s  %-40s"
         yield form % ("#brokerName", "#queueId", "#offset")
         for each in done:
@@ -481,7 +457,7 @@ def resets(done: list[QueueReset]) -> Iterator[str]:
         )
 
 
-def running_info(info: ConsumerRunningInfo) -> Iterator[str]:
+def running_info(info: bodies.ConsumerRunningInfo) -> Iterator[str]:
     yield "#Consumer Properties#"
     for name, value in info.properties.items():
         yield f"{name:<40}: {value}"
@@ -525,18 +501,18 @@ def running_info(info: ConsumerRunningInfo) -> Iterator[str]:
 
 def settings(title: str, pairs: Mapping[str, str]) -> Iterator[str]:
     yield f"============{title}============"
-    unused = pairs.without_effect if isinstance(pairs, BrokerSettings) else ()
+    unused = pairs.without_effect if isinstance(pairs, values.BrokerSettings) else ()
     for key, value in sorted(pairs.items()):
         yield f"{key:<50}=  {value}{'  (no effect here)' if key in unused else ''}"
 
 
-def perm_changes(verb: str, changes: Iterable[PermChange]) -> Iterator[str]:
+def perm_changes(verb: str, changes: Iterable[values.PermChange]) -> Iterator[str]:
     for each in changes:
         outcome = "Failed" if each.problem else f"OK, {each.topics}"
         yield f"{verb} write perm of broker[{each.broker_name}] in name server[{each.namesrv}] {outcome}"
 
 
-def topic_stats(rows: Iterable[TopicStats], *, title: bool) -> Iterator[str]:
+def topic_stats(rows: Iterable[values.TopicStats], *, title: bool) -> Iterator[str]:
     form = "%-64s  %-64s %12s %11s %11s %14s %14s"
     if title:
         names = ("#Accumulation", "#InTPS", "#OutTPS", "#InMsg24Hour", "#OutMsg24Hour")
@@ -596,14 +572,14 @@ def message_text(message: MessageExt) -> str:
     )
 
 
-def send_time(row: SendTime, *, title: bool) -> Iterator[str]:
+def send_time(row: values.SendTime, *, title: bool) -> Iterator[str]:
     form = "%-32s  %-4s  %-20s    %s"
     if title:
         yield form % ("#Broker Name", "#QID", "#Send Result", "#RT")
     yield form % (row.broker_name, row.queue_id, show_value(row.sent), round(row.millis))
 
 
-def send_status(row: SendTime, topic: str) -> str:
+def send_status(row: values.SendTime, topic: str) -> str:
     queue = queue_text(MessageQueue(topic, row.broker_name, row.queue_id))
     return (
         f"rt={round(row.millis)}ms, SendResult=SendResult [sendStatus={row.result}, msgId={row.msg_id}, "
