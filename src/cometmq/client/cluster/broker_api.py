@@ -14,9 +14,8 @@ from cometmq.client.cluster.requests import (
     broker_error,
     commit_request,
     committed_request,
-    max_offset_request,
-    min_offset_request,
     offset_in,
+    queue_request,
     succeeded,
 )
 from cometmq.errors import BodyError
@@ -53,7 +52,6 @@ from cometmq.protocol.headers import (
     OffsetResponseHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
-    QueueRequestHeader,
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
     RegisterMessageFilterClassRequestHeader,
@@ -225,11 +223,11 @@ class BrokerApi(Calls):
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
         """Return the offset that the next message will get, 0 for a queue that the broker does not have."""
-        return offset_in(await self.ask(addr, max_offset_request(queue)), addr, queue)
+        return offset_in(await self.ask(addr, queue_request(RequestCode.GET_MAX_OFFSET, queue)), addr, queue)
 
     async def min_offset(self, addr: str, queue: MessageQueue) -> int:
         """Return the queue's minimum offset: the offset of the first message that is still stored."""
-        return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
+        return offset_in(await self.ask(addr, queue_request(RequestCode.GET_MIN_OFFSET, queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of a queue at a store time (ms since 1970).
@@ -245,8 +243,8 @@ class BrokerApi(Calls):
 
     async def earliest_store_time(self, addr: str, queue: MessageQueue) -> int:
         """Return the store time of the queue's first message in ms, -1 for an empty queue."""
-        header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-        answer = await self.call(addr, RequestCode.GET_EARLIEST_MSG_STORETIME, header, topic=queue.topic)
+        request = queue_request(RequestCode.GET_EARLIEST_MSG_STORETIME, queue)
+        answer = succeeded(await self.ask(addr, request), addr, queue.topic)
         return answer.header(GetEarliestMsgStoretimeResponseHeader).timestamp
 
     # -- a group's offsets

@@ -10,12 +10,12 @@ import msgspec
 
 from cometmq import logs
 from cometmq.client.cluster.broker_api import BrokerApi
-from cometmq.client.cluster.requests import min_offset_request
+from cometmq.client.cluster.requests import queue_request
 from cometmq.client.cluster.routes import ReadTarget, RouteTable
 from cometmq.errors import BrokerError, CometError, ConnectError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Backoff
-from cometmq.protocol.codes import MASTER_ID
+from cometmq.protocol.codes import MASTER_ID, RequestCode
 
 log = logs.logger("cometmq.client")
 
@@ -113,7 +113,7 @@ class Reads(msgspec.Struct, eq=False):
                 await asyncio.sleep(probes.next_s())
                 try:
                     # Any answer, even a refusal, proves that the broker is reachable again.
-                    await self._instance.brokers.ask(addr, min_offset_request(queue))
+                    await self._instance.brokers.ask(addr, queue_request(RequestCode.GET_MIN_OFFSET, queue))
                 except CometError:
                     continue
                 log.info("broker %s is reachable again", addr)

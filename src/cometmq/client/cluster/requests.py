@@ -262,16 +262,13 @@ def pull_request(
     return Frame.request(RequestCode.PULL_MESSAGE, header)
 
 
-def min_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for a queue's minimum offset. `offset_in` reads the offset from the answer."""
-    header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-    return Frame.request(RequestCode.GET_MIN_OFFSET, header)
+def queue_request(code: RequestCode, queue: MessageQueue) -> Frame:
+    """Return a request about a queue, whose header names only the queue.
 
-
-def max_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for the offset of a queue's next message, 0 for an unknown queue."""
+    The answer to GET_MIN_OFFSET, and to GET_MAX_OFFSET (0 for an unknown queue), is read by `offset_in`.
+    """
     header = QueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
-    return Frame.request(RequestCode.GET_MAX_OFFSET, header)
+    return Frame.request(code, header)
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:

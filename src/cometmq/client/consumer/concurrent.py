@@ -126,14 +126,11 @@ class Concurrent(ConsumeMode[ConsumeContext, ConsumeStatus]):
                     "are sent back",
                     queue.message_queue, batch.first_offset, timeout_s,
                 )  # fmt: skip
-                await self._send_back_overdue(batch)
+                kept = await self._send_back_all(batch.messages, OVERDUE_LEVEL)
+                if not kept and not batch.done and not queue.dropped:
+                    self._finish(batch)
                 if not batch.done:
                     break
-
-    async def _send_back_overdue(self, batch: Batch) -> None:
-        kept = await self._send_back_all(batch.messages, OVERDUE_LEVEL)
-        if not kept and not batch.done and not batch.queue.dropped:
-            self._finish(batch)
 
     def _finish(self, batch: Batch) -> None:
         offset = batch.queue.finish(batch)

@@ -97,7 +97,7 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
         msg_id,
         flag=message.flag,
         sys_flag=sys_flag,
-        reply=is_reply(message),
+        reply=message.properties.get(names.MSG_TYPE) == _REPLY,
         messages=(message,),
     )
 
@@ -339,8 +339,3 @@ def reply_to(
         flag,
         properties={**(properties or {}), **carried, names.MSG_TYPE: _REPLY},
     )
-
-
-def is_reply(message: Message) -> bool:
-    """Return whether a message is a reply to a request."""
-    return message.properties.get(names.MSG_TYPE) == _REPLY

@@ -132,7 +132,9 @@ class Schedule:
     async def _call(self, queue: MessageQueue, turn: Turn) -> None:
         try:
             await call_on_loop(self.functions[queue.topic], queue, turn)
-            _check_delay(turn.next_delay_s)
+            delay_s: object = turn.next_delay_s
+            if not isinstance(delay_s, int | float) or not math.isfinite(delay_s) or delay_s < 0:
+                raise ConfigError("next_delay_s", shown(delay_s), "a number of seconds, 0 or more")
         except Exception as error:
             text = printable(repr(error))
             if self.problems.get(queue) != text:
@@ -141,8 +143,3 @@ class Schedule:
             turn.next_delay_s = _AFTER_FAILURE_S
         else:
             self.problems.pop(queue, None)
-
-
-def _check_delay(delay_s: object) -> None:
-    if not isinstance(delay_s, int | float) or not math.isfinite(delay_s) or delay_s < 0:
-        raise ConfigError("next_delay_s", shown(delay_s), "a number of seconds, 0 or more")

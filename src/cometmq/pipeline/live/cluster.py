@@ -25,11 +25,10 @@ from cometmq.client.cluster.requests import (
     committed_request,
     kv_request,
     kv_value,
-    max_offset_request,
-    min_offset_request,
     offset_in,
     ordered_error,
     pull_request,
+    queue_request,
     route_request,
     succeeded,
 )
@@ -270,7 +269,8 @@ class Cluster:
     def _bounds_of(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, Bounds]:
         address = self._known_or_fresh(queues[0])
         replica = self.is_replica(queues[0], address)
-        frames = [make(queue) for queue in queues for make in (min_offset_request, max_offset_request)]
+        codes = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        frames = [queue_request(code, queue) for queue in queues for code in codes]
         answers = iter(self._call(address, frames))
         return {
             queue: Bounds(
