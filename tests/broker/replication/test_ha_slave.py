@@ -38,7 +38,6 @@ def following(end: int = 500) -> HaSlave:
 
 def test_without_a_master_nothing_is_done():
     slave = HaSlave(BrokerConfig())
-    slave.follow(0.0, None)
     assert (slave.turn(100.0, 0, 0), slave.phase) == ([], Phase.NO_MASTER)
 
 
@@ -118,8 +117,6 @@ def test_another_master_is_followed_at_once():
     slave = following()
     slave.follow(1.0, MASTER)
     assert slave.turn(1.0, 500, 500) == []
-    slave.follow(2.0, None)
-    assert slave.turn(2.0, 500, 500) == []
     slave.follow(3.0, OTHER)
     disconnect, compare = slave.turn(3.0, 500, 500)
     assert isinstance(disconnect, Disconnect)
@@ -140,7 +137,6 @@ def test_answers_that_come_too_late_are_ignored():
 @pytest.mark.parametrize(
     ("own", "master", "words"),
     [
-        (None, MasterLog(100, 900, None), ""),
         (Tail(500, 400, b"x"), MasterLog(0, 500, b"x"), ""),
         (Tail(500, 400, b"x"), MasterLog(0, 900, b"x"), ""),
         (Tail(500, 400, b"x"), MasterLog(450, 900, None), ""),  # the master has deleted this part

@@ -89,10 +89,8 @@ class Disconnect(NamedTuple):
 Effect = Compare | Connect | Report | Disconnect
 
 
-def find_divergence(own: Tail | None, master: MasterLog) -> str:
-    """Return why the master's log cannot continue the slave's log, or "". An empty log has no `own` tail."""
-    if own is None:
-        return ""
+def find_divergence(own: Tail, master: MasterLog) -> str:
+    """Return why the master's log cannot continue the slave's log, which is not empty, or ""."""
     if own.end > master.end:
         return f"the slave's log ends at {own.end}, ahead of the master's, which ends at {master.end}"
     if own.end < master.first:
@@ -134,9 +132,9 @@ class HaSlave:
 
     # -- events
 
-    def follow(self, now: float, master: MasterAddress | None) -> None:
-        """Follow `master`. None means that no master is known now; the slave then keeps its last master."""
-        if master is None or master == self.master:
+    def follow(self, now: float, master: MasterAddress) -> None:
+        """Follow `master` instead of the last one."""
+        if master == self.master:
             return
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
             self._effects.append(Disconnect())
