@@ -110,7 +110,9 @@ class ClientProcessor(msgspec.Struct, eq=False):
         """Register the groups and subscriptions that a client's heartbeat contains."""
         objects = bytes(frame.body).count(b"{")
         if objects > MAX_OBJECTS:
-            raise refused(f"the heartbeat has more than {MAX_OBJECTS} groups and subscriptions: {objects}")
+            raise CommandError.failed(
+                f"the heartbeat has more than {MAX_OBJECTS} groups and subscriptions: {objects}"
+            )
         data = bodies.HeartbeatData.decode(frame.body)
         _check_names(data, frame.version)
         weights = self._check(connection, data)
@@ -128,12 +130,14 @@ class ClientProcessor(msgspec.Struct, eq=False):
 
     def _check(self, connection: Connection, data: bodies.HeartbeatData) -> dict[str, int]:
         """Return the weight of each consumer group. Raises CommandError if the connection exceeds a limit."""
-        check_client_id(data.client_id)
+        _check_client_id(data.client_id)
         for consumer in data.consumer_data_set:
             if len(consumer.subscription_data_set) > clients.MAX_TOPICS_PER_GROUP:
                 count, limit = len(consumer.subscription_data_set), clients.MAX_TOPICS_PER_GROUP
-                raise refused(f"group {consumer.group_name} has more than {limit} subscriptions: {count}")
-        weights = {each.group_name: weight_of(each) for each in data.consumer_data_set}
+                raise CommandError.failed(
+                    f"group {consumer.group_name} has more than {limit} subscriptions: {count}"
+                )
+        weights = {each.group_name: _weight_of(each) for each in data.consumer_data_set}
         producers = {each.group_name: 1 for each in data.producer_data_set}
         in_all = max(
             len(data.consumer_data_set),
@@ -142,7 +146,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
             self.producers.weight_with(connection, producers),
         )
         if in_all > clients.MAX_GROUPS_PER_CONNECTION:
-            raise refused(
+            raise CommandError.failed(
                 f"the connection has {in_all} consumer and producer groups (groups with long "
                 f"subscriptions count several times), at most {clients.MAX_GROUPS_PER_CONNECTION}"
             )
@@ -239,7 +243,7 @@ class ClientProcessor(msgspec.Struct, eq=False):
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE, "queues are locked at the master")
         body = _queues(frame)
-        check_client_id(body.client_id)
+        _check_client_id(body.client_id)
         held: list[MessageQueue] = []
         async for queues in slices(body.mq_set):
             held += self.locks.lock(
@@ -256,20 +260,15 @@ class ClientProcessor(msgspec.Struct, eq=False):
         return frame.response()
 
 
-def refused(why: str) -> CommandError:
-    """Return the error for a request that exceeds a limit. `why` is the error's text."""
-    return CommandError(ResponseCode.SYSTEM_ERROR, why)
-
-
-def check_client_id(client_id: str) -> None:
+def _check_client_id(client_id: str) -> None:
     """Raise CommandError if a client id is too long to be stored."""
     if len(client_id) > clients.MAX_CLIENT_ID_LENGTH:
-        raise refused(
+        raise CommandError.failed(
             f"the client id has more than {clients.MAX_CLIENT_ID_LENGTH} characters: {len(client_id)}"
         )
 
 
-def weight_of(data: bodies.ConsumerData) -> int:
+def _weight_of(data: bodies.ConsumerData) -> int:
     """Return the number of groups that a group counts as, which grows with the memory that it takes."""
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0

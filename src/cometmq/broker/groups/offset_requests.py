@@ -11,7 +11,7 @@ from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.turns import Turns, encoded
 from cometmq.broker.groups.clients import ConsumerTable
-from cometmq.broker.tables.consumer_offsets import SEPARATOR
+from cometmq.broker.tables.consumer_offsets import SEPARATOR, ConsumerOffsets
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol import headers
@@ -70,31 +70,21 @@ class OffsetProcessor(msgspec.Struct, eq=False):
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
             self._check_update(header)
-        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        if not self.tables.offsets.commit(group, topic, queue_id, header.commit_offset):
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the offset of {group} in {topic} queue {queue_id} is not stored, because the limit of "
-                f"{len(self.tables.offsets)} offsets is reached",
-            )
+        place = header.consumer_group, header.topic, header.queue_id
+        store_offset(self.tables.offsets, *place, header.commit_offset)
         return frame.response()
 
     def _check_update(self, header: headers.UpdateConsumerOffsetRequestHeader) -> None:
         """Raise CommandError for an update that 5.x refuses, although 4.9 would store it."""
-        if self.tables.groups.find(header.consumer_group) is None:
-            raise CommandError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!"
-            )
-        if header.topic not in self.tables.topics.table:
-            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
-        if header.queue_id < 0:
-            raise CommandError(
-                ResponseCode.INVALID_PARAMETER, f"queueId is invalid, queueId={header.queue_id}"
-            )
-        if header.commit_offset < 0:
-            raise CommandError(
-                ResponseCode.INVALID_PARAMETER, f"offset is invalid, offset={header.commit_offset}"
-            )
+        group, topic = header.consumer_group, header.topic
+        if self.tables.groups.find(group) is None:
+            raise CommandError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
+        if topic not in self.tables.topics.table:
+            raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        for name, number in (("queueId", header.queue_id), ("offset", header.commit_offset)):
+            if number < 0:
+                problem = f"{name} is invalid, {name}={number}"
+                raise CommandError(ResponseCode.INVALID_PARAMETER, problem)
 
     @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
@@ -153,6 +143,15 @@ class OffsetProcessor(msgspec.Struct, eq=False):
 def offset_answer(frame: Frame, offset: int) -> Frame:
     """Return a success response that contains an offset."""
     return frame.response(ext={"offset": str(offset)})
+
+
+def store_offset(offsets: ConsumerOffsets, group: str, topic: str, queue_id: int, offset: int) -> None:
+    """Store a group's offset in a queue. Raises CommandError if there are too many offsets."""
+    if not offsets.commit(group, topic, queue_id, offset):
+        raise CommandError.failed(
+            f"the offset of {group} in {topic} queue {queue_id} is not stored, because the limit of "
+            f"{len(offsets)} offsets is reached"
+        )
 
 
 def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, reads: Reads) -> bool:

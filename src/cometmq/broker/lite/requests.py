@@ -94,7 +94,7 @@ class LiteProcessor:
         try:
             entries = LiteSubscriptionCtlRequestBody.decode(frame.body).subscription_set if frame.body else []
         except BodyError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise CommandError.failed(str(error)) from error
         if not 0 < len(entries) <= MAX_ENTRIES:
             raise CommandError(
                 ResponseCode.ILLEGAL_OPERATION,

@@ -252,7 +252,7 @@ class LiteService:
     def check_ready(self, parent: str) -> None:
         """Raise CommandError if the lite topics of a topic cannot be used now."""
         if self.store.slave:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "this broker is a slave and serves no lite topics")
+            raise CommandError.failed("this broker is a slave and serves no lite topics")
         if not self.is_open or not self.parent_queues.is_ready(parent):
             raise CommandError(
                 ResponseCode.SYSTEM_BUSY, f"the lite topics of {parent} are being read from the log"

@@ -60,10 +60,7 @@ class PopChecks(msgspec.Struct, eq=False):
     def check_master(self) -> None:
         """Raise CommandError if this broker is a slave, which cannot lease messages."""
         if self.store.slave:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                "messages are popped and acked at the master: this broker is a slave",
-            )
+            raise CommandError.failed("messages are popped and acked at the master: this broker is a slave")
 
     def check(self, group_name: str, topic_name: str, queue_id: int) -> SubscriptionGroupConfig:
         """Check the broker, the topic, the queue and the group. Return the group. Raises CommandError."""

@@ -60,15 +60,13 @@ class ConsumeModes:
                 ResponseCode.INVALID_PARAMETER, f"mode is {body.mode[:20]!r}, not {PULL} or {POP}"
             )
         if not self.tables.modes.put(body):
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the limit of {MAX_MODES} modes is reached")
+            raise CommandError.failed(f"the limit of {MAX_MODES} modes is reached")
         self.tables.modes_changed()
         try:
             await self.tables.groups_kept(since)
         except OSError as error:
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the mode is set, but cannot be written: {error.strerror or error}",
-            ) from error
+            problem = f"the mode is set, but cannot be written: {error.strerror or error}"
+            raise CommandError.failed(problem) from error
         return frame.response()
 
     @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)

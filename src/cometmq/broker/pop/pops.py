@@ -23,7 +23,7 @@ from cometmq.broker.base.attributes import has_priorities
 from cometmq.broker.base.retry_records import is_retry_of
 from cometmq.broker.base.times import mono_ms
 from cometmq.broker.filters.sql_filters import FilterScan
-from cometmq.broker.groups.offset_requests import is_on_disk
+from cometmq.broker.groups.offset_requests import is_on_disk, store_offset
 from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
 from cometmq.broker.pop.polls import FOUND, POLLING_FULL, POLLING_TIMEOUT, CheckedPop, PollKey, PopServer
 from cometmq.broker.pull.backlog import Backlog
@@ -206,12 +206,8 @@ class Pops(PopServer[PopRequest]):
         if stored >= 0:
             return stored
         offset = self._first_offset(topic, queue_id, request.from_end)
-        if request.leases and not self.tables.offsets.commit(request.group, topic, queue_id, offset):
-            raise CommandError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the offset of {request.group} in {topic} queue {queue_id} is not stored, because the limit "
-                f"of {len(self.tables.offsets)} offsets is reached",
-            )
+        if request.leases:
+            store_offset(self.tables.offsets, request.group, topic, queue_id, offset)
         return offset
 
     def _first_offset(self, topic: str, queue_id: int, from_end: bool) -> int:

@@ -43,13 +43,9 @@ RETRY_QUEUES = 1
 
 
 class Overdue(NamedTuple):
-    """A message whose lease has expired.
+    """A message whose lease has expired, with its place in the topic itself or in a retry topic.
 
     Attributes:
-        group: The consumer group.
-        topic: The topic in which the message was found: the topic itself or a retry topic.
-        queue_id: The queue in which the message was found.
-        offset: The message's queue offset.
         pop_ms: The wall-clock time of the pop.
         counts: Whether the delivery counts as one of the group's retries.
     """

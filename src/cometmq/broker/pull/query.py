@@ -68,7 +68,7 @@ class QueryProcessor(msgspec.Struct, eq=False):
         if raft_log is None or offset < raft_log.shown:  # Later log entries are not committed
             found = await store.executor.query(partial(store.lookups.named_record, offset))
         if found is None:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+            raise CommandError.failed(f"can not find message by the offset, {offset}")
         record, is_certain = found
         if self.check_read is not None:
             self.check_read(connection, frame, decode_record(record, 0).topic if is_certain else None)
