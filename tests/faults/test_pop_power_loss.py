@@ -168,7 +168,7 @@ class World:
         return found
 
     def ack(self, popped: Popped) -> None:
-        if self.pops.ack(popped.key, popped.offset, popped.pop_ms):
+        if self.pops.pops.ack(popped.key, popped.offset, popped.pop_ms):
             self.acked.append((self.now, popped.body))
 
     async def save(self) -> None:
@@ -196,7 +196,7 @@ async def work(seed: int) -> World:
                 world.ack(chance.choice(world.leased))
         elif kind == 10 and world.leased:
             key, offset, pop_ms = chance.choice(world.leased)[1:]
-            world.pops.renew(key, offset, pop_ms, chance.choice((0, 1_000)))
+            world.pops.pops.renew(key, offset, pop_ms, chance.choice((0, 1_000)))
         elif kind == 11:
             world.store.flusher.flush_now()
         elif kind == 12:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.times import mono_ms
@@ -10,9 +11,8 @@ from cometmq.broker.lite.pops import LitePop
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
 from cometmq.broker.pop.leases import QueueKey
-from cometmq.broker.pop.polls import FOUND
+from cometmq.broker.pop.polls import FOUND, PopServer
 from cometmq.broker.pop.requests import PopProcessor, response_buffers
-from cometmq.broker.pop.service import PopService
 from cometmq.errors import BodyError, CommandError
 from cometmq.protocol import headers, lite
 from cometmq.protocol.bodies import LiteSubscription, LiteSubscriptionCtlRequestBody, SubscriptionGroupConfig
@@ -151,14 +151,14 @@ class LiteProcessor:
     def ack_message(self, _connection: Connection, frame: Frame) -> Frame:
         """Mark a leased message as consumed."""
         header = frame.header(headers.AckMessageRequestHeader)
-        service, key, handle = self._lease(header)
+        server, key, handle = self._lease(header)
         if header.lite_topic:
             end = self.service.queues.end(key[1])
             if not 0 <= header.offset < end:
                 raise CommandError(
                     ResponseCode.NO_MESSAGE, f"offset is illegal, commit:{header.offset}, store:0~{end}"
                 )
-        if not service.ack(key, header.offset, handle.pop_time_ms):
+        if not server.ack(key, header.offset, handle.pop_time_ms):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         return frame.response()
 
@@ -167,9 +167,9 @@ class LiteProcessor:
         """Change when a lease expires. The message's handle, and any older one, stays valid."""
         header = frame.header(headers.ChangeInvisibleTimeRequestHeader)
         self.checks.check_numbers(1, header.invisible_time)
-        service, key, handle = self._lease(header)
+        server, key, handle = self._lease(header)
         pop_ms, invisible_ms = handle.pop_time_ms, header.invisible_time
-        if not service.renew(key, header.offset, pop_ms, invisible_ms, counts=not header.suspend):
+        if not server.renew(key, header.offset, pop_ms, invisible_ms, counts=not header.suspend):
             raise CommandError(ResponseCode.NO_MESSAGE, LEASE_ENDED)
         until_ms = self.service.clock.time_ms() + invisible_ms
         return frame.response(
@@ -180,13 +180,13 @@ class LiteProcessor:
 
     def _lease(
         self, header: headers.AckMessageRequestHeader
-    ) -> tuple[PopService | LiteService, QueueKey, ReceiptHandle]:
-        """Return the service of a leased message, its queue, and its receipt handle. Raises CommandError."""
+    ) -> tuple[PopServer[Any], QueueKey, ReceiptHandle]:
+        """Return the server of a leased message, its queue, and its receipt handle. Raises CommandError."""
         group, topic = header.consumer_group, header.topic
         if not header.lite_topic:
             self.checks.check_message(topic, header.queue_id, header.offset)
             key = group, topic, header.queue_id
-            return self.pops.service, key, self.pops.decoded_handle(header.extra_info)
+            return self.pops.service.pops, key, self.pops.decoded_handle(header.extra_info)
         self.checks.check_master()
         config = self.service.tables.topics.existing(topic)
         if not lite.is_lite_parent(config.attributes):
@@ -194,7 +194,7 @@ class LiteProcessor:
             raise CommandError(ResponseCode.NO_MESSAGE, f"topic[{topic}] has no lite topics")
         self.service.check_ready(topic)
         key = group, lite.lmq_name(topic, header.lite_topic), 0
-        return self.service, key, self.pops.decoded_handle(header.extra_info)
+        return self.service.pops, key, self.pops.decoded_handle(header.extra_info)
 
 
 def _client_id(text: str) -> str:

@@ -255,7 +255,7 @@ class PopServer(Generic[P]):
             self.freed(key)
         return done
 
-    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, counts: bool) -> bool:
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, counts: bool = True) -> bool:
         """Let a lease expire `invisible_ms` from now (see `Leases.renew`)."""
         renewed = self.leases.renew(key, offset, pop_ms, mono_ms(self.clock), invisible_ms, counts)
         if renewed:

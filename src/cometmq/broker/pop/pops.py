@@ -26,6 +26,7 @@ from cometmq.broker.filters.sql_filters import FilterScan
 from cometmq.broker.groups.offset_requests import is_on_disk, store_offset
 from cometmq.broker.pop.leases import LeasedQueue, Pop, QueueKey
 from cometmq.broker.pop.polls import FOUND, POLLING_FULL, POLLING_TIMEOUT, CheckedPop, PollKey, PopServer
+from cometmq.broker.pop.revive import PopKey, ReviveLog
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
@@ -108,6 +109,7 @@ class Pops(PopServer[PopRequest]):
 
     tables: DurableTables
     arrivals: LongPoll
+    revive: ReviveLog
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -361,6 +363,13 @@ class Pops(PopServer[PopRequest]):
         """Wake the pops that wait for messages that have become visible."""
         if len(self.polls):
             self.wake(self.polls.arrived(arrivals))
+
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        return super().ack(key, offset, pop_ms) or self.revive.ack(PopKey(*key, pop_ms), offset)
+
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, counts: bool = True) -> bool:
+        renewed = super().renew(key, offset, pop_ms, invisible_ms, counts)
+        return renewed or self.revive.renew(PopKey(*key, pop_ms), offset, invisible_ms, counts)
 
     def freed(self, key: QueueKey) -> None:
         self.wake(self.polls.wake_group(*key))

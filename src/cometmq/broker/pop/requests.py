@@ -172,7 +172,7 @@ class PopProcessor:
             for offset in offsets:
                 if offset < end:
                     key = ack.consumer_group, topic, ack.queue_id
-                    self.service.ack(key, offset, ack.pop_time)
+                    self.service.pops.ack(key, offset, ack.pop_time)
         return frame.response()
 
     def decoded_handle(self, text: str) -> ReceiptHandle:

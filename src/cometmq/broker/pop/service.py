@@ -15,10 +15,10 @@ from cometmq.broker.base.writer import Writer
 from cometmq.broker.filters.sql_filters import SqlFilters
 from cometmq.broker.pop import lease_files
 from cometmq.broker.pop.checks import PopChecks
-from cometmq.broker.pop.leases import Leases, QueueKey
+from cometmq.broker.pop.leases import Leases
 from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
-from cometmq.broker.pop.revive import PopKey, ReviveLog
+from cometmq.broker.pop.revive import ReviveLog
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.table_file import TableFile
@@ -57,7 +57,7 @@ class PopService:
         # The offset of a queue that was set back must not be on the disk together with its former leases.
         self.tables.offsets_file.flush_first = self._before_offsets
         given = self.clock, self.store, self.tick, self.stats, self.leases, self.retries
-        self.pops = Pops(*given, self.tables, self.arrivals)
+        self.pops = Pops(*given, self.tables, self.arrivals, self.revive)
         loop = asyncio.get_running_loop()
         self._saves = Periodic(loop, SAVE_S, self._save_leases, name="writing the leases of popped messages")
         self._sweeps = Periodic(loop, SWEEP_S, self._sweep, name="sweep of parked pops and early acks")
@@ -84,17 +84,6 @@ class PopService:
         await self.tables.log_flushed()
         if self._lease_file_used:
             await self.lease_file.save_now()
-
-    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
-        """Mark a message as consumed. Return False if it is not leased under this handle."""
-        return self.pops.ack(key, offset, pop_ms) or self.revive.ack(PopKey(*key, pop_ms), offset)
-
-    def renew(
-        self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, counts: bool = True
-    ) -> bool:
-        """Let a lease expire `invisible_ms` from now (see `Leases.renew`)."""
-        renewed = self.pops.renew(key, offset, pop_ms, invisible_ms, counts)
-        return renewed or self.revive.renew(PopKey(*key, pop_ms), offset, invisible_ms, counts)
 
     def load(self) -> None:
         """Restore leases from their files. Must run in a thread, before requests are served."""
