@@ -174,7 +174,8 @@ class LeasedQueue:
     @property
     def ordered(self) -> bool:
         """Whether the present leases are those of an ordered pop."""
-        return self.first_pop is not None and self.first_pop.ordered
+        pop = self.first_pop
+        return pop is not None and pop.ordered
 
     @property
     def idle(self) -> bool:
@@ -485,11 +486,9 @@ class Leases:
         """Record that `count` leases of a queue have ended."""
         group = queue.key[0]
         self._count -= count
-        left = self._by_group.get(group, 0) - count
-        if left:
-            self._by_group[group] = left
-        else:
-            self._by_group.pop(group, None)
+        left = self._by_group[group] = self._by_group.get(group, 0) - count
+        if not left:
+            del self._by_group[group]
 
     def _schedule(self, lease: Lease) -> None:
         """Enter a lease in the heap, unless it has an entry with an earlier time, which will do."""

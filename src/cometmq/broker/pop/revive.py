@@ -422,32 +422,20 @@ class ReviveLog:
     ) -> None:
         until_ms = self.clock.time_ms() + max(due_ms - mono_ms(self.clock), 0)
         checkpoint = PopCheckPoint(
-            start_offset=start,
-            pop_time=pop.pop_ms,
-            invisible_time=max(until_ms - pop.pop_ms, 0),
-            num=len(offsets),
-            queue_id=pop.queue_id,
-            topic=pop.topic,
-            group=pop.group,
-            revive_time=max(until_ms, pop.pop_ms),
-            queue_offset_diff=[offset - start for offset in offsets],
-            broker_name=self.config.broker_name,
-            suspend=not counts,
-        )
+            start_offset=start, pop_time=pop.pop_ms, invisible_time=max(until_ms - pop.pop_ms, 0),
+            num=len(offsets), queue_id=pop.queue_id, topic=pop.topic, group=pop.group,
+            revive_time=max(until_ms, pop.pop_ms), queue_offset_diff=[offset - start for offset in offsets],
+            broker_name=self.config.broker_name, suspend=not counts,
+        )  # fmt: skip
         self._append(queue_id, CHECKPOINT_TAG, checkpoint.unique_key, checkpoint.encode())
 
     def _write_acks(self, checkpoint: Checkpoint) -> None:
         pop = checkpoint.pop
         ack = BatchAckMsg(
-            ack_offset=-1,
-            start_offset=checkpoint.start,
-            group=pop.group,
-            topic=pop.topic,
-            queue_id=pop.queue_id,
-            pop_time=pop.pop_ms,
-            broker_name=self.config.broker_name,
+            ack_offset=-1, start_offset=checkpoint.start, group=pop.group, topic=pop.topic,
+            queue_id=pop.queue_id, pop_time=pop.pop_ms, broker_name=self.config.broker_name,
             ack_offset_list=checkpoint.all,
-        )
+        )  # fmt: skip
         self._append(checkpoint.place[0], BATCH_ACK_TAG, ack.unique_key, ack.encode())
 
     def _append(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> None:
