@@ -60,7 +60,7 @@ class GrpcEndpoint:
             sessions.end,
         )  # fmt: skip
         sessions.clients = clients
-        renewals = Renewals(clients, tables.groups, parts.pops, parts.lite)
+        renewals = Renewals(clients, tables.groups, parts.pops.pops, parts.lite)
         self.renewals = sessions.renewals = renewals
         traces = self.traces = Traces(parts.traces)
         sends = Sends(clients, tables.topics, config, traces)

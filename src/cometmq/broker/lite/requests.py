@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.times import mono_ms
@@ -11,7 +10,8 @@ from cometmq.broker.lite.pops import LitePop
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.checks import PopChecks, checked_attempt_id
 from cometmq.broker.pop.leases import QueueKey
-from cometmq.broker.pop.polls import FOUND, PopServer
+from cometmq.broker.pop.polls import FOUND
+from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.requests import PopProcessor, response_buffers
 from cometmq.errors import BodyError, CommandError
 from cometmq.protocol import headers, lite
@@ -180,7 +180,7 @@ class LiteProcessor:
 
     def _lease(
         self, header: headers.AckMessageRequestHeader
-    ) -> tuple[PopServer[Any], QueueKey, ReceiptHandle]:
+    ) -> tuple[Pops | LiteService, QueueKey, ReceiptHandle]:
         """Return the server of a leased message, its queue, and its receipt handle. Raises CommandError."""
         group, topic = header.consumer_group, header.topic
         if not header.lite_topic:
@@ -194,7 +194,7 @@ class LiteProcessor:
             raise CommandError(ResponseCode.NO_MESSAGE, f"topic[{topic}] has no lite topics")
         self.service.check_ready(topic)
         key = group, lite.lmq_name(topic, header.lite_topic), 0
-        return self.service.pops, key, self.pops.decoded_handle(header.extra_info)
+        return self.service, key, self.pops.decoded_handle(header.extra_info)
 
 
 def _client_id(text: str) -> str:

@@ -21,7 +21,7 @@ from cometmq.broker.lite.following import ParentQueues
 from cometmq.broker.lite.lite_queues import LiteQueues
 from cometmq.broker.lite.pops import LitePops
 from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
-from cometmq.broker.pop.leases import Leases
+from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull.long_poll import LongPoll
 from cometmq.broker.tables.durable import DurableTables
@@ -202,6 +202,14 @@ class LiteService:
         self.pops.polls.drop(connection)
         for subscriber in [each for each, channel in self._channels.items() if channel is connection]:
             del self._channels[subscriber]
+
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, counts: bool = True) -> bool:
+        """Let the lease of a message expire `invisible_ms` from now (see `Leases.renew`)."""
+        return self.is_open and self.pops.renew(key, offset, pop_ms, invisible_ms, counts)
+
+    def ack(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        """Mark a message as consumed. Return False if it is not leased under this handle."""
+        return self.is_open and self.pops.ack(key, offset, pop_ms)
 
     # -- sends
 

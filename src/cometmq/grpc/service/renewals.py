@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cometmq.broker.base.turns import Turns
 from cometmq.broker.lite.service import LiteService
-from cometmq.broker.pop.service import PopService
+from cometmq.broker.pop.pops import Pops
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.periodic import Tasks
@@ -82,7 +82,7 @@ class Renewals:
 
     clients: Clients
     groups: SubscriptionGroups
-    leases: PopService
+    leases: Pops
     lite_leases: LiteService
     _tasks: Tasks = field(default_factory=Tasks)
 
@@ -133,7 +133,7 @@ class Renewals:
         handle = lease.handle
         self._table(lease).ack(lease.place, handle.offset or 0, handle.pop_time_ms)
 
-    def _table(self, lease: Renewed) -> PopService | LiteService:
+    def _table(self, lease: Renewed) -> Pops | LiteService:
         return self.lite_leases if lease.lite_topic else self.leases
 
     async def stop(self) -> None:
