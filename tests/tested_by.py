@@ -125,21 +125,19 @@ store/test_flush.py: store/background/checkpointing store/background/derived_wri
 store/test_lengths.py: store/tables/clean_stop
 store/test_log_ends.py: store/raft_log/member_files
 store/test_model.py: store/message_store
-store/test_queue_reader.py: store/log/block_cache store/log/entry_tail store/log/recent
+store/test_queue_reader.py: store/log/entry_tail store/log/recent
 store/test_raft_log.py: protocol/record/framing store/raft_log/entry_index
 store/test_record_finder.py: store/inspect/stats store/log/log_reader
 store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/recovery_scan
     store/writing/queue_order
 store/test_retention.py: store/background/fullness
-store/test_settings.py: store/base/config store/base/flags
-store/test_strange_files.py: store/base/read_only_files
+store/test_settings.py: store/base/config
 store/test_syncer.py: store/log/sync_child
 store/test_topic_deletion.py: store/tables/deleted_topics
 store/test_topic_retention.py: store/tables/min_offsets
 store/test_uncached_reads.py: store/base/files
 store/test_verify.py: store/inspect/findings store/inspect/log_walk
-store/test_verify_derived.py: store/inspect/derived_data store/inspect/index_check store/inspect/index_files
-    store/inspect/queue_check store/inspect/unit_files
+store/test_verify_derived.py: store/inspect/index_check store/inspect/queue_check store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
 test_periodic.py: clock

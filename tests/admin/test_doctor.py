@@ -29,11 +29,11 @@ from cometmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, KVTabl
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader
-from cometmq.store import SystemClock
-from cometmq.store.base.flags import Flag
+from cometmq.store import Clock
+from cometmq.store.base.refusal import Flag
 
 
-class Wrong(SystemClock):
+class Wrong(Clock):
     """A clock that is two minutes ahead."""
 
     def time_ms(self) -> int:
@@ -52,7 +52,7 @@ async def name_server(path: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def broker(path: Path, namesrv: str, clock: SystemClock | None = None) -> AsyncIterator[Broker]:
+async def broker(path: Path, namesrv: str, clock: Clock | None = None) -> AsyncIterator[Broker]:
     settings = {
         "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "listenPort": "0", "brokerName": "broker-a",
         "mappedFileSizeCommitLog": "1048576", "storePathRootDir": str(path), "namesrvAddr": namesrv,

@@ -18,7 +18,7 @@ from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterFilterServerRequestHeader
-from cometmq.store import SystemClock
+from cometmq.store import Clock
 from cometmq.store.base.clock import ManualClock
 
 TOKEN = "0" * 64
@@ -58,7 +58,7 @@ def registrar() -> Registrar:
 async def table(registrar, monkeypatch) -> FilterServers:
     monkeypatch.setattr(filter_servers.secrets, "token_hex", lambda _size: TOKEN)
     config = BrokerConfig(broker_name="broker-a", broker_ip1="127.0.0.1")
-    return FilterServers(config, SystemClock(), BrokerAddress(config, "127.0.0.1"), registrar)
+    return FilterServers(config, Clock(), BrokerAddress(config, "127.0.0.1"), registrar)
 
 
 async def test_those_that_register_are_told_once_and_those_that_go_too(table, registrar):

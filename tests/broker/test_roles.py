@@ -22,7 +22,7 @@ from cometmq.errors import ConfigError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import VERSION_5_0_0, RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueryMessageRequestHeader
-from cometmq.store import ManualClock, SystemClock
+from cometmq.store import Clock, ManualClock
 
 
 def begin(answer):
@@ -276,7 +276,7 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     waits = []
     (await until(lambda: cursor.timer)).cancel()
     monkeypatch.setattr(schedule, "_wake", lambda _cursor, delay_s=0.0: waits.append(delay_s))
-    now = SystemClock()
+    now = Clock()
     clock = ManualClock(now.time_ms() + 5000, now.boottime() + 5)
     monkeypatch.setattr(schedule, "clock", clock)
     shut, broker.store.appender.why_closed = broker.store.appender.why_closed, "the test says so"

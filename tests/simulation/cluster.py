@@ -21,7 +21,7 @@ from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.codes import MASTER_ID
 from cometmq.raft import RaftOptions
-from cometmq.store import SLAVE, MessageStore
+from cometmq.store import SLAVE, Clock, MessageStore
 
 NAMESRV_PORT, BROKER_PORT = 9876, 10911
 SMALL = {
@@ -48,7 +48,7 @@ INDEX_SIZE = 16 * 32
 """Bytes per index file of a raft log."""
 
 
-class HostClock:
+class HostClock(Clock):
     """The store's Clock on a simulated host."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -30,7 +30,7 @@ from tests.store.planted import alter, flip
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
-from cometmq.store.base.flags import Flag
+from cometmq.store.base.refusal import Flag
 from cometmq.store.derived.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
 
 LATE = 1 << 62

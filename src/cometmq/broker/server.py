@@ -20,7 +20,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ClientStateError, CometError, ConfigError, StoreError
 from cometmq.remoting import listen, resolve
-from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig, SystemClock
+from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig
 
 log = logs.logger(__name__)
 
@@ -57,7 +57,7 @@ class Broker:
         self.endpoint = endpoint
         self.port = 0
         self._disk = disk if disk is not None else OsDisk()
-        self._clock = clock if clock is not None else SystemClock()
+        self._clock = clock if clock is not None else Clock()
         self._parts: BrokerParts | None = None
         self._look: asyncio.Task[None] | None = None
 

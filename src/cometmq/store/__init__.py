@@ -6,12 +6,11 @@ store without its broker are in `cometmq.store.inspect`.
 """
 
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.clock import Clock, ManualClock, SteadyTime, SystemClock
+from cometmq.store.base.clock import Clock, ManualClock, SteadyTime
 from cometmq.store.base.config import LOCATIONS, SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
 from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
-from cometmq.store.base.flags import Flag
-from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.base.refusal import Flag, StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
@@ -69,7 +68,6 @@ __all__ = [
     "SteadyTime",
     "StoreConfig",
     "StoreRefused",
-    "SystemClock",
     "TickMessage",
     "TimerTable",
     "TopicLimit",

@@ -33,7 +33,7 @@ from cometmq.store.background.topic_deletion import TopicDeletion
 from cometmq.store.background.topic_retention import Purge, TopicRetention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
-from cometmq.store.base.clock import Clock, SteadyTime, SystemClock
+from cometmq.store.base.clock import Clock, SteadyTime
 from cometmq.store.base.config import (
     ABORT,
     CHECKPOINT,
@@ -49,9 +49,8 @@ from cometmq.store.base.config import (
 from cometmq.store.base.disk import Disk, OsDisk, make_directory
 from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
-from cometmq.store.base.flags import Flag, RunningFlags
 from cometmq.store.base.guards import AbortFile, StoreLock
-from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.base.refusal import Flag, RunningFlags, StoreRefused
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.derived.queue_table import QueueTable
@@ -156,7 +155,7 @@ class MessageStore:
             ends = self._find_raft_log_ends() if self.config.enable_d_leger_commit_log else None
             self.recovered = self._recover(ends)
         except EntriesLost:
-            self.files.descriptors.close()
+            self.files.close()
             raise
         self.min_offsets = MinOffsets(self.disk, self.config.root)
         self.min_offsets.apply(self.queues)
@@ -286,7 +285,7 @@ class MessageStore:
         lock = StoreLock(disk, config)
         try:
             abort = AbortFile(disk, config.location(ABORT))
-            make = partial(cls, config, disk, clock or SystemClock(), lock, abort)
+            make = partial(cls, config, disk, clock or Clock(), lock, abort)
             try:
                 store = make()
             except EntriesLost as lost:
@@ -336,7 +335,7 @@ class MessageStore:
         self._closed, self.appender.why_closed = True, "the store is closed"
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
-        self.files.descriptors.close()
+        self.files.close()
         self._lock.release()
 
     def configure(self, config: StoreConfig) -> None:

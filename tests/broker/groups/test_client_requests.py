@@ -32,7 +32,7 @@ from cometmq.protocol.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from cometmq.store import ManualClock, SystemClock
+from cometmq.store import Clock, ManualClock
 
 NOTIFY = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
@@ -139,9 +139,9 @@ class TestHeartbeats:
     async def test_silent_clients_lose_their_connection(self, cluster, peer, monkeypatch):
         await peer.heartbeat(producers=("PG",))
         parts = cluster.broker.parts
-        now_s = SystemClock().monotonic()
+        now_s = Clock().monotonic()
         later = now_s + (EXPIRED_MS + 1) / 1000
-        monkeypatch.setattr(SystemClock, "monotonic", lambda self: later)
+        monkeypatch.setattr(Clock, "monotonic", lambda self: later)
         parts.clients.expire()
         await until(lambda: peer.remoting.connection(peer.addr) is None)
         assert parts.consumers.groups == {}

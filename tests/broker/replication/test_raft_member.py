@@ -33,7 +33,7 @@ from cometmq.raft import (
     VoteResponse,
 )
 from cometmq.remoting import Tick
-from cometmq.store import MessageStore, SystemClock
+from cometmq.store import Clock, MessageStore
 
 NAMES = ("n0", "n1", "n2")
 START = MembersEntry(-1, -1, Members(frozenset(NAMES)))
@@ -74,7 +74,7 @@ class Alone:
         addresses = ";".join(f"{name}-{HOST}:{free_port()}" for name in names)
         config = BrokerConfig(store=store.config.replace(d_leger_peers=addresses))
         self.member = RaftMember(
-            config, SystemClock(), store, self.tick,
+            config, Clock(), store, self.tick,
             end_tick=lambda: None, leader_role=self.desk,
             options=RaftOptions(heartbeat_ms=20, election_ms=100),
         )  # fmt: skip

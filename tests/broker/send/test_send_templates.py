@@ -18,7 +18,7 @@ from cometmq.errors import CometError, CommandError
 from cometmq.protocol.codes import TRANS_HALF_TOPIC, ResponseCode
 from cometmq.protocol.frame import decode_frame
 from cometmq.store import MessageStore
-from cometmq.store.base.flags import Flag
+from cometmq.store.base.refusal import Flag
 
 HEADER = (
     '{"code":310,"extFields":{"a":"PG","b":"Orders","c":"TBW102","d":"4","e":"2","f":"0","g":"%d","h":"7",'

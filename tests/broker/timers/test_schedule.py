@@ -26,7 +26,7 @@ from cometmq.protocol.codes import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, RequestCod
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.store import FILLER_SIZE, UNIT_DTYPE
-from cometmq.store.base.clock import ManualClock, SystemClock
+from cometmq.store.base.clock import Clock, ManualClock
 
 
 @pytest.fixture
@@ -240,8 +240,8 @@ def test_a_level_that_has_an_open_message_before_stays_there():
 def wall_clock(monkeypatch):
     """Step the wall clock: append a number of hours to the list."""
     steps = []
-    real = SystemClock.time_ms
-    monkeypatch.setattr(SystemClock, "time_ms", lambda self: real(self) + round(sum(steps) * 3_600_000))
+    real = Clock.time_ms
+    monkeypatch.setattr(Clock, "time_ms", lambda self: real(self) + round(sum(steps) * 3_600_000))
     return steps
 
 

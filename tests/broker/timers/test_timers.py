@@ -24,7 +24,7 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.timers import RecallHandle
 from cometmq.store.base.clock import ManualClock
 from cometmq.store.base.disk import DiskUsage
-from cometmq.store.base.flags import Flag
+from cometmq.store.base.refusal import Flag
 from cometmq.store.inspect import verify
 from cometmq.store.inspect.findings import ERROR
 

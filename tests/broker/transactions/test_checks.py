@@ -31,8 +31,8 @@ from cometmq.broker.transactions import checks
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.store import MessageStore
-from cometmq.store.base.clock import SystemClock
-from cometmq.store.base.flags import Flag
+from cometmq.store.base.clock import Clock
+from cometmq.store.base.refusal import Flag
 
 GROUP = "CID_RMQ_SYS_TRANS"
 
@@ -194,7 +194,7 @@ async def test_a_clock_that_jumps_ahead_for_a_while_gives_nothing_up(cluster, pe
     await prepare(peer)
     await check_round(cluster)
     with monkeypatch.context() as patch:
-        patch.setattr(SystemClock, "time_ms", lambda _self: time.time_ns() // 1_000_000 + 400 * 86_400_000)
+        patch.setattr(Clock, "time_ms", lambda _self: time.time_ns() // 1_000_000 + 400 * 86_400_000)
         await check_round(cluster)
     assert await bodies(peer, GIVEN_UP) == []
     _, copy, _ = await asked(peer)

@@ -69,7 +69,7 @@ def test_the_newest_segment_deleted_stops_the_sends_with_the_reason(tmp_path: Pa
 def test_a_queue_file_deleted_under_a_running_store_comes_back_with_the_next_start(tmp_path: Path) -> None:
     store = running(tmp_path)
     path = tmp_path / "consumequeue" / "T" / "0" / f"{2000:020d}"
-    store.files.descriptors.drop(str(path))
+    store.files.drop(str(path))
     path.unlink()
     answer = store.get_messages("T", 0, 120, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 200)

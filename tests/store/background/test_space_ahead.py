@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.store.kit import everything, flushed, open_store, put_all, started
 
-from cometmq.store import MessageStore, SystemClock
+from cometmq.store import Clock, MessageStore
 from cometmq.store.background import space_ahead
 from cometmq.store.base.disk import Buffer, OsDisk, is_zero
 
@@ -59,7 +59,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:
     sizes = {"mapped_file_size_commit_log": SEGMENT}
-    return started(root, disk, SystemClock(), flush_disk_type=flush, **sizes)
+    return started(root, disk, Clock(), flush_disk_type=flush, **sizes)
 
 
 async def flushed_send(store: MessageStore, *sizes: int) -> list[bytes]:

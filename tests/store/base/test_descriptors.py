@@ -12,7 +12,7 @@ from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import committed, delete_topic, drop_first_segment, everything, open_store, put, send
 
 from cometmq.store import MessageStore
-from cometmq.store.base.descriptors import fair_share
+from cometmq.store.base.files import fair_share
 from cometmq.store.log.commit_log import _READ_FDS
 
 ALLOWED = 1024  # usual limit of open files of a process
@@ -91,7 +91,7 @@ def test_what_is_deleted_is_let_go(large: MessageStore, tmp_path: Path) -> None:
         drop_first_segment(large, derived=False)
     for number in range(7):
         delete_topic(large, f"T{number}")
-    assert len(large.files.descriptors) <= 1  # the index file
+    assert len(large.files._open) <= 1  # the index file
     assert opened(tmp_path) <= SPARE
     send(large)
     large.crash()

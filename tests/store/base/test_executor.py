@@ -244,7 +244,7 @@ async def test_lost_messages_are_passed_over_a_few_in_a_turn(
 ) -> None:
     store, _ = keyed
     for base in store.log.segments[1:]:
-        store.files.descriptors.drop(store.log.path_of(base))
+        store.files.drop(store.log.path_of(base))
         store.disk.unlink(store.log.path_of(base))
     turns = Turns(monkeypatch, Lookup, "store_time_at")
     lost = store.lookups.offset_by_time(queue_of(store), START_MS + 10**9, None)

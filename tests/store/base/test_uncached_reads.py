@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.executor import READ_AHEAD, StoreExecutor
 from cometmq.store.base.files import FileRange
-from cometmq.store.base.uncached_reads import READ_AHEAD, UncachedReads
 
 
 class SlowDisk(OsDisk):
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> str:
 
 async def test_readers_that_miss_the_same_range_share_one_read(file: str) -> None:
     disk = SlowDisk()
-    reads = UncachedReads(disk)
+    reads = StoreExecutor(disk)
     waiting = [asyncio.ensure_future(reads.fetch(FileRange(file, 1000 * n, 500))) for n in range(20)]
     await asyncio.sleep(0)
     disk.go.set()
@@ -57,7 +57,7 @@ async def test_few_reads_are_under_way_and_a_reader_that_gives_up_takes_nothing_
     file: str,
 ) -> None:
     disk = SlowDisk()
-    reads = UncachedReads(disk)
+    reads = StoreExecutor(disk)
     waiting = [asyncio.ensure_future(reads.fetch(FileRange(file, n * READ_AHEAD, 1))) for n in range(8)]
     other = asyncio.ensure_future(reads.fetch(FileRange(file, 7, 1)))
     await asyncio.sleep(0)
@@ -73,7 +73,7 @@ async def test_a_failure_reaches_every_reader_and_the_next_one_tries_again(file:
         def pread(self, fd: int, length: int, offset: int) -> bytes:
             raise OSError(5, "broken")
 
-    reads = UncachedReads(Broken())
+    reads = StoreExecutor(Broken())
     for _ in range(2):
         outcomes = await asyncio.gather(
             *(reads.fetch(FileRange(file, n, 1)) for n in range(3)), return_exceptions=True

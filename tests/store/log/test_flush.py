@@ -13,7 +13,7 @@ from tests.kit.faulty_disk import FaultyDisk
 from tests.kit.waiting import until
 from tests.store.kit import committed, everything, finds, flushed, open_store, put, send, started, waiter
 
-from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused, SystemClock
+from cometmq.store import Clock, GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.log.flush import LogFlusher
 
 
@@ -154,7 +154,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
 
 async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) -> None:
     disk = GatedDisk()
-    store = started(tmp_path, disk, SystemClock(), flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
+    store = started(tmp_path, disk, Clock(), flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20)
     send(store, b"slow")
     assert await flushed(store) is False
     assert store.flusher.failure is None
@@ -225,7 +225,7 @@ async def test_without_the_timer_alone_each_commit_looks_whether_to_flush(tmp_pa
 async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(tmp_path: Path) -> None:
     store = open_store(
         tmp_path,
-        clock=SystemClock(),
+        clock=Clock(),
         flush_interval_commit_log=5,
         flush_interval_consume_queue=5,
         flush_consume_queue_thorough_interval=5,

@@ -19,7 +19,7 @@ import pytest
 from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import after_crash, everything, flushed, numbered, put, send, started
 
-from cometmq.store import MessageStore, StoreRefused, SystemClock
+from cometmq.store import Clock, MessageStore, StoreRefused
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.log import sync_child, syncer
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer, Unsynced
@@ -72,7 +72,7 @@ def held_by(pid: int) -> list[str]:
 
 
 def start(root: Path, disk: OsDisk | None = None) -> MessageStore:
-    return started(root, disk, SystemClock(), flush_disk_type="SYNC_FLUSH")
+    return started(root, disk, Clock(), flush_disk_type="SYNC_FLUSH")
 
 
 async def send_durably(store: MessageStore, body: bytes = b"hello") -> None:
@@ -140,7 +140,7 @@ class TestLife:
         assert held_by(child_of(store)) == [store.log.path_of(store.log.segments[-1])]
 
     async def test_only_sync_flush_has_one_and_it_comes_with_the_setting(self, tmp_path: Path) -> None:
-        store = started(tmp_path, clock=SystemClock())
+        store = started(tmp_path, clock=Clock())
         assert store.upkeep.sync_process is None
         store.configure(store.config.replace(flush_disk_type="SYNC_FLUSH"))
         pidfd = os.pidfd_open(child_of(store))

@@ -17,7 +17,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import Commit, ManualClock, MessageStore, StoreRefused, TickMessage
-from cometmq.store.base.flags import Flag
+from cometmq.store.base.refusal import Flag
 from cometmq.store.writing import appender
 from cometmq.store.writing.appender import COPIED, MAX_PENDING_MESSAGES, Body, SizeLimits, Traits
 

@@ -21,7 +21,7 @@ from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.executor import StoreExecutor
-from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.refusal import Flag, RunningFlags
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog

@@ -9,7 +9,7 @@ from cometmq import logs
 from cometmq.store.base.config import CONSUME_QUEUES, INDEX, StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.executor import StoreExecutor
-from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.refusal import Flag, RunningFlags
 from cometmq.store.log.directories import LogDirectories
 
 log = logs.logger(__name__)

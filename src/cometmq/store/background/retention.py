@@ -32,7 +32,7 @@ from cometmq.store.base.clock import Clock, SteadyTime
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, unlink_any
 from cometmq.store.base.executor import StoreExecutor
-from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.refusal import Flag, RunningFlags
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_ext import ExtFiles

@@ -36,8 +36,6 @@ class ZeroAhead:
     For the loop thread only. Positions are log positions in bytes.
     """
 
-    __slots__ = ("_disk", "_log", "_pool", "_start", "_stop", "_task", "_zeros")
-
     def __init__(self, commit_log: CommitLog, disk: Disk, pool: ThreadPoolExecutor) -> None:
         self._log = commit_log
         self._disk = disk

@@ -8,45 +8,23 @@ seconds: one counts the time during which the machine is suspended, the other do
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from cometmq.clock import boottime
 
 
-class Clock(Protocol):
-    """A source of time for the store."""
+class Clock:
+    """The clocks of the machine."""
 
     def time_ms(self) -> int:
         """Return the wall clock in Unix epoch milliseconds."""
-        ...
-
-    def monotonic(self) -> float:
-        """Return the seconds since an arbitrary start, except the time in which the machine is suspended.
-
-        This clock measures timeouts of peers and disks. It never goes backwards.
-        """
-        ...
-
-    def boottime(self) -> float:
-        """Return the seconds since an arbitrary start, including the time in which the machine is suspended.
-
-        This clock measures due times and expiry. It never goes backwards.
-        """
-        ...
-
-
-class SystemClock:
-    """The clocks of the machine."""
-
-    __slots__ = ()
-
-    def time_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
+        """Return seconds since an arbitrary start, for timeouts. Suspension of the machine does not count."""
         return time.monotonic()
 
     def boottime(self) -> float:
+        """Return seconds since an arbitrary start, for due times and expiry. Suspension counts."""
         return boottime()
 
 
@@ -72,8 +50,6 @@ class SteadyTime:
     seconds has found the wall clock further ahead, the steady time moves forward by the smallest of these
     differences. The steady time is never ahead of the wall clock.
     """
-
-    __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:
         """Start the steady time at `newest_ms`, or at the time of the wall clock if that is earlier.
@@ -108,10 +84,8 @@ class SteadyTime:
         return int(self._now_ms)
 
 
-class ManualClock:
+class ManualClock(Clock):
     """A clock for tests and simulations that moves only when `advance` or `sleep` is called."""
-
-    __slots__ = ("now_ms", "now_s", "slept_s")
 
     def __init__(self, now_ms: int = 1_700_000_000_000, now_s: float = 1000.0) -> None:
         self.now_ms = now_ms

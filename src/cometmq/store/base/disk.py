@@ -109,8 +109,6 @@ class Disk(Protocol):
 class OsDisk:
     """The `Disk` that uses the files of the operating system."""
 
-    __slots__ = ("_nowait", "held_locks", "lends_descriptors")
-
     def __init__(self) -> None:
         self.lends_descriptors = True
         self.held_locks = _held_locks

@@ -39,8 +39,6 @@ def _lock_path(root: str) -> str:
 class StoreLock:
     """The lock of a store and of its directories, held until `release`."""
 
-    __slots__ = ("_directories", "_disk", "_fd", "_path")
-
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
         """Lock the store directory, and the directories of log, consume queues and index that exist.
 
@@ -185,8 +183,6 @@ def _checked_owner(disk: Disk, key: str, path: str, content: bytes, root: str) -
 
 class AbortFile:
     """The file `abort`, which exists while a store is open and after an unclean stop."""
-
-    __slots__ = ("_disk", "_path")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk

@@ -197,7 +197,7 @@ class ConsumeQueue:
         """
         path = self.path_of(base)
         if base in self.positions:
-            return self._files.descriptors.get(path)
+            return self._files.descriptor(path)
         disk = self._files.disk
         if not self._dir_made:
             disk.makedirs(self.path)
@@ -214,7 +214,7 @@ class ConsumeQueue:
             disk.close(fd)
             self._files.delete(path)
             raise
-        self._files.descriptors.put(path, fd)
+        self._files.keep(path, fd)
         self.new_names = True
         self.positions.append(base)
         self.positions.sort()
@@ -362,7 +362,7 @@ class ConsumeQueue:
         """Detach the queue from its files, because its topic was deleted. Later units are dropped."""
         self.deleted = True
         for base in self.positions:
-            self._files.descriptors.drop(self.path_of(base))
+            self._files.drop(self.path_of(base))
         self.positions.clear()
         self.unsynced_files.clear()
 
@@ -390,7 +390,7 @@ class ConsumeQueue:
                 continue
             if facts.size != self.file_size:
                 notes.append(f"{path}: {facts.size} bytes instead of {self.file_size}, set right")
-                disk.truncate(self._files.descriptors.get(path), self.file_size)
+                disk.truncate(self._files.descriptor(path), self.file_size)
                 self.damaged = True
             self.positions.append(int(name))
             allocated[int(name)] = facts.allocated
@@ -418,7 +418,7 @@ class ConsumeQueue:
         The binary search for the last valid unit begins at `allocated`, the number of bytes that the file
         system has allocated for the file.
         """
-        fd = self._files.descriptors.get(self.path_of(base))
+        fd = self._files.descriptor(self.path_of(base))
         pages: dict[int, bytes] = {}
 
         def beyond(number: int) -> bool:
@@ -446,7 +446,7 @@ class ConsumeQueue:
             stop = min(offset * UNIT - base, self.file_size)
             while stop > 0:
                 begin = max(0, stop - _UNITS_PER_SEARCH_READ * UNIT)
-                data = disk.pread(self._files.descriptors.get(self.path_of(base)), stop - begin, begin)
+                data = disk.pread(self._files.descriptor(self.path_of(base)), stop - begin, begin)
                 units = np.frombuffer(data, UNIT_DTYPE)
                 others = np.flatnonzero(units["size"] != FILLER_SIZE)
                 if len(others):
@@ -465,7 +465,7 @@ class ConsumeQueue:
         self.zeros_after_end = True
         for base in self.positions:
             at: int | None = max(0, end * UNIT - base)
-            fd = self._files.descriptors.get(self.path_of(base))
+            fd = self._files.descriptor(self.path_of(base))
             length = _PAGE_BYTES
             while at is not None and at < self.file_size:
                 stop = min(self.file_size, at + length - at % length)
@@ -504,7 +504,7 @@ class ConsumeQueue:
             begin = max(0, end - base)
             if begin >= self.file_size:
                 continue
-            fd = self._files.descriptors.get(path)
+            fd = self._files.descriptor(path)
             if zero_out(self._files.disk, fd, begin, self.file_size):
                 self.unsynced_files.add(base)
                 changed = True

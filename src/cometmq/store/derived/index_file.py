@@ -120,7 +120,7 @@ class IndexFile:
             disk.close(fd)
             self._files.delete(self.path)
             raise
-        self._files.descriptors.put(self.path, fd)
+        self._files.keep(self.path, fd)
         self.begin_ms = self.end_ms = seed_ms
         self.begin_position = self.end_position = seed_position
         self._slots = np.zeros(self.slot_count, np.int32)
@@ -136,7 +136,7 @@ class IndexFile:
         facts = self._files.disk.facts(self.path)
         if facts is None or facts.size != file_length(self.slot_count, self.capacity):
             return False
-        data = self._files.disk.pread(self._files.descriptors.get(self.path), HEADER.size, 0)
+        data = self._files.disk.pread(self._files.descriptor(self.path), HEADER.size, 0)
         values = HEADER.unpack(data)
         self.begin_ms, self.end_ms, self.begin_position, self.end_position, self.slots_in_use, count = values
         if any(value < 0 for value in values) or count > self.capacity or self.slots_in_use > self.slot_count:
@@ -177,7 +177,7 @@ class IndexFile:
         A call with a small `first` may read the whole file.
         """
         data = self._files.disk.pread(
-            self._files.descriptors.get(self.path),
+            self._files.descriptor(self.path),
             (self.written - first) * ENTRY.size,
             self._entries_at + first * ENTRY.size,
         )
@@ -216,7 +216,7 @@ class IndexFile:
         return slots
 
     def _slots_on_disk(self) -> NDArray[np.int32]:
-        fd = self._files.descriptors.get(self.path)
+        fd = self._files.descriptor(self.path)
         data = self._files.disk.pread(fd, self.slot_count * SLOT_SIZE, HEADER.size)
         return np.frombuffer(data, ">i4").astype(np.int32)
 
@@ -228,7 +228,7 @@ class IndexFile:
         self._pending = []
         self.count = self.written
         low, high = 1, self.written
-        fd = self._files.descriptors.get(self.path)
+        fd = self._files.descriptor(self.path)
         while low < high:
             middle = (low + high) // 2
             data = self._files.disk.pread(fd, ENTRY.size, self._entries_at + middle * ENTRY.size)
@@ -311,7 +311,7 @@ class IndexFile:
         """
         if self.written == self.count and (self.slots_written or not slots):
             return False
-        fd = self._files.descriptors.get(self.path)
+        fd = self._files.descriptor(self.path)
         disk = self._files.disk
         if self._pending:
             # np.concatenate would convert the entries to the byte order of the machine, so bytes are joined.
@@ -340,7 +340,7 @@ class IndexFile:
             if self._slots is None:
                 return  # Between two steps, the file became full, and all its slots were written
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
-            fd = self._files.descriptors.get(self.path)
+            fd = self._files.descriptor(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
             yield
         self.slots_lack = max(self.slots_lack, count)

@@ -341,7 +341,7 @@ class IndexService:
         """
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
-            self._files.descriptors.drop(path)
+            self._files.drop(path)
             self._unsynced.discard(path)
             return path
         return None

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection
 
 from cometmq.store.base.disk import Disk, is_numbered
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import file_name
 
 MIN_HASH_CODE = -0x80000000
@@ -30,8 +30,6 @@ def ext_directory(root: str) -> str:
 
 class ExtFiles:
     """Lists and deletes the consume queue extension files of one store. For any thread. Raises OSError."""
-
-    __slots__ = ("_disk", "_root")
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
@@ -92,8 +90,6 @@ class ExtFiles:
 
 class ExtUnits:
     """Read-only access to the ext units of a store, for tools."""
-
-    __slots__ = ("_bases", "_files", "_root")
 
     def __init__(self, files: ReadOnlyFiles, root: str) -> None:
         self._files = files

@@ -26,7 +26,7 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store.base.checkpoint import FILE_SIZE, checkpoint_position_of
 from cometmq.store.base.config import CHECKPOINT
 from cometmq.store.base.disk import Disk, OsDisk, opened
-from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
+from cometmq.store.base.files import ReadOnlyFiles, first_byte
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
 from cometmq.store.inspect.unit_files import UnitFiles

@@ -21,7 +21,7 @@ from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.config import CONSUME_QUEUES
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, file_name
 from cometmq.store.derived.queue_ext import ExtUnits
 from cometmq.store.derived.queue_table import names_a_directory
@@ -63,8 +63,6 @@ class Evidence:
         superseded: Records whose queue offset now belongs to a later record, because their topic was deleted
             and created again.
     """
-
-    __slots__ = ("_superseded", "queue_offsets", "tags")
 
     def __init__(self) -> None:
         self.queue_offsets: dict[int, tuple[str, int, int]] = {}

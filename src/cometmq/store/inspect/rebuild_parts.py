@@ -22,7 +22,7 @@ import numpy as np
 
 from cometmq.errors import StoreError
 from cometmq.store.background.derived_writer import sync_paths
-from cometmq.store.base.clock import Clock, SystemClock
+from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import ABORT, CHECKPOINT, LOCATIONS, StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk, opened, read_file, replace_file
 from cometmq.store.base.files import StoreFiles
@@ -30,13 +30,17 @@ from cometmq.store.base.guards import lock_held
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.inspect.derived_data import KEYS, UNITS, DerivedData, QueueBuilder, add_keys
 from cometmq.store.inspect.findings import Finding, Findings
 from cometmq.store.inspect.log_walk import LogWalk
 from cometmq.store.inspect.queue_check import Evidence
 from cometmq.store.inspect.rebuild import (
+    KEYS,
     PARTS,
     SCRATCH,
+    UNITS,
+    DerivedData,
+    QueueBuilder,
+    add_keys,
     collect_evidence,
     files_below,
     light_queues,
@@ -207,7 +211,7 @@ class RebuildParts:
             for queue in queues:
                 _sync(disk, queue.path)
         finally:
-            files.descriptors.close()
+            files.close()
         return QueuesMade(len(queues), units, builder.not_served, builder.order.spare_used, findings.kept)
 
     def make_index(self, clock: Clock | None = None) -> IndexMade:
@@ -220,7 +224,7 @@ class RebuildParts:
         directory = self._at("index")
         remove_tree(disk, directory)  # Files of an interrupted rebuild may exist
         disk.makedirs(directory)
-        index = IndexService(files, clock or SystemClock(), self._new_config())
+        index = IndexService(files, clock or Clock(), self._new_config())
         try:
             for segment in self._segments(disk):
                 for number in range(len(segment.chunks) if segment.indexed else 0):
@@ -228,7 +232,7 @@ class RebuildParts:
                     add_keys(index, np.frombuffer(_content(disk, path), KEYS))
             index.write(slots=True)
         finally:
-            files.descriptors.close()
+            files.close()
         _sync(disk, directory)
         return IndexMade(len(index.files), sum(file.count - 1 for file in index.files))
 

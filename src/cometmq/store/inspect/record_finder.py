@@ -21,10 +21,10 @@ from cometmq.protocol.properties.values import index_hash, index_keys
 from cometmq.protocol.record.one import Facts, decode_record
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.inspect.findings import Findings
-from cometmq.store.inspect.index_files import IndexFiles
+from cometmq.store.inspect.index_check import IndexFiles
 from cometmq.store.inspect.log_walk import LogWalk, committed_end, why_no_record
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.inspect.verify import Progress

@@ -11,13 +11,13 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from cometmq.store.base.clock import Clock, SystemClock
+from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.queue_ext import ExtFiles
-from cometmq.store.inspect.index_files import read_header
+from cometmq.store.inspect.index_check import read_header
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout, read_layout
@@ -124,7 +124,7 @@ def store_stats(
         StoreError: There is no store.
         OSError: A file cannot be read.
     """
-    disk, clock = disk or OsDisk(), clock or SystemClock()
+    disk, clock = disk or OsDisk(), clock or Clock()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     progress = progress or (lambda _done, _all: None)
     with ReadOnlyFiles(disk) as files:

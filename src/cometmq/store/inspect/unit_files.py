@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT as UNIT
 from cometmq.store.base.disk import is_numbered, is_zero
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 

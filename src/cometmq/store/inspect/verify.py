@@ -25,7 +25,7 @@ from cometmq.store.base.checkpoint import (
 )
 from cometmq.store.base.config import CHECKPOINT, StoreConfig
 from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
 from cometmq.store.inspect.index_check import IndexCheck
 from cometmq.store.inspect.log_walk import RECHECK_DELAY_S, LogWalk

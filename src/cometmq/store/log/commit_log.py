@@ -25,9 +25,8 @@ from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer, write_all
 from cometmq.store.base.files import WAITING, Reads, StoreFiles
-from cometmq.store.log.block_cache import BLOCK, BlockCache
 from cometmq.store.log.directories import LogDirectories
-from cometmq.store.log.recent import RecentBytes
+from cometmq.store.log.recent import BLOCK, BlockCache, RecentBytes
 from cometmq.store.log.syncer import Unsynced
 
 log = logs.logger(__name__)

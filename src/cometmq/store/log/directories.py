@@ -23,8 +23,6 @@ class LogDirectories:
     The directories in `full` get new segments only if all writable directories are full.
     """
 
-    __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
-
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
         self._disk = disk
         self._segment_size = config.mapped_file_size_commit_log

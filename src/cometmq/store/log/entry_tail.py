@@ -15,8 +15,6 @@ class EntryTail:
     headers created by `head` contain.
     """
 
-    __slots__ = ("first", "positions", "sizes", "term", "terms")
-
     def __init__(self, first: int) -> None:
         self.first = first
         self.positions: list[int] = []

@@ -7,14 +7,12 @@ import errno
 from cometmq.protocol.record.layout import START
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.config import StoreConfig
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.log.directories import LogDirectories
 
 
 class LogReader:
     """Reads single records of a commit log by position."""
-
-    __slots__ = ("_files", "_places", "_segment_size", "framing")
 
     def __init__(self, files: ReadOnlyFiles, config: StoreConfig) -> None:
         self._files = files

@@ -16,8 +16,7 @@ import numpy as np
 
 from cometmq.protocol.record.framing import ENTRY_MAGIC
 from cometmq.store.base.disk import Buffer, Disk, is_numbered, opened, write_all, zero_out
-from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import WAITING, ReadOnlyFiles, Reads, StoreFiles, part_facts
 
 FILE_SIZE = 32 * 5 * 1024 * 1024
 """The length of a file in bytes. The file is sparse: most of it is never written."""
@@ -104,7 +103,7 @@ class EntryIndex:
             base = at - at % FILE_SIZE
             part = data[written : written + base + FILE_SIZE - at]
             path = self._made(base)
-            write_all(self._disk, self._files.descriptors.get(path), part, at - base)
+            write_all(self._disk, self._files.descriptor(path), part, at - base)
             self._unsynced.add(path)
             written += len(part)
             at += len(part)

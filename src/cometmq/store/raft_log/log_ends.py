@@ -20,8 +20,7 @@ from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, EntryHead
 from cometmq.protocol.record.many import RecordGroup
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, opened
-from cometmq.store.base.files import StoreFiles
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles, StoreFiles
 from cometmq.store.log.directories import LogDirectories
 from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.scan import SegmentScan

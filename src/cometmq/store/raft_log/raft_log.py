@@ -25,7 +25,7 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer, Disk
 from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import WAITING, Reads
-from cometmq.store.base.flags import Flag, RunningFlags
+from cometmq.store.base.refusal import Flag, RunningFlags
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher

@@ -30,8 +30,8 @@ from cometmq.store.base.disk import Buffer
 from cometmq.store.base.files import WAITING, NotInMemory, Reads
 from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.derived.queue_ext import MIN_HASH_CODE
-from cometmq.store.log.block_cache import BLOCK, DENSE
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.recent import BLOCK, DENSE
 
 log = logs.logger(__name__)
 

@@ -27,8 +27,7 @@ from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.config import SLAVE, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, opened, zero_out
-from cometmq.store.base.files import part_facts
-from cometmq.store.base.read_only_files import ReadOnlyFiles
+from cometmq.store.base.files import ReadOnlyFiles, part_facts
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable

@@ -36,8 +36,8 @@ from cometmq.store.base.config import (
     StoreConfig,
 )
 from cometmq.store.base.disk import Disk, is_numbered, read_file
+from cometmq.store.base.files import ReadOnlyFiles, first_byte
 from cometmq.store.base.guards import AbortFile, StoreLock, is_store, lock_held
-from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
 from cometmq.store.derived.queue_table import TRASH, names_a_directory
 from cometmq.store.tables.clean_stop import CleanEnds, sizes_of

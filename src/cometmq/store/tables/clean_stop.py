@@ -34,8 +34,6 @@ class CleanEnds:
     `sizes` holds the lengths in bytes of a segment, a queue file and an index file, each 0 if unknown.
     """
 
-    __slots__ = ("_table", "ends", "log_end", "sizes")
-
     def __init__(self, disk: Disk, root: str) -> None:
         """Load the table of queue ends. Raises OSError."""
         self._table = JsonTable(os.path.join(root, "config", ENDS), disk)

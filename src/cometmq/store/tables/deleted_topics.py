@@ -35,8 +35,6 @@ class DeletedTopics:
     each change replaces it.
     """
 
-    __slots__ = ("_lock", "_table", "ends", "under_way")
-
     def __init__(self, disk: Disk, root: str) -> None:
         """Load the table of deleted topics.
 

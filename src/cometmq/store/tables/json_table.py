@@ -22,8 +22,6 @@ log = logs.logger(__name__)
 class JsonTable:
     """One table of `config/`, checked by the rule for its file name. All methods block during disk access."""
 
-    __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
-
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path = path
         self._disk = disk or OsDisk()

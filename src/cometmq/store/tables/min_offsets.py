@@ -26,8 +26,6 @@ class MinOffsets:
     change replaces it.
     """
 
-    __slots__ = ("_lock", "_saved", "_table", "by_topic")
-
     def __init__(self, disk: Disk, root: str) -> None:
         """Load the table of minimum offsets.
 

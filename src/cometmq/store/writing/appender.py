@@ -24,8 +24,7 @@ from cometmq.protocol.record.layout import BLANK_SIZE, COMMITTED, ROLLBACK, TRAN
 from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import SLAVE, StoreConfig
-from cometmq.store.base.flags import Flag, RunningFlags
-from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.base.refusal import Flag, RunningFlags, StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
@@ -159,23 +158,6 @@ class EncodedTick(NamedTuple):
 
 class Appender:
     """Encodes messages into the write buffer of the commit log. All methods must be called on the loop."""
-
-    __slots__ = (
-        "_encoded",
-        "_first_unput",
-        "_flags",
-        "_gap",
-        "_groups",
-        "_log",
-        "_queues",
-        "_refused",
-        "_time_ms",
-        "entries",
-        "limits",
-        "pending",
-        "store_host",
-        "why_closed",
-    )  # fmt: skip
 
     def __init__(
         self,

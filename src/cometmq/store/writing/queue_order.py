@@ -42,8 +42,6 @@ class QueueOrder:
             damaged, otherwise None.
     """
 
-    __slots__ = ("_ends", "_leave_out", "_push", "_spare", "waiting")
-
     def __init__(
         self,
         ends: Mapping[str, Mapping[int, int]],

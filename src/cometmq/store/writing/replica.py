@@ -25,8 +25,7 @@ from cometmq.protocol.record.layout import (
 from cometmq.protocol.record.many import MAX_BATCH_RECORDS, MIN_GROUP_RECORDS, RecordGroup, valid_group
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.disk import Buffer
-from cometmq.store.base.flags import Flag, RunningFlags
-from cometmq.store.base.refusal import StoreRefused
+from cometmq.store.base.refusal import Flag, RunningFlags, StoreRefused
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.writing.record_dispatch import Arrivals
