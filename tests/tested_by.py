@@ -121,7 +121,7 @@ remoting/test_tls.py: remoting/opening
 store/test_apache_store.py: store/derived/index_file
 store/test_batch_items.py: store/base/refusal
 store/test_faults.py: store/base/disk
-store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
+store/test_flush.py: store/background/derived_writer store/background/upkeep
 store/test_lengths.py: store/tables/clean_stop
 store/test_log_ends.py: store/raft_log/member_files
 store/test_model.py: store/message_store

@@ -21,7 +21,7 @@ from tests.store.kit import (
 )
 
 from cometmq.store import JsonTable, MessageStore, StoreRefused
-from cometmq.store.background import checkpointing
+from cometmq.store.background import derived_writer
 
 
 def test_a_full_disk_refuses_the_send_and_leaves_no_file(
@@ -132,7 +132,7 @@ async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
 async def test_a_store_whose_checkpoint_stays_behind_does_not_write_everything_in_each_round(
     disk: FaultyDisk, store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointing, "_MAX_RECORDS_BEHIND", 10)
+    monkeypatch.setattr(derived_writer, "_MAX_RECORDS_BEHIND", 10)
     for topic in ("Failed", "T"):
         disk.fail("fdatasync", match="/consumequeue/Failed", times=1000)
         send_all(store, [b"hello"] * 10, topic=topic)

@@ -23,7 +23,6 @@ from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, T
 from cometmq.store.truncation import TruncateReport, truncate_log
 from cometmq.store.writing.appender import Appender, Body, TickMessage, Traits
 from cometmq.store.writing.record_dispatch import Arrivals
-from cometmq.store.writing.replica import ReplicaCommit, ReplicaDamaged, ReplicaLog, ReplicaMismatch
 
 __all__ = [
     "CACHED",
@@ -61,10 +60,6 @@ __all__ = [
     "ReadResult",
     "Reads",
     "RecordFilter",
-    "ReplicaCommit",
-    "ReplicaDamaged",
-    "ReplicaLog",
-    "ReplicaMismatch",
     "SteadyTime",
     "StoreConfig",
     "StoreRefused",

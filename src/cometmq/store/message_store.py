@@ -23,8 +23,7 @@ import msgspec
 from cometmq import logs
 from cometmq.errors import RaftRefused
 from cometmq.protocol.codes import ResponseCode
-from cometmq.store.background.checkpointing import Checkpointing
-from cometmq.store.background.derived_writer import DerivedWriter
+from cometmq.store.background.derived_writer import Checkpointing, DerivedWriter
 from cometmq.store.background.fullness import Fullness
 from cometmq.store.background.retention import Retention
 from cometmq.store.background.space_ahead import SpaceAhead
@@ -34,18 +33,7 @@ from cometmq.store.background.topic_retention import Purge, TopicRetention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime
-from cometmq.store.base.config import (
-    ABORT,
-    CHECKPOINT,
-    CONSUME_QUEUES,
-    FIELD_OF_KEY,
-    INDEX,
-    LOCATIONS,
-    RAFT_FIELDS,
-    SLAVE,
-    SMALL_FILES,
-    StoreConfig,
-)
+from cometmq.store.base.config import ABORT, CHECKPOINT, CONSUME_QUEUES, INDEX, SLAVE, StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk, make_directory
 from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
@@ -147,10 +135,7 @@ class MessageStore:
         self._clean_ends = CleanEnds(disk, config.root)
 
     def _recover_log(self) -> LogEnds | None:
-        """Recover log, queues and index.
-
-        In raft mode, return the LogEnds that recovery used, otherwise None.
-        """
+        """Recover log, queues and index. Return the LogEnds of a raft log that recovery used."""
         try:
             ends = self._find_raft_log_ends() if self.config.enable_d_leger_commit_log else None
             self.recovered = self._recover(ends)
@@ -339,12 +324,8 @@ class MessageStore:
         self._lock.release()
 
     def configure(self, config: StoreConfig) -> None:
-        """Apply new settings. File sizes, paths and the role change only at the next start."""
-        paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
-        locations = (FIELD_OF_KEY[key] for key in LOCATIONS)
-        fixed = (*paths, *locations, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
-        config = config.replace(**{name: getattr(self.config, name) for name in fixed})
-        self.config = config
+        """Apply new settings. Those that are FIXED (file sizes, paths, the role) change at the next start."""
+        self.config = config = config.with_fixed_of(self.config)
         for part in (self.flusher, self.writer, self.fullness, self.retention, self.lookups):
             part.config = config
         self.upkeep.configure(config)
@@ -370,9 +351,8 @@ class MessageStore:
                 self.log.discard_tick()
                 self.appender.roll_back(encoded)
                 raft_log.discard_tick()
-                error = StoreRefused(
-                    ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are accepted: {refusal}"
-                )
+                why = f"no messages are accepted: {refusal}"
+                error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
                 return Commit(placed, refused, error, self.log.end)
         try:
             self.log.write_tick()
@@ -381,14 +361,13 @@ class MessageStore:
             if raft_log is not None:
                 raft_log.not_written(failure)
             log.error("the commit log could not be written: %s", failure)
-            error = StoreRefused(
-                ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
-            )
+            why = f"the commit log could not be written: {failure.strerror}"
+            error = StoreRefused(ResponseCode.SYSTEM_ERROR, why)
             return Commit(placed, refused, error, self.log.end)
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Process written records: make them visible now, or later, after their flush or raft commit.
+        """Make written records visible now, or later, after their flush or raft commit.
 
         Return the number of records that became visible now, and the messages among them whose queues are
         in `Dispatcher.watched`.
@@ -455,10 +434,7 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether a read at an offset outside the queue returns a valid offset for the next read.
-
-        A slave with offsetCheckInSlave switched off returns the requested offset instead.
-        """
+        """Whether a read at an offset outside the queue returns a valid offset, or, on a slave, the same."""
         return not self.slave or self.config.offset_check_in_slave
 
     @property

@@ -6,17 +6,18 @@ slave receives the messages of its master instead.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.errors import StoreError
 from cometmq.protocol.record.many import RecordGroup
-from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.log.scan import SegmentScan
 from cometmq.store.message_store import MessageStore
-from cometmq.store.recovery.store_layout import StoreLayout, locked_layout
+from cometmq.store.recovery.store_layout import Look, StoreLayout, locked_layout
 from cometmq.store.writing.log_cut import LogCutFile
 
 
@@ -52,27 +53,16 @@ class TruncateReport(msgspec.Struct):
 
 
 def truncate_log(
-    root: str,
-    position: int,
-    *,
-    dry_run: bool = False,
-    disk: Disk | None = None,
-    config: StoreConfig | None = None,
-    commit_log_dir: str = "",
+    root: str, position: int, *, dry_run: bool = False, disk: Disk | None = None, **look: Unpack[Look]
 ) -> TruncateReport:
-    """Truncate the log of the store in `root` at `position`, where a record must end.
-
-    Args:
-        position: The new end of the log.
-        dry_run: Whether to only return the report and change nothing.
-        config, commit_log_dir: See `read_layout`.
+    """Truncate the log of the store in `root` at `position`, where a record must end. A dry run only reports.
 
     Raises:
         StoreError: There is no store, it is in use, or no record ends at `position`. Nothing has changed.
         OSError: A read or write failed. If the truncation had begun, the next start completes it.
     """
     disk = disk or OsDisk()
-    with locked_layout(disk, root, config=config, commit_log_dir=commit_log_dir) as layout:
+    with locked_layout(disk, root, **look) as layout:
         if layout.config.enable_d_leger_commit_log:
             raise StoreError("the log of a raft member can only be truncated by its group", layout.root)
         report, stored_ms = _plan(disk, layout, position)
@@ -85,10 +75,7 @@ def truncate_log(
 
 
 def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateReport, int]:
-    """Return a report of what a truncation at `position` would remove.
-
-    The second result is the latest store time (ms) of the records that would remain.
-    """
+    """Return what a truncation would remove, and the latest store time (ms) of the records that remain."""
     size = layout.config.mapped_file_size_commit_log
     report = TruncateReport(layout.root, position, layout.log_min, 0, 0, [], [], False)
     queues: dict[tuple[str, int], QueueCut] = {}
@@ -118,10 +105,8 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
         if file.base >= position and file.base > layout.log_min:
             report.segments.append(file.path)
     if not layout.log_min <= position <= report.end:
-        raise StoreError(
-            f"position {position} is outside the log, which ranges from {layout.log_min} to {report.end}",
-            layout.root,
-        )
+        extent = f"which ranges from {layout.log_min} to {report.end}"
+        raise StoreError(f"position {position} is outside the log, {extent}", layout.root)
     if not at_boundary:
         nearest = f"{before} or {behind}" if behind >= 0 else f"{before}"
         raise StoreError(f"no record ends at {position}; the nearest ends are {nearest}", layout.root)
@@ -136,10 +121,7 @@ def _count(
     queues: dict[tuple[str, int], QueueCut],
     report: TruncateReport,
 ) -> None:
-    """Add the records of `group` that the truncation removes to the counts in `report` and `queues`.
-
-    `goes` is True at the index of each record that is removed.
-    """
+    """Add the records of `group` that the truncation removes (`goes`) to `report` and `queues`."""
     rows = np.flatnonzero(goes)
     report.records += len(rows)
     for facts in group.facts(rows):

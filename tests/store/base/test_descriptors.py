@@ -91,7 +91,7 @@ def test_what_is_deleted_is_let_go(large: MessageStore, tmp_path: Path) -> None:
         drop_first_segment(large, derived=False)
     for number in range(7):
         delete_topic(large, f"T{number}")
-    assert len(large.files._open) <= 1  # the index file
+    assert len(large.files) <= 1  # the index file
     assert opened(tmp_path) <= SPARE
     send(large)
     large.crash()

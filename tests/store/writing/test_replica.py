@@ -29,8 +29,9 @@ from tests.store.pair import feed, fill, log_bytes, same
 from tests.store.planted import extract_golden
 
 from cometmq.protocol.record.one import encode_record
-from cometmq.store import MessageStore, ReplicaDamaged, ReplicaMismatch
+from cometmq.store import MessageStore
 from cometmq.store.recovery.store_layout import read_layout
+from cometmq.store.writing.replica import ReplicaDamaged, ReplicaMismatch
 
 SLAVE = {"broker_role": "SLAVE"}
 

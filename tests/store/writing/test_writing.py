@@ -335,7 +335,7 @@ def test_memory_and_open_files_do_not_grow_with_the_number_of_queues(
         if number % 100 == 99:
             committed(store.commit())
     store.queues.write_dirty()
-    assert len(store.files._open) <= 512
+    assert len(store.files) <= 512
     assert len(store.queues) == 3000
 
 

@@ -1,4 +1,4 @@
-"""Writes consume queues and index, and makes them durable.
+"""Writes consume queues and index, makes them durable, and moves the checkpoint forward.
 
 A write cycle in the background blocks the event loop only for short times: each loop iteration writes at most
 a few hundred queues, and a thread waits for the syncs.
@@ -10,11 +10,11 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
+from typing import NamedTuple
 
 from cometmq import logs
-from cometmq.store.background.checkpointing import Checkpointing, Covered
 from cometmq.store.background.tasks import BackgroundTasks
 from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.clock import Clock
@@ -27,6 +27,7 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.recovery.recovery_scan import Recovered
+from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
 
 log = logs.logger(__name__)
@@ -40,13 +41,112 @@ _MANY_FILES = 256
 _SLICES_PER_CYCLE = 2
 _SLICE = 256  # Number of queues written per iteration of the event loop
 _CYCLE = "writing queues and index"
+# The maximum number of records between the checkpoint and the end of the log. Recovery scans this many
+# records in one to two seconds.
+_MAX_RECORDS_BEHIND = 300_000
+_MAX_BYTES_BEHIND = 384 << 20
+
+
+class Covered(NamedTuple):
+    """The records dispatched up to one moment: end position, position and store time of the last one.
+
+    Attributes:
+        queue_ends: The sum of the queues' maximum offsets, as in a `CheckpointPosition`.
+        behind: The number of these records that the checkpoint does not cover yet.
+        step_backs: How often the clock had been set back until that moment.
+    """
+
+    position: int
+    last: int
+    stored_ms: int
+    queue_ends: int
+    behind: int
+    step_backs: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Checkpointing:
+    """Maintains the checkpoint of one store. Loop thread only."""
+
+    checkpoint: Checkpoint
+    flusher: LogFlusher
+    queues: QueueTable
+    index: IndexService
+    deleted: DeletedTopics
+    recovered: InitVar[Recovered]
+
+    def __post_init__(self, recovered: Recovered) -> None:
+        known = self.checkpoint.saved
+        self._last = recovered.last_position if recovered.records else known.last if known else -1
+        self._position = self._tried = recovered.visible
+        self._behind = 0  # Number of records dispatched since the checkpoint was last moved
+        self._changed = recovered.rebuilt  # Whether the store has changed and needs a new checkpoint position
+        self._step_backs = 0
+        self.stored_ms = self.flusher.written_ms  # Store time of the last dispatched record
+
+    def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
+        """Record that `count` records became visible, the last one at log positions `last` to `end`."""
+        self._behind += count
+        self._changed = True
+        self._last, self._position, self.stored_ms = last, end, stored_ms
+
+    @property
+    def far_behind(self) -> bool:
+        """Whether a recovery would have to scan so much of the log that the checkpoint must be moved now."""
+        return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
+
+    def covered(self) -> Covered:
+        """Return the records that a write of all queues and the index includes if it begins now."""
+        # While topics are being deleted, `queue_ends` is 0 (unknown). Otherwise, after a crash, recovery
+        # would compute a smaller sum of maximum offsets, because it drops the queues of deleted topics. It
+        # could not attribute the difference to the deletion, which is recorded with a log position before the
+        # checkpoint position.
+        ends = 0 if self.deleted.under_way else self.queues.offset_sum
+        return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
+
+    def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
+        """Return the checkpoint position, and the end time (ms) of the newest full index file, for `move`.
+
+        Call this method after queues and index have been written, and before they are synced. The checkpoint
+        position is None if there was none at the start and the store has not changed since then.
+        """
+        self._behind -= covered.behind
+        self._tried = covered.position
+        saved = None
+        if self.checkpoint.saved is not None or self._changed:
+            saved = self.index.checkpoint_position(covered.position, covered.last, covered.queue_ends)
+        return saved, self.index.full_until_ms
+
+    def move(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
+        """Move the checkpoint to `covered`, which is now synced in log, queues and index, in memory only."""
+        checkpoint = self.checkpoint
+        if covered.step_backs == self._step_backs:
+            checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
+            checkpoint.logics_ms = max(checkpoint.logics_ms, covered.stored_ms)
+            checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
+        checkpoint.saved = saved
+
+    def clock_stepped_back(self, now_ms: int) -> None:
+        """Lower the checkpoint, because the clock was set back to `now_ms`.
+
+        Otherwise recovery would treat the next records, with lower store times, as durable.
+        """
+        checkpoint = self.checkpoint
+        self._step_backs += 1
+        self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)
+        if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
+            return
+        log.warning("the clock and the times of the checkpoint were set back to %d (ms since 1970)", now_ms)
+        checkpoint.physic_ms = min(checkpoint.physic_ms, now_ms)
+        checkpoint.logics_ms = min(checkpoint.logics_ms, now_ms)
+        try:
+            checkpoint.flush()
+        except OSError as failure:
+            log.error("the checkpoint could not be lowered: %s", failure)
 
 
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
-    """Sync files and directories. Files and directories that no longer exist are skipped. Raises OSError.
-
-    The function blocks until the disk has stored the data.
-    """
+    """Sync files and directories, if they still exist. Blocks until that is done. Raises OSError."""
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
     for directory in directories:
@@ -102,9 +202,8 @@ class DerivedWriter:
     def dispatched(self, count: int) -> None:
         """Count `count` more dispatched records. Write queue units and index keys when enough have collected.
 
-        Keys are added to the index when a batch of them is complete. Once every few thousand records, the
-        queues with many unwritten units are searched for and written. A failed write is logged, and a flag is
-        raised that makes the store refuse messages.
+        Once every few thousand records, the queues with many unwritten units are searched for and written. A
+        failed write is logged, and a flag is raised that makes the store refuse messages.
         """
         self._unwritten += count
         index = self.index
@@ -195,9 +294,7 @@ class DerivedWriter:
         await self.executor.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync all queues and the index, which blocks the event loop.
-
-        Return whether that succeeded.
+        """Write and sync all queues and the index, which blocks the event loop. Return success.
 
         Unless `slots` is set, the hash slots of the newest index file are not written.
         """
@@ -232,10 +329,7 @@ class DerivedWriter:
         return True
 
     async def make_durable_before(self, position: int) -> bool:
-        """Make queues and index durable for all records before the log position `position`.
-
-        Return whether that succeeded.
-        """
+        """Make queues and index durable for all records before `position`. Return whether that succeeded."""
         if self._durable_until < position and not self.executor.ending:
             if self.tasks.attached:
                 await self.tasks.run_again(_CYCLE, partial(self.write_cycle, thorough=True))
@@ -258,27 +352,20 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """Return what must be synced: files of the queues and of the index, and directories of such files.
-
-        Files and directories whose last sync failed are included.
-        """
+        """Return the files of queues and index, and their directories, that must be synced."""
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
     def _synced(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint to `covered`, because queues and index have been synced for its records."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
         self.checkpointing.move(covered, saved, full_ms)
 
     def _sync_failed(self, failure: OSError) -> None:
-        """Never move the checkpoint again, because it is unknown what the disk stored in the failed sync.
-
-        The next start recovers the store from the current checkpoint.
-        """
+        """Never move the checkpoint again, because it is unknown what the disk stored in the failed sync."""
         if self._lost is None:
             log.error(
                 "consume queues or index could not be synced, so the checkpoint is not advanced: %s", failure

@@ -17,10 +17,9 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class Fullness:
-    """The used shares of the partitions that hold log, queues and index, as last measured.
+    """The used shares (0 to 1, -1 if unknown) of the partitions with log, queues and index, as last measured.
 
-    A share is between 0 and 1, or -1 if it could not be read. For the loop thread only. When
-    settings change, `config` is replaced.
+    For the loop thread only. When settings change, `config` is replaced.
     """
 
     disk: Disk
@@ -67,10 +66,7 @@ class Fullness:
         return min(max(self.config.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
     def _used(self, path: str) -> float:
-        """Return the used share of the partition of `path`, rounded up to 1 %; -1 if it cannot be read.
-
-        Any thread may call this method.
-        """
+        """Return the used share of the partition of `path`, rounded up to 1 %, in any thread."""
         try:
             usage = self.disk.usage(path)
         except OSError:
@@ -90,10 +86,7 @@ class Fullness:
         self.index_ratio = await run(self._used, index)
 
     async def measure(self) -> None:
-        """Measure the used shares of the disks.
-
-        Stop accepting messages if a disk is too full, and resume afterwards.
-        """
+        """Measure the disks. Stop accepting messages if one is too full, and resume afterwards."""
         await self.read_usage()
         fullest = self._fullest
         self._warn(fullest)
@@ -111,10 +104,7 @@ class Fullness:
             self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
-        """Log a warning when the disks have become so full that more segments are deleted than usual.
-
-        There are two stages: expired segments are deleted at any hour, and then segments of any age.
-        """
+        """Log a warning when expired segments are now deleted at any hour, or segments of any age."""
         stage = (fullest > self._due_above) + self.deletes_any_age
         if stage > self._stage:
             log.warning(

@@ -55,7 +55,6 @@ class Retention:
     most once at a time.
 
     Attributes:
-        config: The settings; a change of settings replaces it.
         make_durable_before: Makes queues and index durable up to a log position. Returns whether that
             succeeded.
         on_space_freed: Called after segments were deleted.
@@ -109,18 +108,14 @@ class Retention:
         self._corrected_min = self._derived_min = -1
 
     def begin(self) -> None:
-        """Start to delete files in the background: log segments, and files of queues and index.
-
-        The store calls this method every cleanResourceInterval ms.
-        """
+        """Start to delete files in the background. The store calls this every cleanResourceInterval ms."""
         self.tasks.begin(_LOG_CYCLE, self._log_cycle_first)
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Delete the segments that are due and raise minimum offsets, or only raise minimum offsets.
+        """Delete the segments that are due, if `log_too` is set, and raise minimum offsets.
 
-        Segments are deleted only if `log_too` is set. Afterwards, the deletion of queue and index files
-        starts in the background, and this method does not wait for it.
+        Afterwards, the deletion of queue and index files starts in the background.
         """
         if log_too:
             await self.tasks.run_again(_LOG_CYCLE, self._log_cycle_first)
@@ -136,10 +131,7 @@ class Retention:
     # -- the log ----------------------------------------------------------------------------------
 
     async def log_cycle(self) -> list[str]:
-        """Measure the disks, delete segments that are due, and raise minimum offsets.
-
-        Return the deleted paths.
-        """
+        """Measure the disks, delete segments that are due, and raise minimum offsets. Return the paths."""
         now_ms = self.steady.now_ms()
         await self.fullness.measure()
         await self._check_last_segment()
@@ -148,10 +140,7 @@ class Retention:
         return deleted
 
     async def _check_last_segment(self) -> None:
-        """Accept no more messages if another program has deleted the file of the last segment.
-
-        Messages written to this file would be lost.
-        """
+        """Accept no more messages, which would be lost, if another program has deleted the last segment."""
         path = self.commit_log.path_of(self.commit_log.segments[-1]) if self.commit_log.segments else ""
         if path and await self.executor.run(self.disk.facts, path) is None:
             if Flag.NOT_WRITEABLE not in self.flags.reasons:
@@ -169,10 +158,7 @@ class Retention:
         return False
 
     async def _delete_segments(self, now_ms: int) -> list[str]:
-        """Delete expired segments, or, on a full disk, segments of any age. Return their paths.
-
-        The last segment always stays.
-        """
+        """Delete expired segments, or, on a full disk, of any age, except the last. Return their paths."""
         commit_log, config = self.commit_log, self.config
         forced = self.fullness.deletes_any_age
         if not forced:
@@ -210,11 +196,8 @@ class Retention:
             text = "%s is deleted because the disk is full: a slave with the log up to %d must copy it again"
             log.error(text, path, wanted)
         elif self._logged_needed != behind:
-            log.warning(
-                "%s is not deleted while the disk has space, because a slave has the log only up to %d",
-                path,
-                wanted,
-            )
+            text = "%s is not deleted while the disk has space, because a slave has the log only up to %d"
+            log.warning(text, path, wanted)
         self._logged_needed = behind
         return not forced
 
@@ -249,10 +232,7 @@ class Retention:
         return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
-        """Delete a file and sync its directory. Return whether both succeeded.
-
-        A failure is logged, and the next run of retention tries again.
-        """
+        """Delete a file and sync its directory. Return whether both succeeded; the next cycle tries again."""
         try:
             await self.executor.run(unlink_any, self.disk, path)
         except OSError as failure:
@@ -265,10 +245,7 @@ class Retention:
         return await self._sync(os.path.dirname(path), self.commit_log.min_position if log_segment else -1)
 
     async def _sync(self, directory: str, log_min: int = -1) -> bool:
-        """Make deletions in a directory durable. Return whether that succeeded.
-
-        `log_min` is the position at which the log begins after the deletions.
-        """
+        """Make deletions in a directory durable, after which the log begins at `log_min`. Return success."""
         try:
             await self.executor.run(self.disk.fsync_dir, directory)
         except FileNotFoundError:
@@ -312,8 +289,8 @@ class Retention:
     async def _delete_derived(self, log_min: int, deleted: list[str]) -> bool:
         """Delete the index, queue and ext files that refer only to records before `log_min`.
 
-        The paths of the deleted files are added to `deleted`. Return False if a deletion failed or the store
-        is stopping.
+        As in the methods below, the deleted paths are added to `deleted`, and the result is False if a
+        deletion failed or the store is stopping.
         """
         executor = self.executor
         while not executor.ending and (path := self.index.forget_expired(log_min)) is not None:
@@ -333,10 +310,7 @@ class Retention:
             return False
 
     async def _shorten(self, queue: ConsumeQueue, log_min: int, deleted: list[str]) -> bool:
-        """Delete the expired files of one queue.
-
-        Return False if a deletion failed or the store is stopping.
-        """
+        """Delete the expired files of one queue."""
         for path in await self.executor.query(partial(queue.expired_files, log_min)):
             if self.executor.ending:
                 return False
@@ -356,11 +330,7 @@ class Retention:
         return True
 
     async def _shorten_ext(self, deleted: list[str]) -> bool:
-        """Delete ext files that are referred to by no unexpired queue unit, and those of deleted queues.
-
-        The paths of the deleted files are added to `deleted`. Return False if a deletion failed or the store
-        is stopping. Raises OSError.
-        """
+        """Delete ext files of expired units and of deleted queues. Raises OSError."""
         executor, ext = self.executor, self.ext
         for topic, queue_id in await executor.run(ext.queues):
             queue = self.queues.find_queue(topic, queue_id)

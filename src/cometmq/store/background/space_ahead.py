@@ -31,10 +31,7 @@ _PAGE = 4096
 
 
 class ZeroAhead:
-    """Writes zeros to the file of a log's newest segment, beyond the end of the log.
-
-    For the loop thread only. Positions are log positions in bytes.
-    """
+    """Writes zeros to a log's newest segment, beyond the end of the log. For the loop thread only."""
 
     def __init__(self, commit_log: CommitLog, disk: Disk, pool: ThreadPoolExecutor) -> None:
         self._log = commit_log
@@ -45,11 +42,7 @@ class ZeroAhead:
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
-        """Start to write the next PART bytes of zeros to the newest log segment.
-
-        Nothing is started while a write of zeros is still running, when the zeros already reach AHEAD bytes
-        beyond the end of the log, or when the segment has no room for another PART bytes.
-        """
+        """Start to write the next PART bytes of zeros, unless a write is running or there is no room."""
         commit_log = self._log
         if self._task is not None:
             if not self._task.done():
@@ -74,10 +67,7 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def wait_for_zeros(self, stop: int) -> None:
-        """Wait until a running write of zeros has ended, if the next write of the log reaches its range.
-
-        `stop` is the log position at which the next write of the log will end.
-        """
+        """Wait for a running write of zeros if the log's next write, up to `stop`, reaches its range."""
         if self._task is not None and stop > self._start:
             self._task.exception()  # Waits until the task ends; `write_next` logs a failure
 
@@ -104,10 +94,7 @@ class SpaceAhead:
         self._pool = pool
 
     def add_zeros(self, zeros: ZeroAhead) -> None:
-        """From now on, let `zeros` write zeros to the log's newest segment, beyond the end of the log.
-
-        If the log reaches a range to which zeros are being written, the log waits until they are written.
-        """
+        """From now on, write zeros ahead, and let the log wait where it reaches a range being written."""
         self._zeros = zeros
         self.commit_log.before_write = zeros.wait_for_zeros
 

@@ -50,7 +50,7 @@ class BackgroundTasks:
         await self.idle(name)
 
     async def idle(self, *names: str) -> None:
-        """Wait for the running tasks with the given names. Without names, wait for all running tasks."""
+        """Wait for the running tasks with the given names, by default for all."""
         tasks = [task for name, task in self._running.items() if not names or name in names]
         if tasks:
             await asyncio.wait(tasks)

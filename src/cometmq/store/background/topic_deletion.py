@@ -56,10 +56,8 @@ class TopicDeletion:
         """Delete the queues of topics, and return the number of deleted queues.
 
         Messages that the store has accepted but not yet written to the log count as deleted, too. All records
-        stay in the log, without a queue, until retention deletes their segments.
-
-        Raises:
-            OSError: A step failed. Topics that have not been deleted yet continue as before.
+        stay in the log, without a queue, until retention deletes their segments. After an OSError, topics
+        that have not been deleted yet continue as before.
         """
         async with self._lock:
             left = list(dict.fromkeys(topics))
@@ -98,10 +96,7 @@ class TopicDeletion:
         deleted queue, it is deleted, too, because both queues existed at the same time. The event loop is
         blocked until the deletion is recorded on the disk. A failure is logged, and the queues then stay.
 
-        Args:
-            topic: The topic.
-            end: The log position at which the deleted records end.
-            dispatched: The log position of the first record that has not been added to its queue yet.
+        `dispatched` is the log position of the first record that has not been added to its queue yet.
         """
         kept = self.queues.of_topic(topic)
         count = len(kept)
@@ -127,10 +122,7 @@ class TopicDeletion:
         self.tasks.begin("removal of deleted topics", self._empty_trash)
 
     def record_before(self, topics: Sequence[str], end: int) -> None:
-        """Record the deletion of topics that have no queues, so that recovery does not restore them.
-
-        All records before `end` must have been dispatched.
-        """
+        """Record the deletion of topics without queues, up to `end`, where the dispatched records end."""
         try:
             self._record(topics, end, self.commit_log.min_position)
         except OSError as failure:
@@ -145,13 +137,7 @@ class TopicDeletion:
 
         A thread records the deletion. If a topic gets a message meanwhile, it stays in `left`, and the caller
         tries again. After TRIES attempts, the event loop itself records the deletion. That blocks the loop,
-        so no topic can get a message meanwhile.
-
-        Returns:
-            The number of deleted queues.
-
-        Raises:
-            OSError: The deletion could not be recorded, or a queue could not be moved to the trash.
+        so no topic can get a message meanwhile. Return the number of deleted queues. Raises OSError.
         """
         wait = tries > TRIES
         if wait:

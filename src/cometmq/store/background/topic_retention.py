@@ -41,10 +41,7 @@ _QUEUES_PER_STEP = 16  # Number of queues processed per loop iteration
 
 
 class TopicLimit(msgspec.Struct, frozen=True):
-    """The limits of a topic: age since the store time (ms), and record bytes per queue.
-
-    None means no limit.
-    """
+    """The limits of a topic: age since the store time (ms), and record bytes per queue. None: no limit."""
 
     age_ms: int | None = None
     bytes_per_queue: int | None = None
@@ -79,10 +76,7 @@ class TopicRetention:
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
-        """Replace the limits of all topics. The next run of topic retention applies them.
-
-        A topic that is not in `limits` has no limit.
-        """
+        """Replace the limits of all topics, from the next cycle on. Topics not in `limits` have none."""
         self._limits = dict(limits)
         self._counted = {
             queue: kept
@@ -91,19 +85,14 @@ class TopicRetention:
         }
 
     def begin(self) -> None:
-        """Start a run of topic retention in the background.
-
-        The store calls this every cleanResourceInterval ms.
-        """
+        """Start a cycle in the background. The store calls this every cleanResourceInterval ms."""
         self.tasks.begin("retention (topics)", self.topic_cycle)
 
     async def topic_cycle(self) -> int:
         """Raise the minimum offsets of the next few queues to the retention limits of their topics.
 
-        Return the number of messages that can no longer be read as a result.
-
-        The new minimum offsets are synced to disk before they take effect. If the sync fails, the new offsets
-        still take effect, but only until the next start.
+        The new minimum offsets are synced to disk before they take effect. If the sync fails, they still take
+        effect, but only until the next start. Return the number of messages that are now hidden.
         """
         limits = self._limits
         now_ms = self.steady.now_ms()
@@ -154,8 +143,7 @@ class TopicRetention:
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:
         """Return the first offset such that the records from there to the end have at most `limit` bytes.
 
-        A call counts only a limited number of records. Until later calls have counted the others, the result
-        may be too low.
+        A call counts only so many records, so the result may be too low until later calls count the others.
         """
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
@@ -179,11 +167,7 @@ class TopicRetention:
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
-        """Return the sizes of the records at the queue offsets in [begin, end).
-
-        The result begins at offset `begin` and has at least one size, but it may stop before `end`. The size
-        is 0 for a filler, and for an offset whose queue file is missing.
-        """
+        """Return the sizes, at least one, of records in [begin, end): 0 for a filler or a missing file."""
         want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)
         if data is None or len(data) < UNIT_DTYPE.itemsize:
@@ -213,10 +197,7 @@ class Purge(msgspec.Struct, eq=False, kw_only=True):
     async def plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[PurgePlan]:
-        """Return the effect of a purge on one queue of a topic. Without a queue id, return it for all queues.
-
-        A purge hides the messages stored before `before_ms`. If that is None, it hides all messages.
-        """
+        """Return the effect of a purge of the messages before a time, or of all, in one queue or in all."""
         plan = []
         for queue in self.queues.of_topic(topic):
             if queue_id in (None, queue.queue_id):
@@ -228,10 +209,7 @@ class Purge(msgspec.Struct, eq=False, kw_only=True):
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
-        """Hide the messages below the offsets `floors` (by queue id) permanently.
-
-        If OSError is raised, nothing has changed.
-        """
+        """Hide the messages below offsets (by queue id) permanently. After an OSError nothing has changed."""
         found = {self.queues.find_queue(topic, queue_id): floor for queue_id, floor in floors.items()}
         before = self.min_offsets.by_topic.get(topic, {})
         self.min_offsets.set_offsets(topic, floors)

@@ -67,10 +67,7 @@ class Checkpoint:
     __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "physic_ms", "saved")
 
     def __init__(self, disk: Disk, path: str) -> None:
-        """Read the checkpoint file.
-
-        A missing, short or invalid file counts as zeros: recovery then starts at the beginning of the log.
-        """
+        """Read the file. If it is missing, short or invalid, recovery starts at the beginning of the log."""
         self._disk = disk
         self._path = path
         self._lock = threading.Lock()  # Allows one `flush` at a time, so the newest values are written last
@@ -108,8 +105,8 @@ class Checkpoint:
     def reset(self) -> None:
         """Reset the checkpoint to zeros and sync it. Raises OSError.
 
-        A rebuild that starts before the checkpoint calls this method first. If the rebuild is interrupted,
-        the next recovery then also starts before the old checkpoint.
+        A rebuild that starts before the checkpoint does this first, so that after an interruption the next
+        recovery also starts there.
         """
         if self.physic_ms or self.logics_ms or self.index_ms or self.saved is not None:
             self.physic_ms = self.logics_ms = self.index_ms = 0
@@ -128,10 +125,7 @@ class Checkpoint:
             self.flush()
 
     def lower(self, stored_ms: int) -> None:
-        """Lower the checkpoint to `stored_ms` and sync it. Raises OSError.
-
-        The caller must do this before it truncates the log.
-        """
+        """Lower the checkpoint to `stored_ms` and sync it, before the log is truncated. Raises OSError."""
         self.physic_ms, self.logics_ms, self.index_ms = (
             min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)
         )
@@ -150,11 +144,7 @@ class Checkpoint:
 
 
 def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
-    """Return the checkpoint position in the bytes of a checkpoint file.
-
-    The result is None if the file holds no undamaged checkpoint position, or if the times in the file have
-    been changed since it was written.
-    """
+    """Return the checkpoint position in a file's bytes; None if it is damaged or the times have changed."""
     at = POSITION_LOCATION.start
     if len(data) < POSITION_LOCATION.stop or not is_position_whole(data):
         return None
@@ -163,10 +153,6 @@ def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
 
 
 def is_position_whole(data: bytes) -> bool:
-    """Return whether a checkpoint file holds an undamaged checkpoint position.
-
-    An undamaged checkpoint position may be outdated, because Apache's broker changes only the times in the
-    file.
-    """
+    """Return whether a checkpoint file holds an undamaged checkpoint position. It may be outdated."""
     saved = data[POSITION_LOCATION]
     return saved.startswith(_MAGIC) and _CRC.unpack(saved[-_CRC.size :])[0] == crc32(saved[: -_CRC.size])

@@ -52,11 +52,7 @@ class SteadyTime:
     """
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:
-        """Start the steady time at `newest_ms`, or at the time of the wall clock if that is earlier.
-
-        `newest_ms` is the store time of the newest record. If it is 0, there is no record, and the steady
-        time starts at the time of the wall clock.
-        """
+        """Start at `newest_ms`, the store time of the newest record; 0 if there is none."""
         self._clock = clock
         self._proof_s = proof_s
         wall_ms = clock.time_ms()

@@ -24,6 +24,7 @@ from cometmq.settings import (
     annotations_of,
     camel,
     check_ranges,
+    keys_with,
     read_value,
     show_value,
 )
@@ -165,12 +166,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(own + self.read_only_commit_log_dirs))
 
     def location(self, key: str) -> str:
-        """Return the path of a directory or file of the store.
-
-        Args:
-            key: The setting that can move it, a key of `LOCATIONS`. If the setting is empty, the usual name
-                below the root applies.
-        """
+        """Return the path of a directory or file of the store; `key` is its setting in `LOCATIONS`."""
         own = os.path.expanduser(getattr(self, FIELD_OF_KEY[key]).strip()).rstrip("/")
         return own or os.path.join(self.root, LOCATIONS[key])
 
@@ -182,10 +178,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         return bool(getattr(self, FIELD_OF_KEY[key]).strip())
 
     def at_root(self, *keys: str) -> StoreConfig:
-        """Return a copy in which the directories and files of the settings `keys` have their usual paths.
-
-        Without `keys`, the copy has usual paths for all of `LOCATIONS`.
-        """
+        """Return a copy with the usual paths for the settings `keys`, by default all of `LOCATIONS`."""
         return self.replace(**{FIELD_OF_KEY[key]: "" for key in keys or LOCATIONS})
 
     @property
@@ -209,10 +202,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def consume_queue_file_size(self) -> int:
-        """The configured length of a queue file in bytes, rounded up to a multiple of the unit size.
-
-        Apache's broker rounds it up, too.
-        """
+        """The configured length of a queue file in bytes, rounded up to whole units as in Apache's broker."""
         size = self.mapped_file_size_consume_queue
         return -(-size // CONSUME_QUEUE_UNIT) * CONSUME_QUEUE_UNIT
 
@@ -222,15 +212,17 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def delay_levels_ms(self) -> dict[int, int]:
-        """Return the delay of each level in ms, from level 1.
-
-        Raises ConfigError unless each delay is a number with s, m, h or d.
-        """
+        """The delay of each level in ms, from level 1. Raises ConfigError for an invalid setting."""
         delays = [_DELAY(text) for text in self.message_delay_level.split()]
         if not 0 < len(delays) <= _MAX_DELAY_LEVELS or not all(delays):
             expected = f"delays such as 1s 5m 2h, at most {_MAX_DELAY_LEVELS}"
             raise ConfigError("messageDelayLevel", self.message_delay_level, expected)
         return {level: int(found[1]) * _UNITS_MS[found[2]] for level, found in enumerate(delays, 1) if found}
+
+    def with_fixed_of(self, other: StoreConfig) -> StoreConfig:
+        """Return a copy with the FIXED settings of another configuration."""
+        fields = (FIELD_OF_KEY[key] for key in keys_with(FIXED, StoreConfig))
+        return self.replace(**{field: getattr(other, field) for field in fields})
 
     def replace(self, **changes: object) -> StoreConfig:
         """Return a copy with some fields changed."""
@@ -238,10 +230,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoreConfig:
-        """Return the store's settings among `properties`. Properties with other keys are ignored.
-
-        Raises ConfigError if a text is not a value of the setting's type.
-        """
+        """Return the store's settings among `properties`. Raises ConfigError for a value of a wrong type."""
         values: dict[str, object] = {}
         for field, default in zip(cls.__struct_fields__, cls.__struct_defaults__, strict=True):
             key = WIRE_NAMES[field]
@@ -281,17 +270,6 @@ LOCATIONS = dict(zip(LOCATION_KEYS, ("consumequeue", "index", "checkpoint", "abo
 
 Apache's brokers of 4.x and 5.x ignore these settings (docs/reference/storage.md, Store directory).
 """
-
-RAFT_FIELDS = (
-    "enable_d_leger_commit_log",
-    "d_leger_group",
-    "d_leger_peers",
-    "d_leger_self_id",
-    "preferred_leader_id",
-    "enable_batch_push",
-    "store_path_d_ledger_commit_log",
-)
-"""The settings of a raft member. Some of them are used only by the broker, not by the store."""
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 64 << 20,

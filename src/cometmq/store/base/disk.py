@@ -115,10 +115,7 @@ class OsDisk:
         self._nowait = bool(_RWF_NOWAIT) and hasattr(os, "preadv")
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
-        """Open a regular file and return its descriptor.
-
-        Raises OSError, also if something other than a regular file is at the path.
-        """
+        """Open a file and return its descriptor. Raises OSError, also for anything but a regular file."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if create:
             flags |= os.O_CREAT
@@ -148,8 +145,7 @@ class OsDisk:
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
         """Return `length` bytes if all of them are in the page cache, else None.
 
-        The result is also None if the file ends earlier. Only `pread`, which may wait for the disk, can
-        distinguish the two cases.
+        The result is also None if the file ends earlier, which only `pread` can distinguish.
         """
         if not self._nowait:
             return self.pread(fd, length, offset)
@@ -179,11 +175,7 @@ class OsDisk:
             os.close(fd)
 
     def sync_filesystem(self, path: str) -> bool:
-        """Sync the whole file system that holds `path`: one call for thousands of files. Raises OSError.
-
-        Returns:
-            False if the system has no such call.
-        """
+        """Sync the whole file system that holds `path`. Raises OSError. False if there is no such call."""
         call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
         if call is None:
             return False
@@ -234,10 +226,7 @@ class OsDisk:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
-        """Return the facts about the file at a path, or None if the file does not exist.
-
-        A link is not followed.
-        """
+        """Return the facts about a file, or None if it does not exist. A link is not followed."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -254,17 +243,11 @@ class OsDisk:
 
     def usage(self, path: str) -> DiskUsage:
         status = os.statvfs(path)
-        return DiskUsage(
-            status.f_blocks * status.f_frsize,
-            (status.f_blocks - status.f_bfree) * status.f_frsize,
-            status.f_bavail * status.f_frsize,
-        )
+        total, size = status.f_blocks, status.f_frsize
+        return DiskUsage(total * size, (total - status.f_bfree) * size, status.f_bavail * size)
 
     def try_lock(self, fd: int) -> bool:
-        """Lock byte 0 exclusively (a POSIX record lock), like Java's `FileChannel.tryLock(0, 1)`.
-
-        Return whether that succeeded. The call does not wait.
-        """
+        """Lock byte 0 exclusively (a POSIX record lock), like Java's `tryLock(0, 1)`, or return False."""
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
         except OSError as failure:
@@ -276,12 +259,8 @@ class OsDisk:
     def lock_directory(self, path: str) -> int | None:
         """Lock a directory exclusively until the returned descriptor is closed.
 
-        Returns:
-            A descriptor, or None if the directory is already locked, by this or another process.
-
-        Raises:
-            OSError: The directory cannot be locked. If the file system does not support such locks, the error
-                number is in `NO_DIRECTORY_LOCKS`.
+        Returns None if the directory is already locked, by this or another process. Raises OSError, with a
+        number of `NO_DIRECTORY_LOCKS` if the file system does not support such locks.
         """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -294,10 +273,7 @@ class OsDisk:
         return fd
 
     def locked(self, fd: int) -> bool:
-        """Return whether another process holds the record lock that `try_lock` requests.
-
-        Only Linux provides this information. On other systems, the result is always False.
-        """
+        """Return whether another process holds the lock that `try_lock` requests (only known on Linux)."""
         if sys.platform != "linux":
             return False
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -306,18 +282,12 @@ class OsDisk:
 
 
 def is_numbered(name: str, digits: int) -> bool:
-    """Return whether a name consists of `digits` digits.
-
-    `str.isdigit` alone would also accept characters that `int` does not.
-    """
+    """Return whether a name consists of `digits` digits. `isdigit` alone accepts more than `int` does."""
     return len(name) == digits and name.isascii() and name.isdigit()
 
 
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
-    """Write all of `data`, even if the system writes it in several parts.
-
-    After an OSError, a part of `data` may have been written.
-    """
+    """Write all of `data`. After an OSError, a part of it may have been written."""
     written = disk.pwrite(fd, data, offset)
     length = len(data)
     while written < length:
@@ -342,10 +312,7 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
     """Overwrite [start, stop) of a file with zeros. Raises OSError.
 
     The file is not truncated instead: if a power failure left it short, it would look like a file of another
-    size.
-
-    Returns:
-        Whether the range held anything other than zeros, or could not be read in part.
+    size. Returns whether the range held anything other than zeros, or could not be read in part.
     """
     changed = False
     length = 1 << 12  # Short at first, because usually a hole begins after a few bytes
@@ -404,10 +371,7 @@ def write_new_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file atomically and sync it. After an OSError the file still has the old content.
-
-    Even after a power failure, the file holds either the old content or the new.
-    """
+    """Replace a small file atomically, even if the power fails, and sync it. An OSError changes nothing."""
     write_new_file(disk, path + ".tmp", data)
     disk.rename(path + ".tmp", path)
     disk.fsync_dir(os.path.dirname(path))

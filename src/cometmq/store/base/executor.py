@@ -73,10 +73,7 @@ class StoreExecutor:
         return await self._loop.run_in_executor(self._pool, partial(work, *given))
 
     async def tick_end(self) -> None:
-        """Wait until the broker has committed and answered the requests received in this loop iteration.
-
-        Without a loop, return immediately.
-        """
+        """Wait until the broker has committed and answered the requests received in this loop iteration."""
         if self._loop is not None:
             # The timer of this sleep fires after the reads of a loop iteration. These reads have scheduled
             # the commit before the timer schedules the rest of this coroutine, so the commit runs first.
@@ -99,13 +96,8 @@ class StoreExecutor:
         """Return the result of a query. The loop does not wait for ranges that are not in memory.
 
         A thread reads such a range, then the query is repeated from its beginning. So before its last read, a
-        query may only make changes that can be made again.
-
-        Args:
-            question: The query.
-            miss: The NotInMemory exception, if the caller has already executed the query once.
-
-        Raises OSError.
+        query may only make changes that can be made again. If the caller has already executed the query once,
+        `miss` is the exception of that. Raises OSError.
         """
         if self._loop is None:
             return question(WAITING)

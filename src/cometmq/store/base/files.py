@@ -30,12 +30,7 @@ class FileRange(NamedTuple):
     length: int
 
     def read(self, disk: Disk) -> bytes:
-        """Read the range in a thread.
-
-        Return fewer bytes at the end of the file, none if the file does not exist.
-
-        Raises OSError.
-        """
+        """Read the range in a thread, less at the end of the file or without a file. Raises OSError."""
         try:
             with opened(disk, self.path, write=False) as fd:
                 return disk.pread(fd, self.length, self.offset)
@@ -48,10 +43,7 @@ Fetched = Mapping[FileRange, "bytes | OSError"]
 
 
 class NotInMemory(Exception):
-    """Raised if the range `missing` of a file is not in memory and the read must not wait for the disk.
-
-    A thread then reads the range, and the query is repeated.
-    """
+    """Raised if the range `missing` of a file is not in memory and the read must not wait for the disk."""
 
     def __init__(self, missing: FileRange) -> None:
         super().__init__(missing)
@@ -70,12 +62,7 @@ class Reads:
         self._fetched = fetched or {}
 
     def read(self, disk: Disk, fd: int, path: str, length: int, offset: int) -> Buffer:
-        """Read `length` bytes of an open file, or fewer at the end of the file.
-
-        Raises:
-            NotInMemory: The bytes are not in memory, and the read must not wait for the disk.
-            OSError: The bytes cannot be read.
-        """
+        """Read `length` bytes of an open file, or fewer at its end. Raises NotInMemory, OSError."""
         if self._wait:
             return disk.pread(fd, length, offset)
         cached = disk.pread_cached(fd, length, offset)
@@ -133,6 +120,9 @@ class DescriptorCache:
         self._limit = max(8, limit)
         self._open: OrderedDict[str, int] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def descriptor(self, path: str) -> int:
         """Return the descriptor of an existing file. Raises OSError.
 
@@ -175,9 +165,7 @@ class StoreFiles(DescriptorCache):
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
         """Read exactly `length` bytes of a file. Return None if the file does not exist or is too short.
 
-        Raises:
-            NotInMemory: The bytes are not in memory, and the read must not wait for the disk.
-            OSError: The bytes cannot be read.
+        Raises NotInMemory, OSError.
         """
         try:
             fd = self.descriptor(path)

@@ -29,10 +29,7 @@ _claiming = threading.Lock()
 
 
 def _lock_path(root: str) -> str:
-    """Return the path of the lock file. The result is the same for every path that leads to the store.
-
-    If the lock file itself is a symbolic link, the link is not followed, because the file is written.
-    """
+    """Return the path of the lock file, which is the same for every path that leads to the store."""
     return os.path.join(os.path.realpath(root), "lock")
 
 
@@ -42,12 +39,9 @@ class StoreLock:
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
         """Lock the store directory, and the directories of log, consume queues and index that exist.
 
-        Raises:
-            StoreInUse: Another process, or another store of this process, holds one of the locks.
-            StoreError: One of the directories cannot be locked.
-            ConfigError: The file `abort` or `checkpoint` lies outside the store directory and belongs to
-                another store.
-            OSError: A file cannot be read or written.
+        Raises StoreInUse if another process, or another store of this process, holds one of the locks,
+        StoreError if one cannot be locked, ConfigError if `abort` or `checkpoint` belongs to another store,
+        and OSError.
         """
         self._disk = disk
         self._path = _lock_path(config.root)
@@ -114,10 +108,7 @@ def lock_held(disk: Disk, root: str) -> bool:
 
 
 def is_store(disk: Disk, root: str) -> bool:
-    """Return whether a directory contains the lock file of a store.
-
-    The store need not be running. The result is also True if permission to read the lock file is denied.
-    """
+    """Return whether a directory contains the lock file of a store, running or not, readable or not."""
     try:
         path = _lock_path(root)
         if path in disk.held_locks:
@@ -169,10 +160,9 @@ def _record_owner(disk: Disk, fd: int, key: str, path: str, root: str) -> None:
 
 
 def _checked_owner(disk: Disk, key: str, path: str, content: bytes, root: str) -> str:
-    """Return the directory of the store that owns the file `path`; "" if no owner is recorded.
+    """Return the owner of the file `path` in `content`, that of its owner file; "" if none is recorded.
 
-    `content` is the content of the file's owner file. Raises ConfigError if the owner is another store that
-    still exists.
+    Raises ConfigError if the owner is another store that still exists.
     """
     owner = content.decode(errors="surrogateescape")
     if owner and owner != root and is_store(disk, owner):

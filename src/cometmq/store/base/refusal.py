@@ -13,10 +13,7 @@ from cometmq.text import printable
 
 
 class StoreRefused(StoreError, Transient):
-    """Raised when the store refuses a message. Nothing was stored.
-
-    The client gets `response_code` and `remark`.
-    """
+    """Raised when a message is refused. Nothing was stored. The client gets `response_code` and `remark`."""
 
     def __init__(self, response_code: int, remark: str) -> None:
         # pickle calls the class with BaseException.args, so these must be the arguments of the constructor.
@@ -59,11 +56,9 @@ class RunningFlags:
         self.reasons: dict[Flag, str] = {}
 
     def raise_flag(self, flag: Flag, reason: str) -> None:
-        """Set `flag`, so that the store refuses messages with the text `reason` until `clear` is called."""
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:
-        """Clear `flag`, because the reason for which it was raised no longer applies."""
         self.reasons.pop(flag, None)
 
     @property

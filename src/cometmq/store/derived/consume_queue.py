@@ -43,31 +43,10 @@ class ConsumeQueue:
     """The consume queue of one topic and queue id. For the loop thread only."""
 
     __slots__ = (
-        "_dir_made",
-        "_files",
-        "_last_base",
-        "_last_path",
-        "damaged",
-        "deleted",
-        "dirty",
-        "file_size",
-        "key_prefix",
-        "magic",
-        "max_offset",
-        "max_physical",
-        "min_offset",
-        "new_names",
-        "next_offset",
-        "path",
-        "positions",
-        "queue_id",
-        "record_topic",
-        "topic",
-        "unsynced_files",
-        "window",
-        "window_start",
-        "written",
-        "zeros_after_end",
+        "_dir_made", "_files", "_last_base", "_last_path", "damaged", "deleted", "dirty", "file_size",
+        "key_prefix", "magic", "max_offset", "max_physical", "min_offset", "new_names", "next_offset", "path",
+        "positions", "queue_id", "record_topic", "topic", "unsynced_files", "window", "window_start",
+        "written", "zeros_after_end",
     )  # fmt: skip
 
     def __init__(self, files: StoreFiles, path: str, topic: str, queue_id: int, file_size: int) -> None:
@@ -125,11 +104,7 @@ class ConsumeQueue:
         self.max_physical = physical + size
 
     def skip_to(self, offset: int) -> None:
-        """Move the end of the queue forward to `offset`, so that the next unit gets this offset.
-
-        The offsets in between get fillers, because their records are lost (see `push`). Raises ValueError if
-        `offset` is before the end of the queue.
-        """
+        """Move the end of the queue forward to `offset`, with fillers in between (see `push`)."""
         if offset < self.max_offset:
             raise ValueError(f"queue {self.topic}/{self.queue_id} already has a unit at offset {offset}")
         if self.max_offset == 0:
@@ -141,10 +116,7 @@ class ConsumeQueue:
             self.max_offset = offset
 
     def forget_all(self) -> None:
-        """Delete all units and files of the queue, because none of its records is left.
-
-        The next record may have any queue offset.
-        """
+        """Delete all units and files, as no record is left. The next record may have any queue offset."""
         self._begin_at(0)
 
     def _begin_at(self, offset: int) -> None:
@@ -157,10 +129,7 @@ class ConsumeQueue:
         self.window_start = self.written = self.min_offset = self.max_offset = offset
 
     def write(self) -> None:
-        """Write the units of the queue that are not in its files yet.
-
-        After an OSError, the next call tries again.
-        """
+        """Write the units that are not in the files yet. After an OSError, the next call tries again."""
         if self.deleted:
             return
         while self.written < self.max_offset:
@@ -180,10 +149,9 @@ class ConsumeQueue:
             self.window_start += surplus
 
     def make_last_file(self) -> None:
-        """Create the last file of a queue that has no files although its end is above 0. Raises OSError.
+        """Create the last file, with fillers, of a queue that has no files although its end is above 0.
 
-        The file contains fillers up to the end of the queue. Without the file, the next start would assume
-        that units are lost.
+        Without the file, the next start would assume that units are lost. Raises OSError.
         """
         last = (self.max_offset - 1) * UNIT
         base = last - last % self.file_size
@@ -191,10 +159,7 @@ class ConsumeQueue:
         self.unsynced_files.add(base)
 
     def _open(self, base: int, position: int) -> int:
-        """Return the descriptor of the queue file that starts at `base`.
-
-        A missing file is created, as a sparse file.
-        """
+        """Return the descriptor of the file that starts at `base`, created as a sparse file if missing."""
         path = self.path_of(base)
         if base in self.positions:
             return self._files.descriptor(path)
@@ -223,22 +188,10 @@ class ConsumeQueue:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, count: int, reads: Reads = WAITING) -> Buffer | None:
-        """Read at least one and at most `count` queue units from `offset` on.
+        """Read at least one and at most `count` queue units from `offset` (in [min_offset, max_offset)) on.
 
         The result ends at the end of the queue, or at the end of a queue file whose following units are not
-        in memory.
-
-        Args:
-            offset: The offset of the first unit, in [min_offset, max_offset).
-            count: The maximum number of units.
-            reads: Whether the read may wait for the disk.
-
-        Returns:
-            The units, or None if their file is missing.
-
-        Raises:
-            NotInMemory: The units are not in memory, and the read must not wait for the disk.
-            OSError: The file cannot be read.
+        in memory. It is None if the file is missing. Raises NotInMemory, OSError.
         """
         if offset >= self.window_start:
             begin = (offset - self.window_start) * UNIT
@@ -256,10 +209,7 @@ class ConsumeQueue:
         return bytes(data) + self.window[: (offset + count - stop) * UNIT]
 
     def unit(self, offset: int, reads: Reads = WAITING) -> tuple[int, int, int] | None:
-        """Return (record position, record size, tags code) of the unit at an offset.
-
-        The result is None if the queue file with the unit is missing.
-        """
+        """Return (record position, record size, tags code) of a unit, or None if its file is missing."""
         data = self.read(offset, 1, reads)
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 
@@ -285,10 +235,9 @@ class ConsumeQueue:
         return (offset // per_file + 1) * per_file
 
     def search(self, low: int, high: int, physical: int, reads: Reads) -> int:
-        """Return the first offset in [low, high) whose record begins at log position `physical` or later.
+        """Return the first offset in [low, high) whose record begins at or after `physical`, else `high`.
 
-        If there is no such offset, return `high`. Fillers are skipped, because the log positions in them are
-        not in order.
+        Fillers are skipped, because the log positions in them are not in order.
         """
         best = high
         while low < high:
@@ -321,10 +270,7 @@ class ConsumeQueue:
     # -- retention --------------------------------------------------------------------------------
 
     def raise_min(self, floor: int) -> int:
-        """Raise the minimum offset to `floor`, but at most to the end of the queue.
-
-        Return the number of messages that the new minimum hides.
-        """
+        """Raise the minimum offset to `floor`, at most to the end. Return the number of hidden messages."""
         hidden = max(0, min(floor, self.max_offset) - self.min_offset)
         self.min_offset += hidden
         return hidden
@@ -338,10 +284,7 @@ class ConsumeQueue:
         self.min_offset = self.search(self.min_offset, self.max_offset, log_min, reads)
 
     def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
-        """Return the paths of the queue's files that refer only to records before `log_min`, oldest first.
-
-        The last file of the queue is never included.
-        """
+        """Return the files, oldest first, without the last, that refer only to records before `log_min`."""
         expired: list[str] = []
         for base in self.positions[:-1]:
             last_unit = (base + self.file_size) // UNIT - 1
@@ -371,10 +314,7 @@ class ConsumeQueue:
     def load(self, log_end: int) -> list[str]:
         """Load the files of the queue: all units with records before `log_end`, up to the first invalid unit.
 
-        Later units stay in the files until `cut` is called.
-
-        Returns:
-            Notes about damage (wrong lengths, holes).
+        Later units stay in the files until `cut` is called. Returns notes about damage.
         """
         notes: list[str] = []
         disk = self._files.disk
@@ -415,8 +355,7 @@ class ConsumeQueue:
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
         """Return the number of valid units at the start of a file. Their records lie before `log_end`.
 
-        The binary search for the last valid unit begins at `allocated`, the number of bytes that the file
-        system has allocated for the file.
+        The binary search begins at `allocated`, the number of bytes that the file system has allocated.
         """
         fd = self._files.descriptor(self.path_of(base))
         pages: dict[int, bytes] = {}
@@ -436,11 +375,7 @@ class ConsumeQueue:
         return bisect_left(range(count), True, low, high, key=beyond)
 
     def _position_before(self, offset: int) -> int:
-        """Return the log position in the last queue unit before `offset` that is not a filler.
-
-        Returns:
-            The position; 0 if all units before `offset` are fillers; -1 if an unwritten unit is found first.
-        """
+        """Return the log position in the last unit before `offset` that is no filler; -1 if unwritten."""
         disk = self._files.disk
         for base in reversed(self.positions):
             stop = min(offset * UNIT - base, self.file_size)
@@ -456,10 +391,9 @@ class ConsumeQueue:
         return 0
 
     def _check_after_end(self, end: int, log_end: int) -> None:
-        """Check what follows the end of the queue in its files. Set `zeros_after_end` and `damaged`.
+        """Set `zeros_after_end`, and `damaged` if a unit after `end` refers to a record before `log_end`.
 
-        The queue is damaged if a unit after the offset `end` refers to a record before `log_end`: some units
-        before that unit are then missing or invalid.
+        Some units before such a unit are missing or invalid.
         """
         disk = self._files.disk
         self.zeros_after_end = True
@@ -485,8 +419,7 @@ class ConsumeQueue:
     def cut(self) -> bool:
         """Remove everything after the end of the queue from its files, so that no old unit reappears.
 
-        Files that begin after the end are deleted; in other files, zeros are written. Return whether a file
-        was deleted or anything but zeros was overwritten.
+        Return whether a file was deleted or anything but zeros was overwritten.
         """
         changed = False
         end = self.max_offset * UNIT

@@ -53,8 +53,7 @@ def file_length(slots: int, capacity: int) -> int:
 def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[Any]:
     """Return, for each new entry, the previous entry of its chain (0 for none). Update `slots` in place.
 
-    `slots` holds the newest entry of each chain. The slot of a hash is the hash modulo
-    the number of slots. This also holds for a negative hash, which only a damaged entry has.
+    The slot of a hash, even of a negative one in a damaged entry, is the hash modulo the number of slots.
     """
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
@@ -105,12 +104,8 @@ class IndexFile:
     def create(self, seed_ms: int, seed_position: int) -> None:
         """Create the index file as a sparse file. Raises OSError.
 
-        Until the first entry is added, the header has the end time and end position of the previous file as
-        its begin time and begin position, as in Apache's broker.
-
-        Args:
-            seed_ms: The end time of the previous file; 0 if there is none.
-            seed_position: The end position of the previous file; 0 if there is none.
+        Until the first entry is added, the header has the end time and end position of the previous file (0
+        if there is none) as its begin time and begin position, as in Apache's broker.
         """
         disk = self._files.disk
         fd = disk.open(self.path, create=True, exclusive=True)
@@ -126,12 +121,10 @@ class IndexFile:
         self._slots = np.zeros(self.slot_count, np.int32)
 
     def load(self) -> bool:
-        """Read the header of the index file.
+        """Read the header. Return False if the length or the header cannot be those of an index file.
 
-        Returns:
-            False if the length or the header cannot be those of an index file. If the clock was set back, the
-                end time may be before the begin time, but only if the field `seconds` of the newest entry is
-                0.
+        If the clock was set back, the end time may be before the begin time, but only if the field `seconds`
+        of the newest entry is 0.
         """
         facts = self._files.disk.facts(self.path)
         if facts is None or facts.size != file_length(self.slot_count, self.capacity):
@@ -147,13 +140,8 @@ class IndexFile:
     def load_counted(self, count: int, slots_lack: int, end_position: int) -> bool:
         """Read the header of a file that a checkpoint position covers, and drop entries that are not durable.
 
-        Args:
-            count: All entries with a number less than this one are durable.
-            slots_lack: The hash slots in the file include all entries with a number less than this one.
-            end_position: The log position in the last durable entry.
-
-        Returns:
-            False if the header or the durable entries contradict these values.
+        The arguments are fields of `CheckpointPosition`. Return False if the header or the durable entries
+        contradict them.
         """
         if not self.load() or not 1 <= slots_lack <= count <= self.count:
             return False
@@ -172,23 +160,15 @@ class IndexFile:
         self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
 
     def entries(self, first: int = 1) -> NDArray[np.void]:
-        """Return the entries in the file from number `first` on. Unwritten entries are left out.
-
-        A call with a small `first` may read the whole file.
-        """
-        data = self._files.disk.pread(
-            self._files.descriptor(self.path),
-            (self.written - first) * ENTRY.size,
-            self._entries_at + first * ENTRY.size,
-        )
+        """Return the entries in the file from number `first` on. Unwritten entries are left out."""
+        fd, size = self._files.descriptor(self.path), ENTRY.size
+        data = self._files.disk.pread(fd, (self.written - first) * size, self._entries_at + first * size)
         return np.frombuffer(data, ENTRY_DTYPE)
 
     def check_entries(self, first: int = 1) -> int:
-        """Return the number of entries before the first implausible one: `count` - 1 if there is no damage.
+        """Return the number of entries before the first implausible one from number `first` on.
 
-        Entries with a number less than `first` are not checked. In a plausible entry, hash and time are not
-        negative, the position is within the header's range and not less than the previous one, and the
-        previous entry of the chain has a smaller number.
+        Without damage, it is `count` - 1.
         """
         entries = self.entries(first)
         position = entries["position"].astype(np.int64)
@@ -206,10 +186,7 @@ class IndexFile:
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
-        """Add the entries with the numbers from `first` on to the hash slots `slots`. Return `slots`.
-
-        A hash slot holds the number of the newest entry in its chain.
-        """
+        """Add the entries from number `first` on to the hash slots, and return these."""
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
         slots[hashes % self.slot_count] = numbers  # The last entry wins if several have the same slot
@@ -221,10 +198,7 @@ class IndexFile:
         return np.frombuffer(data, ">i4").astype(np.int32)
 
     def cut(self, position: int) -> None:
-        """Remove the entries of records at or after log position `position`.
-
-        Allowed only after `load` and before `resume`.
-        """
+        """Remove the entries of records at or after `position`, after `load` and before `resume`."""
         self._pending = []
         self.count = self.written
         low, high = 1, self.written
@@ -241,11 +215,7 @@ class IndexFile:
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded index file writable, and load its hash slots into memory.
-
-        With `rebuild_slots`, entries that may be missing from the hash slots in the file are added to those
-        in memory.
-        """
+        """Make a loaded file writable. With `rebuild_slots`, add entries that its hash slots may lack."""
         if not rebuild_slots:
             self._slots = self._slots_on_disk()
             self.slots_lack = self.count
@@ -265,11 +235,7 @@ class IndexFile:
     # -- writing ----------------------------------------------------------------------------------
 
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
-        """Append entries with the given hashes, log positions and times.
-
-        The hashes are not negative, and the positions are in ascending order. Return the number of entries
-        that were added. The others do not fit into the file.
-        """
+        """Append entries, with ascending positions. Return how many fitted into the file."""
         added = min(len(hashes), self.capacity - self.count)
         if added <= 0:
             return 0
@@ -305,10 +271,7 @@ class IndexFile:
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
     def write(self, *, slots: bool) -> bool:
-        """Write the new entries and the header, and the hash slots if `slots` is set. Raises OSError.
-
-        Return False if there was nothing to write.
-        """
+        """Write new entries, header and, with `slots`, hash slots. Return False if nothing was to write."""
         if self.written == self.count and (self.slots_written or not slots):
             return False
         fd = self._files.descriptor(self.path)
@@ -331,10 +294,7 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the hash slots of the index file in parts, one per step of the iterator. Raises OSError.
-
-        Entries may be added between the steps.
-        """
+        """Write the hash slots in parts, one per step. Entries may be added between the steps."""
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
@@ -354,8 +314,7 @@ class IndexFile:
     def overlaps(self, begin: int, end: int) -> bool:
         """Return whether the file may have entries with a time in [begin, end] (ms).
 
-        If the end time of the file is before its begin time, the clock was set back, and any time is
-        possible.
+        If the file ends before it begins, the clock was set back, and any time is possible.
         """
         latest = self.end_ms + MAX_STEP_BACK_MS
         return self._earliest_ms <= end and (begin <= latest or self.end_ms < self.begin_ms)
@@ -365,15 +324,9 @@ class IndexFile:
         return min(self.begin_ms, self.end_ms) - MAX_STEP_BACK_MS
 
     async def search(
-        self,
-        executor: StoreExecutor,
-        key_hash: int,
-        limit: int,
-        begin: int,
-        end: int,
-        found: list[int],
+        self, executor: StoreExecutor, key_hash: int, limit: int, begin: int, end: int, found: list[int],
         before: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the log positions of matching entries to `found`, newest first, until it has `limit` positions.
 
         An entry matches if its hash is `key_hash`, its position is less than `before`, and its time may be in

@@ -89,10 +89,9 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Add dispatched records, in the order of their log positions.
+        """Collect the keys of dispatched records, in the order of the log, for `index_waiting_keys`.
 
-        This method only collects their keys; `index_waiting_keys` adds these to the index files later. The
-        properties of a record are read only if its `keys` are None.
+        The properties of a record are read only if its `keys` are None.
         """
         waiting = self._waiting
         waiting.prefixes += prefixes
@@ -109,10 +108,9 @@ class IndexService:
         return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash the keys that `add` has collected, and add them to the index files. Raises OSError.
+        """Hash the keys that `add` has collected, and add them to the index files.
 
-        When the newest file is full, a new one is created. After an OSError, the next call continues with the
-        keys that have not been added.
+        After an OSError, the next call continues with the keys that have not been added.
         """
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
@@ -151,10 +149,7 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """Return the path of a new index file, named by the local time (`yyyyMMddHHmmssSSS`).
-
-        The name is always greater than that of the newest file.
-        """
+        """Return the path of a new index file, named by the local time, and later than the newest file."""
         now = self._clock.time_ms()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
         if self.files:
@@ -165,19 +160,13 @@ class IndexService:
         return os.path.join(self._directory, name)
 
     def write(self, *, slots: bool = False) -> None:
-        """Add the keys that `add` has collected to the index, and write the newest file. Raises OSError.
-
-        The hash slots of the file are written only if `slots` is set.
-        """
+        """Add the collected keys to the index, and write the newest file, with or without hash slots."""
         self.index_waiting_keys()
         if self.files and self.files[-1].write(slots=slots):
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Write the hash slots of the newest index file in steps, if the slots on disk lack many entries.
-
-        Raises OSError.
-        """
+        """Write the hash slots of the newest index file in steps, if the slots on disk lack many entries."""
         if self.files and self.files[-1].count - self.files[-1].slots_lack >= _MAX_ENTRIES_WITHOUT_SLOTS:
             file = self.files[-1]
             for _ in file.write_slots():
@@ -185,10 +174,9 @@ class IndexService:
             self._unsynced.add(file.path)
 
     def checkpoint_position(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
-        """Return a checkpoint position that declares everything written to the index files durable.
+        """Return a `CheckpointPosition` that declares everything written to the index files durable.
 
-        The caller must sync these files before it uses the checkpoint position. The arguments become the
-        fields `position`, `last` and `queue_ends` of the checkpoint position.
+        The caller must sync these files before it uses the result.
         """
         if not self.files:
             return CheckpointPosition(position, last, queue_ends)
@@ -199,11 +187,7 @@ class IndexService:
         )
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return two lists of paths that the caller must sync.
-
-        They contain the index files that were written since the last call, and the directories in which
-        something was created or deleted since then.
-        """
+        """Return the files and the directories that have changed since the last call and must be synced."""
         paths, self._unsynced = sorted(self._unsynced), set()
         names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
         self._new_names = False
@@ -212,15 +196,9 @@ class IndexService:
     # -- searching --------------------------------------------------------------------------------
 
     async def search(
-        self,
-        executor: StoreExecutor,
-        topic: str,
-        key: str,
-        limit: int,
-        begin: int,
-        end: int,
+        self, executor: StoreExecutor, topic: str, key: str, limit: int, begin: int, end: int,
         before: int = NO_POSITION,
-    ) -> list[int]:
+    ) -> list[int]:  # fmt: skip
         """Return the positions of the newest `limit` records that may have a key, in ascending order.
 
         All positions are less than `before`. The result may include records with another key of the same
@@ -333,11 +311,9 @@ class IndexService:
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Drop the oldest index file if all its records lie before the log begins, at `log_min`.
+        """Drop the oldest file, unless it is the newest, if all its records lie before `log_min`.
 
-
-        The newest file is never dropped. Return the path of the dropped file, which the caller must delete,
-        or None if no file was dropped.
+        Return its path, which the caller must delete, or None.
         """
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
@@ -364,10 +340,7 @@ def hashed_keys(
 
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
-    """Remove a batch of records from `waiting`, the oldest first, and hash their keys.
-
-    Return the hashes, and the log position and store time of the record to which each hash belongs.
-    """
+    """Remove a batch of records from `waiting`. Return hashes, positions and store times of their keys."""
     columns: list[list[Any]] = []
     for each in fields(waiting):
         column = getattr(waiting, each.name)
@@ -410,10 +383,7 @@ def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], le
 
 
 def _as_properties(properties: bytes, keys: Keys) -> bytes:
-    """Return the keys of a record in the form of a properties string.
-
-    If `keys` is None, `properties` already is this string.
-    """
+    """Return the keys of a record in a properties string: `properties` itself if `keys` is None."""
     if keys is None:
         return properties
     return UNIQUE_KEY + keys if isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()

@@ -23,9 +23,7 @@ HEAD = struct.Struct(">hqqh")
 _LOWEST = -(1 << 63)
 
 
-def ext_directory(root: str) -> str:
-    """Return the directory of a store's consume queue extension files."""
-    return os.path.join(root, "consumequeue_ext")
+_DIRECTORY = "consumequeue_ext"
 
 
 class ExtFiles:
@@ -33,7 +31,7 @@ class ExtFiles:
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
-        self._root = ext_directory(root)
+        self._root = os.path.join(root, _DIRECTORY)
 
     def queues(self) -> list[tuple[str, int]]:
         """Return (topic, queue id) of each queue that has ext files."""
@@ -46,7 +44,7 @@ class ExtFiles:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Return whether a directory belongs to the store. A directory behind a link does not."""
+        """Return whether a directory exists and is not behind a link."""
         return self._disk.is_dir(path) and not self._disk.is_link(path)
 
     def paths(self, topic: str, queue_id: int) -> list[str]:
@@ -61,8 +59,7 @@ class ExtFiles:
         """Return the ext files of a queue that end before the ext unit with the address `code`.
 
         `code` is the tags code of the queue's first unit that has not expired, so only expired units refer to
-        these files. As in Apache's broker, the result is empty if `code` is a hash and not an address. The
-        result is also empty if the address lies outside all files.
+        these files. As in Apache's broker, the result is empty if `code` is a hash, or outside all files.
         """
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST
@@ -93,7 +90,7 @@ class ExtUnits:
 
     def __init__(self, files: ReadOnlyFiles, root: str) -> None:
         self._files = files
-        self._root = ext_directory(root)
+        self._root = os.path.join(root, _DIRECTORY)
         self._bases: dict[str, list[int]] = {}
 
     def tags_code(self, topic: str, queue_id: int, address: int) -> int | None:

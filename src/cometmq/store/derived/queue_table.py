@@ -29,10 +29,7 @@ _MAX_UNWRITTEN_UNITS = 256  # A queue is written immediately once it has this nu
 
 
 def names_a_directory(topic: str) -> bool:
-    """Return whether a topic can be the name of a directory below the directory of all queues.
-
-    The topic of a record can be any text.
-    """
+    """Return whether the topic of a record, which can be any text, can be the name of a directory."""
     return (
         topic not in ("", ".", "..", TRASH)
         and "/" not in topic
@@ -66,10 +63,7 @@ class QueueTable:
         return self.by_key.get((topic, queue_id))
 
     def get_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue of a topic and queue id. If it does not exist, create it in memory.
-
-        Raises QueueRefused for an invalid topic or queue id.
-        """
+        """Return a queue, created in memory if necessary. Raises QueueRefused for an invalid name."""
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
             if not (topic in self._topics or is_legal_name(topic, MAX_STORED_TOPIC_LENGTH)) or queue_id < 0:
@@ -78,10 +72,9 @@ class QueueTable:
         return queue
 
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue of a record that another broker may have written.
+        """Return the queue of a record that another broker may have written, created if necessary.
 
-        If the queue does not exist, it is created in memory. Raises QueueRefused if the topic or queue id of
-        the record cannot be the name of a directory.
+        Raises QueueRefused if the topic or queue id of the record cannot be the name of a directory.
         """
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)
@@ -149,11 +142,7 @@ class QueueTable:
         return not dirty
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return two lists of paths that the caller must sync.
-
-        They contain the queue files that were written since the last call, and the directories in which
-        something was created or deleted since then.
-        """
+        """Return the files and the directories that have changed since the last call and must be synced."""
         paths: list[str] = []
         directories: set[str] = set()
         for queue in self:
@@ -176,9 +165,7 @@ class QueueTable:
     def load(self, log_end: int) -> list[str]:
         """Load every queue directory and return notes about damage.
 
-        Raises:
-            StoreError: There is a link in place of a directory. Deleting files below it would delete files
-                outside the store.
+        Raises StoreError for a link in place of a directory: its files would be deleted outside the store.
         """
         notes: list[str] = []
         disk = self._files.disk
@@ -207,10 +194,7 @@ class QueueTable:
             raise StoreError(NO_FILE, path)
 
     def delete_topic(self, topic: str, keep: Container[int] = ()) -> int:
-        """Delete the queues of a topic, with their files, except the queue ids in `keep`.
-
-        Returns the number of deleted queues. Raises OSError.
-        """
+        """Delete the queues of a topic with their files, except the ids in `keep`. Return their number."""
         count = self.move_to_trash(topic, keep)
         self.empty_trash()
         self.drop_trash()
@@ -223,11 +207,7 @@ class QueueTable:
     def move_to_trash(self, topic: str, keep: Container[int] = ()) -> int:
         """Drop the queues of a topic and move their files to the trash, except the queue ids in `keep`.
 
-        Returns:
-            The number of queues moved.
-
-        Raises:
-            OSError: A move failed. If `keep` is empty, nothing has changed.
+        Returns the number of queues moved. After an OSError with an empty `keep`, nothing has changed.
         """
         disk = self._files.disk
         queues = self._topics.get(topic, {})

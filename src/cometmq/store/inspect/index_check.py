@@ -54,10 +54,7 @@ def read_header(files: ReadOnlyFiles, path: str) -> Header | None:
 
 @dataclass(eq=False)
 class IndexFiles:
-    """The index files of a store, listed at the creation of this object.
-
-    `readable` holds the files with a plausible header.
-    """
+    """The index files of a store at one moment: `readable` are those with a plausible header."""
 
     layout: StoreLayout
     files: ReadOnlyFiles
@@ -76,10 +73,7 @@ class IndexFiles:
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Return whether slots and header of a readable index file must be complete.
-
-        Slots and header of the newest file may be incomplete, unless the store was stopped cleanly.
-        """
+        """Return whether slots and header must be complete: in the newest file only after a clean stop."""
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:
@@ -245,10 +239,7 @@ class IndexCheck:
     # -- entries and records ----------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup, deleted: DeletedTopics | None) -> None:
-        """Compare the next records with their index entries.
-
-        A record of a deleted topic may have entries, but need not.
-        """
+        """Compare the next records with their index entries. Those of deleted topics need no entries."""
         if not self.enabled:
             return
         wanted = ~group.rolled_back
@@ -265,10 +256,7 @@ class IndexCheck:
             self._compare(*self._wanted(group, part))
 
     def _drop(self, positions: IntArray) -> None:
-        """Remove the entries of the records at `positions` from the entries that are still to be compared.
-
-        These records belong to deleted topics, so they need no entries.
-        """
+        """Remove the entries of the records at `positions` from the entries that are still to be compared."""
         more = len(positions) > 0
         while more:
             known = len(self._ahead.position)
@@ -287,10 +275,7 @@ class IndexCheck:
         return whole, group.position[owners], group.store_ms[owners]
 
     def _skip_expired(self, first_position: int) -> None:
-        """Remove the entries of records before `first_position` from those that are still to be compared.
-
-        The log begins at `first_position`, because retention has deleted the earlier records.
-        """
+        """Remove the entries of records before the first one, which retention has deleted."""
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
@@ -298,7 +283,6 @@ class IndexCheck:
                 return
 
     def _all_entries(self) -> Iterator[Entries]:
-        """Yield all entries of the index files in chunks."""
         for file_number, (file, header) in enumerate(self._readable):
             following = 1
             for first, raw in self._index.chunks(file, header):
@@ -310,11 +294,7 @@ class IndexCheck:
                 self._expired_to = header.end_position  # Retention has deleted the file and its records
 
     def _peek(self, count: int) -> IntArray:
-        """Read entries until `_ahead` holds at least `count` of them, or all remaining ones.
-
-        `_ahead` holds the entries that are still to be compared. Return the log position in each of these
-        entries.
-        """
+        """Read until `_ahead`, the entries to be compared, has `count` or all. Return their positions."""
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
         return self._ahead.position
@@ -367,7 +347,6 @@ class IndexCheck:
                     (self._behind if exhausted and at >= last else self._missing).add(int(positions[at]))
 
     def _location(self, entries: Entries, at: int) -> tuple[str, int]:
-        """Return the path of an entry's file, and the position of the entry in the file."""
         return self._readable[int(entries.file[at])][0].path, self._index.location(int(entries.number[at]))
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
@@ -409,11 +388,7 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """Compare the time of a file's first or last record with the begin or end time in the header.
-
-        The begin time must be exact. The end time may differ from the last record's time by less than
-        a second.
-        """
+        """Compare a file's first or last record with the times in the header. The end has whole seconds."""
         file, header = self._readable[file_number]
         if not self._index.all_written(file_number):
             return
@@ -452,10 +427,7 @@ class IndexCheck:
             self._at_the_end("index-short", path, -1, problem)
 
     def _at_the_end(self, kind: str, path: str, place: int, problem: str) -> None:
-        """Report an inconsistency at the end of the index: a warning after an unclean stop, else an error.
-
-        Nothing is reported while a broker uses the store.
-        """
+        """Report what is wrong at the end: after an unclean stop a warning, while a broker runs nothing."""
         severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
         if not self._layout.live:
             self._findings.add(severity, kind, path, place, problem, repair)

@@ -42,7 +42,7 @@ _MAX_EXAMINED_BYTES = 64 << 20  # Maximum number of bytes read of an invalid rec
 
 
 def no_pause(_seconds: float) -> None:
-    """Return without waiting. This function is the `pause` for stores that no broker is writing."""
+    """The `pause` for stores that no broker is writing."""
 
 
 @dataclass(eq=False)
@@ -74,11 +74,9 @@ class LogWalk:
         self.end = self.layout.log_min
         self.last_store_ms = 0
         self.damage: list[Damage] = []
-        self._committed = sys.maxsize
         self._gap = self.layout.config.framing.gap
-        if self.layout.config.enable_d_leger_commit_log:
-            with ReadOnlyFiles(self.disk) as files:
-                self._committed = committed_end(self.layout, files)
+        with ReadOnlyFiles(self.disk) as files:
+            self._committed = committed_end(self.layout, files)
 
     def groups(self, start: int = 0) -> Generator[RecordGroup, None, None]:
         """Yield all valid records in groups, from the segment that contains `start` on. Raises OSError."""
@@ -162,7 +160,6 @@ class LogWalk:
             self._damaged(before, Damage(before.path, end, stop))
 
     def _should_recheck(self, position: int) -> bool:
-        """Return whether to read invalid data a second time, because a broker may have been writing it."""
         if position == self._rechecked or not self.layout.live:
             return False
         self._rechecked = position
@@ -243,10 +240,7 @@ class MemberLog(NamedTuple):
 
 
 def member_log(root: str) -> MemberLog | None:
-    """Return the log of the raft member in `root`, or None if the store is not a raft member's.
-
-    Raises StoreError, OSError.
-    """
+    """Return the log of the raft member in `root`; None for another store. Raises StoreError, OSError."""
     layout = read_layout(OsDisk(), root)
     if not layout.config.enable_d_leger_commit_log:
         return None
@@ -255,7 +249,9 @@ def member_log(root: str) -> MemberLog | None:
 
 
 def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
-    """Return the log position after the last entry known to be committed. Raises StoreError, OSError."""
+    """Return the end of the entries known to be committed (none without raft). Raises StoreError, OSError."""
+    if not layout.config.enable_d_leger_commit_log:
+        return sys.maxsize
     directory = layout.config.raft_log_dir
     place = location_on_disk(
         files, os.path.join(directory, "index"), read_checkpoint(files.disk, directory).committed
@@ -271,10 +267,7 @@ def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
 
 
 def _queue_end(layout: StoreLayout, files: ReadOnlyFiles, queue: QueueFiles) -> int:
-    """Return the log position after the record to which the last unit of a queue points.
-
-    Filler units, which point to no record, are skipped. The result is 0 if there is no such record.
-    """
+    """Return the end of the record to which a queue's last unit (no filler) points; 0 if there is none."""
     units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
     last = np.frombuffer(units.read(max(units.first, units.end - _UNITS), units.end), UNIT_DTYPE)
     last = last[last["size"] != FILLER_SIZE][-1:]

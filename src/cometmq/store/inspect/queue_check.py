@@ -148,20 +148,15 @@ class QueueCheck:
     def _add(
         self, severity: str, kind: str, state: QueueProgress, offset: int, problem: str, repair: str = REBUILD
     ) -> None:
-        """Add a finding about the unit at `offset` in a queue."""
         self.findings.add(severity, kind, *state.units.location(offset), problem, repair)
 
     def _note(self, kind: str, problem: str) -> None:
-        """Add a finding of the severity NOTE about the log."""
         self.findings.add(NOTE, kind, self.layout.config.commit_log_dirs[0], -1, problem)
 
     # -- records ----------------------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup) -> None:
-        """Compare the records in `group`, which come next in the log, with their units in the consume queues.
-
-        If the topic, queue id or queue offset in a record is damaged, it is corrected in `group`.
-        """
+        """Compare the next records of the log with their units, and correct damaged places in `group`."""
         queued = group.queued
         if self.deleted:
             queued &= ~self.deleted.hidden(group)
@@ -198,7 +193,6 @@ class QueueCheck:
         self._correct(group)
 
     def _expected(self, group: RecordGroup, rows: IntArray) -> NDArray[np.void]:
-        """Return the queue units that the given records must have."""
         units = np.empty(len(rows), UNIT_DTYPE)
         units["position"], units["size"] = group.position[rows], group.size[rows]
         texts = group.properties
@@ -221,10 +215,7 @@ class QueueCheck:
         return QueueProgress(queue.topic, queue.queue_id, units, units.first)
 
     def _account_for(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Mark the units [start, stop) of a queue as checked, because they match their records.
-
-        The unchecked units before `start` have no record, so they are examined first.
-        """
+        """Mark the units [start, stop) as checked, after examining those before, which have no record."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
         # These later records have units, but the older records that `behind` counts have none. So the older
@@ -273,7 +264,7 @@ class QueueCheck:
         return unit[:12] == expected[:12] and self._ext.tags_code(state.topic, state.queue_id, code) == wanted
 
     def _unit(self, state: QueueProgress, offset: int) -> bytes:
-        """Return the consume-queue unit at an offset. If the queue has no unit there, return zeros."""
+        """Return the unit at an offset, zeros if there is none."""
         there = state.units.first <= offset < state.units.end
         return state.units.read(offset, offset + 1) if there else bytes(UNIT)
 
@@ -281,7 +272,6 @@ class QueueCheck:
         return UNIT_STRUCT.unpack(self._unit(state, offset))[:2] == (position, size)
 
     def _report_difference(self, state: QueueProgress, facts: Facts, unit: bytes, expected: bytes) -> None:
-        """Report that a record's unit differs from `expected`, the unit computed from the record."""
         is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
         where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
         if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
@@ -289,19 +279,13 @@ class QueueCheck:
             if len(self.evidence.tags) < _MAX_DELAYED_MESSAGES:
                 self.evidence.tags[facts.position] = is_[2]
             return
-        if (
-            is_[:2] == wanted[:2]
-            and state.topic == TIMER_TOPIC
-            and is_[2] == stored_tags_code(facts.properties)
-        ):
-            # In the unit of a timer message, Apache's broker stores the hash of the tags as the tags code.
-            # CometMQ stores the delivery time instead.
-            return
+        hashed = state.topic == TIMER_TOPIC and is_[2] == stored_tags_code(facts.properties)
+        if is_[:2] == wanted[:2] and hashed:
+            return  # For a timer message, Apache's broker stores the tags' hash, CometMQ the delivery time
         if is_[:2] == wanted[:2] and self._is_flip(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
-            self._report_damaged_record(
-                facts, f"a flipped bit in its TAGS or beside them: {where} has another code"
-            )
+            problem = f"a flipped bit in its TAGS or beside them: {where} has another code"
+            self._report_damaged_record(facts, problem)
             return
         names = ("log position", "size", "tags code")
         differing = [
@@ -313,25 +297,16 @@ class QueueCheck:
         self._add(ERROR, "queue-unit", state, facts.queue_offset, f"{where}: {problem}")
 
     def _is_flip(self, properties: bytes, code: int, expected: int) -> bool:
-        """Return whether a flipped bit in a record's properties explains the tags code `code` of its unit.
-
-        `expected` is the tags code of the properties as they are now.
-        """
-        if (
-            (code ^ expected).bit_count() == 1
-            or len(properties) > _MAX_PROPERTIES_BYTES
-            or self._bit_searches <= 0
-        ):
+        """Return whether a flipped bit in a record's properties explains the tags code `code` of its unit."""
+        too_long = len(properties) > _MAX_PROPERTIES_BYTES
+        if (code ^ expected).bit_count() == 1 or too_long or self._bit_searches <= 0:
             return False
         found = _tags_flipped(properties, code)
         self._bit_searches -= not found
         return found
 
     def _find_true_queue(self, facts: Facts) -> bool:
-        """Search for the unit of a record in other queues and at other offsets.
-
-        If the unit is found, report the record as damaged. Return whether the unit was found.
-        """
+        """Search for a record's unit in other queues and offsets. If it is found, report it, return True."""
         if self._searches <= 0:
             return False
         position, size, offset = facts.position, facts.size, facts.queue_offset
@@ -345,10 +320,7 @@ class QueueCheck:
         return False
 
     def _report_misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
-        """Report a record as damaged, because its unit is not in the place that the record names.
-
-        `place` is the topic, queue id and queue offset of that unit.
-        """
+        """Report a record whose unit is at `place` (topic, queue id, offset), not where the record says."""
         self.evidence.queue_offsets[facts.position] = place
         self._to_correct.append(facts.position)
         names = ("topic", "queue id", "queue offset")
@@ -370,10 +342,9 @@ class QueueCheck:
     def _belongs_to_another(
         self, state: QueueProgress, offset: int, position: int, unit_position: int
     ) -> bool:
-        """Return whether a record other than the one at `position` names this queue and `offset`, too.
+        """Return whether the record at `unit_position`, another one, names this queue and `offset`, too.
 
-        This other record is at `unit_position`, the position in the unit at `offset`. Two records name the
-        same offset if their topic was deleted and created again, or if one of them is a duplicate.
+        That is so if the topic was deleted and created again, or if one record is a duplicate.
         """
         other = self._log.facts(unit_position) if unit_position != position else None
         place = state.topic, state.queue_id, offset
@@ -382,7 +353,6 @@ class QueueCheck:
     # -- units without records ---------------------------------------------------------------------
 
     def _check_unmatched(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Check the units [start, stop) of a queue, for which the scan of the log found no record."""
         if start < stop and self.layout.live:
             start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
@@ -394,9 +364,8 @@ class QueueCheck:
             for stretch in _consecutive_groups(empty):
                 self._report_empty(state, offset + int(stretch[0]), len(stretch))
             for number in np.flatnonzero(~(filler | expired | empty)):
-                self._report_surplus_unit(
-                    state, offset + int(number), int(position[number]), int(size[number])
-                )
+                place = int(position[number]), int(size[number])
+                self._report_surplus_unit(state, offset + int(number), *place)
 
     def _report_empty(self, state: QueueProgress, offset: int, count: int) -> None:
         units = f"units {offset} to {offset + count - 1}" if count > 1 else f"unit {offset}"
@@ -408,9 +377,7 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            # The unit is correct, and its record exists. The scan did not match the two, because the record
-            # is out of order in its queue, or because the topic was deleted.
-            return
+            return  # The record is out of order in its queue, or its topic was deleted
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
         if found is not None and found.size == size:
@@ -439,11 +406,9 @@ class QueueCheck:
             self._note("topic-deleted", f"{count} records of topic {topic}, {what}")
         if self._other_delays:
             path = os.path.join(self.layout.config.location(CONSUME_QUEUES), SCHEDULE_TOPIC)
-            problem = (
-                f"{self._other_delays} delayed messages have delays that are not in messageDelayLevel="
-                f"{self.layout.config.message_delay_level!r}: their broker had other levels"
-            )
-            self.findings.add(NOTE, "delays", path, -1, problem)
+            levels = f"messageDelayLevel={self.layout.config.message_delay_level!r}"
+            problem = f"delayed messages have delays that are not in {levels}: their broker had other levels"
+            self.findings.add(NOTE, "delays", path, -1, f"{self._other_delays} {problem}")
         if self.orphans:
             what = "belong to later records: their topics were deleted and created again"
             self._note("superseded", f"{self.orphans} records whose queue offsets {what}")
@@ -496,10 +461,7 @@ def _tags_flipped(properties: bytes, code: int) -> bool:
 
 
 def _is_delay(ms: int) -> bool:
-    """Return whether `ms` may be the delay of a delay level: a multiple of one second, and not too long.
-
-    A flipped bit in a delivery time hardly ever leads to a delay of whole seconds.
-    """
+    """Return whether `ms` may be a level's delay. A flipped bit hardly ever leads to whole seconds."""
     return 0 <= ms <= _MAX_DELAY_MS and ms % 1000 == 0
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -24,7 +25,6 @@ from numpy.typing import NDArray
 
 from cometmq.errors import StoreError
 from cometmq.protocol.lite import DISPATCH, QUEUE_OFFSET
-from cometmq.protocol.properties.key_hashes import Keys, key_prefix
 from cometmq.protocol.properties.template import codes_and_keys
 from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.layout import TRANSACTION_MASK
@@ -42,12 +42,12 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.inspect.findings import NOTHING, WARNING, Finding, Findings
 from cometmq.store.inspect.log_walk import LogWalk, no_pause
 from cometmq.store.inspect.queue_check import LIGHT, Evidence, QueueCheck
-from cometmq.store.inspect.verify import Progress
-from cometmq.store.recovery.store_layout import StoreLayout, locked_layout
+from cometmq.store.inspect.verify import Progress, no_progress
+from cometmq.store.recovery.store_layout import Look, StoreLayout, locked_layout
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import QueueOrder
-from cometmq.store.writing.record_dispatch import set_delivery_times
+from cometmq.store.writing.record_dispatch import key_columns, set_delivery_times
 
 SCRATCH = "rebuild.tmp"
 _WRITE_EVERY = 4096  # Minimum number of computed queue units or index keys that are written together
@@ -63,11 +63,7 @@ Array = NDArray[np.void]
 
 
 class RebuildReport(msgspec.Struct):
-    """The result of a rebuild.
-
-    `not_served` is the number of records that fit into no queue. `hidden` is the number of records of deleted
-    topics.
-    """
+    """The result of a rebuild: `not_served` counts records that fit into no queue, `hidden` deleted ones."""
 
     root: str
     records: int
@@ -85,28 +81,19 @@ def rebuild(
     *,
     disk: Disk | None = None,
     clock: Clock | None = None,
-    config: StoreConfig | None = None,
-    commit_log_dir: str = "",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
+    **look: Unpack[Look],
 ) -> RebuildReport:
-    """Compute consume queues and index of the store in `root` from its log.
+    """Compute consume queues and index of the store in `root` from its log, whose bytes are processed twice.
 
-    Args:
-        config, commit_log_dir: See `read_layout`.
-        progress: Receives the number of bytes processed so far, and the number of all. The log is read twice,
-            so all its bytes count twice.
-
-    Raises:
-        StoreError: There is no store, or it is in use. The old directories stay.
-        OSError: A read or write failed. The old directories stay.
+    Raises StoreError if there is no store or it is in use, and OSError. The old directories then stay.
     """
     disk = disk or OsDisk()
-    with locked_layout(disk, root, config=config, commit_log_dir=commit_log_dir) as layout:
+    with locked_layout(disk, root, **look) as layout:
         return _in_place(layout, disk, clock or Clock(), progress)
 
 
-def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress | None) -> RebuildReport:
-    """Rebuild queues and index in new directories, which then replace the old ones."""
+def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress) -> RebuildReport:
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
     # A rename must stay within a file system, so each scratch directory is beside the directory that it will
     # replace. Outside the root, the name of a scratch directory must differ from the names that other stores
@@ -123,7 +110,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
         disk.makedirs(path)
     files = StoreFiles(disk)
     try:
-        report = _make(layout, files, scratch, clock, progress or (lambda _done, _total: None))
+        report = _make(layout, files, scratch, clock, progress)
     except BaseException:
         for path in {*scratch.values()}:
             remove_tree(disk, path)
@@ -149,10 +136,7 @@ def light_queues(layout: StoreLayout) -> frozenset[str]:
 def _make(
     layout: StoreLayout, files: StoreFiles, scratch: dict[str, str], clock: Clock, progress: Progress
 ) -> RebuildReport:
-    """Create queues and index in their `scratch` directories, and sync them.
-
-    The log is scanned twice: first to compare it with the old queues, then to create the new files.
-    """
+    """Create queues and index in their `scratch` directories, and sync them."""
     disk, root = files.disk, layout.root
     made = {part: os.path.join(scratch[part], part) for part in PARTS}
     for path in made.values():
@@ -200,10 +184,9 @@ def _make(
 def collect_evidence(
     disk: Disk, layout: StoreLayout, deleted: DeletedTopics, progress: Callable[[int], None]
 ) -> Evidence:
-    """Compare the old queues with the log. Return what they show about damaged and superseded records.
+    """Compare the old queues, if there are any, with the log, and return what they show.
 
-    The result is empty if there are no queues. `progress` receives the number of bytes of the log processed
-    so far.
+    `progress` receives the number of bytes of the log processed so far.
     """
     if not layout.queues:
         return Evidence()
@@ -225,7 +208,6 @@ def collect_evidence(
 
 
 def files_below(disk: Disk, directory: str) -> Iterator[str]:
-    """Yield the paths of all files in a directory and its subdirectories."""
     for name in disk.listdir(directory):
         path = os.path.join(directory, name)
         if disk.is_dir(path):
@@ -255,7 +237,6 @@ class DerivedData:
 
     Attributes:
         queues: Topic and queue id of each queue. A queue unit refers to its queue by the index in this list.
-        records: The number of records.
         hidden: The number of records of deleted topics.
         indexed: The number of records passed to the index, including those without keys.
     """
@@ -301,10 +282,7 @@ class DerivedData:
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:
-        """Remove and return the queue units and index keys that have been computed since the last call.
-
-        The arrays have the types UNITS and KEYS.
-        """
+        """Remove and return the UNITS and KEYS that have been computed since the last call."""
         units = np.concatenate([*self._units, np.empty(0, UNITS)])
         keys = np.concatenate([*self._keys, np.empty(0, KEYS)])
         self._units, self._keys = [], []
@@ -320,13 +298,7 @@ class DerivedData:
 
     def _add_keys(self, group: RecordGroup, keys: list[bytes] | None) -> None:
         self.indexed += len(group.properties)
-        given: list[Keys] = [None] * len(group.properties) if keys is None else [*keys]
-        for row in np.flatnonzero(group.rolled_back).tolist():
-            given[row] = ()
-        prefixes = [key_prefix(name) for name in group.names]
-        numbers = [prefixes[number] for number in group.topic.tolist()]
-        columns = numbers, group.position.tolist(), group.store_ms.tolist(), group.properties, given
-        for hashes, positions, times in hashed_keys(*columns):
+        for hashes, positions, times in hashed_keys(*key_columns(group, keys)):
             made = np.empty(len(hashes), KEYS)
             made["hash"], made["position"], made["ms"] = hashes, positions, times
             self._keys.append(made)
@@ -352,7 +324,6 @@ class DerivedData:
             self._add_light_units(group, units, rows)
 
     def _add_light_units(self, group: RecordGroup, units: Array, rows: NDArray[np.int64]) -> None:
-        """Add the units of light message queues. Each record names its queues, and its offsets in them."""
         made = []
         for row, (_, size, position, tags, _) in zip(rows.tolist(), units.tolist(), strict=True):
             properties = group.properties[row]
@@ -397,20 +368,16 @@ class QueueBuilder:
     def add(self, units: Array, numbered: list[tuple[str, int]], table: list[ConsumeQueue | None]) -> None:
         """Add queue units to their queues, in the order of the log.
 
-        Args:
-            units: The queue units, of the type UNITS.
-            numbered: Topic and queue id of each queue. A queue unit refers to its queue by the index in this
-                list.
-            table: For each index in `numbered`, the queue, or None for an invalid topic or queue id.
+        For the number of a queue, `numbered` has its topic and queue id, and `table` the queue, or None for
+        an invalid topic or queue id.
         """
         waiting = self.order.waiting
         columns = [units[name].tolist() for name in ("queue", "position", "size", "tags", "offset")]
         for number, position, size, code, offset in zip(*columns, strict=True):
             queue = table[number]
             if queue is None:
-                what = "an invalid topic or queue id"
                 topic, queue_id = numbered[number]
-                self._leave_out(position, topic, queue_id, what)
+                self._leave_out(position, topic, queue_id, "an invalid topic or queue id")
             elif offset == queue.max_offset and queue not in waiting:
                 queue.push(position, size, code, offset)
                 if not queue.dirty:
@@ -422,11 +389,7 @@ class QueueBuilder:
         self._queues.write_dirty()
 
     def finish(self, log_min: int) -> int:
-        """Complete and write the queues. Return the number of queue units that have not expired.
-
-        Units that waited for the next record of their queue are added or left out (see QueueOrder). A unit
-        has expired if its record is before `log_min`, the beginning of the log.
-        """
+        """Complete and write the queues. Return the number of units with records at or after `log_min`."""
         self.order.finish()
         self._queues.write_dirty()
         for queue in self._queues:
@@ -440,11 +403,12 @@ class QueueBuilder:
 
     def _out_of_order(self, facts: Facts, end: int, following: Facts | None) -> None:
         self._codes.pop(facts.position)
-        why = f"queue offset {facts.queue_offset}"
-        why += (
+        why = (
             f" where {end} was expected" if following is None else f", and {following.queue_offset} behind it"
         )
-        self._leave_out(facts.position, facts.topic, facts.queue_id, why)
+        self._leave_out(
+            facts.position, facts.topic, facts.queue_id, f"queue offset {facts.queue_offset}{why}"
+        )
 
     def _leave_out(self, position: int, topic: str, queue_id: int, why: str) -> None:
         self.not_served += 1

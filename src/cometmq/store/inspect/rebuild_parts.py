@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -46,7 +47,7 @@ from cometmq.store.inspect.rebuild import (
     light_queues,
     remove_tree,
 )
-from cometmq.store.recovery.store_layout import IN_USE, StoreLayout, read_layout
+from cometmq.store.recovery.store_layout import IN_USE, Look, StoreLayout, read_layout
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import SPARE
@@ -58,11 +59,9 @@ class SegmentData(msgspec.Struct):
     """The result of `read_segment` for one segment of the log.
 
     Attributes:
-        queues: Topic and queue id of each queue. A unit in the scratch files names its queue by the index in
-            this list.
-        chunks: One list for each scratch file of units. The units in a file are sorted by group of queues.
-            The list holds, for each group, the index of its first unit in the file, and at the end the number
-            of units.
+        queues: As in `DerivedData`.
+        chunks: For each scratch file of units, which are sorted by group of queues: the index of the first
+            unit of each group, and at the end the number of units.
     """
 
     base: int
@@ -101,11 +100,10 @@ _EvidenceFile = tuple[dict[int, tuple[str, int, int]], dict[int, int], list[int]
 
 @dataclass(frozen=True)
 class RebuildParts:
-    """The parts of one rebuild, created by `plan_rebuild`.
+    """The parts of one rebuild, created by `plan_rebuild`. All methods raise OSError.
 
     Attributes:
         output: The directory of the result.
-        config: The settings.
         commit_log_dir: The directory of the log, or several separated by commas.
         clean: Whether the last stop of the store was clean.
         segments: The log positions at which the segments begin.
@@ -121,10 +119,7 @@ class RebuildParts:
     parts: int
 
     def collect_evidence(self) -> None:
-        """Remove the files of an interrupted rebuild, and store the `Evidence` that the old queues provide.
-
-        If there are old queues, the whole log is read and compared with them. Raises OSError.
-        """
+        """Remove the files of an interrupted rebuild, and store the `Evidence` of the old queues."""
         disk, layout = OsDisk(), self._layout()
         remove_tree(disk, self._at(""))
         disk.makedirs(self._at(""))
@@ -133,10 +128,9 @@ class RebuildParts:
         replace_file(disk, self._at("evidence.json"), msgspec.json.encode(known))
 
     def read_segment(self, base: int) -> SegmentData:
-        """Write the queue units and index keys of the records of one segment to the scratch directory.
+        """Write the queue units and index keys of the segment at `base` to the scratch directory.
 
-        `base` is the first position of the segment. Returns a summary. `collect_evidence` must have finished.
-        Raises OSError.
+        Returns a summary. `collect_evidence` must have finished.
         """
         disk, layout = OsDisk(), self._layout()
         deleted = DeletedTopics(disk, self.root)
@@ -145,8 +139,7 @@ class RebuildParts:
 
         def write() -> None:
             units, keys = data.take()
-            # The queues are divided into groups (see `part_of`). The units are sorted by group; within a
-            # group they keep the order of the log.
+            # Within a group of queues, the units keep the order of the log.
             own = np.array([self.part_of(*each) for each in data.queues], np.int64)
             part = own[units["queue"]] if len(own) else np.empty(0, np.int64)
             order = np.argsort(part, kind="stable")
@@ -169,23 +162,13 @@ class RebuildParts:
                     write()
         write()
         segment = SegmentData(
-            base,
-            layout.log_min,
-            data.records,
-            data.hidden,
-            data.indexed,
-            data.queues,
-            chunks,
-            findings.kept,
+            base, layout.log_min, data.records, data.hidden, data.indexed, data.queues, chunks, findings.kept
         )
         replace_file(disk, self._at(f"segment-{base:020d}.json"), msgspec.json.encode(segment))
         return msgspec.structs.replace(segment, queues=[], chunks=[])
 
     def make_queues(self, part: int) -> QueuesMade:
-        """Create the queues of the group with the number `part` (see `part_of`). Raises OSError.
-
-        `read_segment` must have finished for all segments.
-        """
+        """Create the queues of one group (see `part_of`), after `read_segment` for all segments."""
         disk = OsDisk()
         files = StoreFiles(disk)
         queues, findings = QueueTable(files, self._new_config()), Findings()
@@ -215,10 +198,7 @@ class RebuildParts:
         return QueuesMade(len(queues), units, builder.not_served, builder.order.spare_used, findings.kept)
 
     def make_index(self, clock: Clock | None = None) -> IndexMade:
-        """Create the index. Raises OSError.
-
-        `read_segment` must have finished for all segments.
-        """
+        """Create the index, after `read_segment` for all segments."""
         disk = OsDisk()
         files = StoreFiles(disk)
         directory = self._at("index")
@@ -268,8 +248,7 @@ class RebuildParts:
     def put_in_place(self, made: Sequence[QueuesMade]) -> None:
         """Move the results of all parts to the output directory, with copies of the store's tables.
 
-        The results of an earlier rebuild are replaced. Raises OSError, and StoreError if a broker is using
-        the store.
+        The results of an earlier rebuild are replaced. Raises StoreError if a broker is using the store.
         """
         disk = OsDisk()
         if lock_held(disk, self.root):
@@ -298,25 +277,14 @@ class RebuildParts:
         remove_tree(disk, os.path.join(self.output, SCRATCH))
 
 
-def plan_rebuild(
-    root: str, output: str, parts: int, *, config: StoreConfig | None = None, commit_log_dir: str = ""
-) -> RebuildParts:
+def plan_rebuild(root: str, output: str, parts: int, **look: Unpack[Look]) -> RebuildParts:
     """Plan a rebuild of the store in `root` into the directory `output`. Nothing is written yet.
 
-    Args:
-        output: The directory of the result.
-        parts: The number of groups into which the queues are divided.
-        config, commit_log_dir: See `read_layout`.
-
-    Returns:
-        The object whose methods execute the parts of the rebuild.
-
-    Raises:
-        StoreError: The store is in use, or the output is inside it.
-        OSError: A directory cannot be read.
+    For `parts` see `RebuildParts`, for the other arguments `read_layout`. Raises StoreError if the store is
+    in use or the output is inside it, and OSError.
     """
     disk = OsDisk()
-    layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    layout = read_layout(disk, root, **look)
     output = os.path.realpath(output)
     if layout.live:
         raise StoreError(IN_USE, layout.root)

@@ -7,10 +7,9 @@ slots of the newest file are written late. Records that are not indexed yet are 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Self
+from typing import Self, Unpack
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from cometmq.message import MessageExt
 from cometmq.protocol.ids import IdError, decode_offset_id
 from cometmq.protocol.properties.values import index_hash, index_keys
 from cometmq.protocol.record.one import Facts, decode_record
-from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
@@ -27,9 +25,9 @@ from cometmq.store.inspect.findings import Findings
 from cometmq.store.inspect.index_check import IndexFiles
 from cometmq.store.inspect.log_walk import LogWalk, committed_end, why_no_record
 from cometmq.store.inspect.unit_files import UnitFiles
-from cometmq.store.inspect.verify import Progress
+from cometmq.store.inspect.verify import Progress, no_progress
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.store_layout import read_layout
+from cometmq.store.recovery.store_layout import Look, read_layout
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import TOPICS
 
@@ -41,22 +39,14 @@ class RecordFinder:
     """
 
     def __init__(
-        self,
-        root: str,
-        *,
-        disk: Disk | None = None,
-        config: StoreConfig | None = None,
-        commit_log_dir: str = "",
-        progress: Progress | None = None,
+        self, root: str, *, disk: Disk | None = None, progress: Progress = no_progress, **look: Unpack[Look]
     ) -> None:
         self._disk = disk or OsDisk()
-        self.layout = read_layout(self._disk, root, config=config, commit_log_dir=commit_log_dir)
+        self.layout = read_layout(self._disk, root, **look)
         self._files = ReadOnlyFiles(self._disk)
         self._log = LogReader(self._files, self.layout.config)
         self._progress = progress
-        self._committed = sys.maxsize
-        if self.layout.config.enable_d_leger_commit_log:
-            self._committed = committed_end(self.layout, self._files)
+        self._committed = committed_end(self.layout, self._files)
 
     def __enter__(self) -> Self:
         return self
@@ -65,10 +55,7 @@ class RecordFinder:
         self._files.__exit__()
 
     def at(self, position: int) -> MessageExt | None:
-        """Return the message whose record begins at a log position, or None if no valid record begins there.
-
-        Of a raft member's log, only committed records are returned.
-        """
+        """Return the message whose record begins at a log position, or None. A raft log's is committed."""
         record = self._log.record(position) if position < self._committed else b""
         return decode_record(record) if record else None
 
@@ -111,11 +98,7 @@ class RecordFinder:
         )
 
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
-        """Return the messages with the id `message_id`.
-
-        The id is interpreted as an offset id if a record confirms this interpretation, otherwise as a unique
-        key.
-        """
+        """Return the messages with an id: an offset id if a record confirms that, otherwise a unique key."""
         try:
             named = decode_offset_id(message_id)
         except IdError:
@@ -130,12 +113,10 @@ class RecordFinder:
         """Return the messages with this key (unique key or one of KEYS), oldest first.
 
         Args:
-            key: The key.
             topic: The topic, or None for all topics.
             scan: Whether to read the whole log instead of the index.
 
-        Raises:
-            StoreError: Nothing matches and the topic does not exist.
+        Raises StoreError if nothing matches and the topic does not exist.
         """
         topics = {topic} if topic is not None else self._topics()
         hashes = {index_hash(f"{name}#{key}") for name in topics}
@@ -162,11 +143,9 @@ class RecordFinder:
         }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
-        """Search the index for the key hashes `hashes`.
+        """Return the positions of records by key hashes, ascending, and the position where the index ends.
 
-        Returns:
-            The log positions of the records found, ascending, and the log position up to which the index is
-                complete. If files of the index are damaged or missing, this is the beginning of the log.
+        The second is the beginning of the log if files of the index are damaged or missing.
         """
         positions: set[int] = set()
         known = self.layout.log_min
@@ -193,13 +172,12 @@ class RecordFinder:
         return False
 
     def _walk(self, start: int) -> Iterator[Facts]:
-        """Yield the records from log position `start` on. `start` need not be the beginning of a record."""
         walk = LogWalk(self._disk, self.layout, Findings())
         size = self.layout.config.mapped_file_size_commit_log
         total = len(self.layout.segments) * size
         at = 0
         for facts in chain.from_iterable(group.facts() for group in walk.groups(start)):
-            if self._progress is not None and facts.position - at > size // 64:
+            if facts.position - at > size // 64:
                 at = facts.position
                 self._progress(at - self.layout.log_min, total)
             if facts.position >= start:
@@ -210,10 +188,7 @@ class RecordFinder:
         return self._messages(facts.position for facts in self._walk(start))
 
     def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
-        """Yield the messages of a queue from the queue offset `start` on.
-
-        Raises StoreError if there is no such queue.
-        """
+        """Yield the messages of a queue from an offset on. Raises StoreError if there is no such queue."""
         queues = {queue.queue_id: queue for queue in self.layout.queues if queue.topic == topic}
         queue = queues.get(queue_id)
         if queue is None:

@@ -6,21 +6,21 @@ broker is running, messages of the last second may be missing, because queue uni
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import msgspec
 import numpy as np
 
 from cometmq.store.base.clock import Clock
-from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.inspect.index_check import read_header
 from cometmq.store.inspect.unit_files import UnitFiles
+from cometmq.store.inspect.verify import Progress, no_progress
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout, read_layout
+from cometmq.store.recovery.store_layout import Look, QueueFiles, StoreLayout, read_layout
 from cometmq.store.tables.min_offsets import MinOffsets
 
 _HOUR_MS = 3_600_000
@@ -28,10 +28,7 @@ _DAY_MS = 86_400_000
 
 
 class QueueStats(msgspec.Struct):
-    """The statistics of one queue.
-
-    Times are epoch ms, or -1 if the queue has no messages. `bytes` is the size of the records.
-    """
+    """The statistics of one queue. Times are epoch ms, or -1 if the queue has no messages."""
 
     topic: str
     queue_id: int
@@ -80,10 +77,9 @@ class Outlook(msgspec.Struct):
 
 
 class StoreStats(msgspec.Struct):
-    """The statistics of a whole store.
+    """The statistics of a whole store. `queue_files` includes the files of consumequeue_ext.
 
-    The fields whose names end in `allocated` hold the bytes that files occupy on disk. `queue_files` includes
-    the files of consumequeue_ext.
+    The fields whose names end in `allocated` hold the bytes that files occupy on disk.
     """
 
     root: str
@@ -110,23 +106,15 @@ def store_stats(
     *,
     disk: Disk | None = None,
     clock: Clock | None = None,
-    config: StoreConfig | None = None,
-    commit_log_dir: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = no_progress,
+    **look: Unpack[Look],
 ) -> StoreStats:
-    """Return the statistics of the store in `root`.
+    """Return the statistics of the store in `root`. Raises StoreError if there is no store, and OSError.
 
-    Args:
-        config, commit_log_dir: See `read_layout`.
-        progress: Receives the number of counted queues, and their total.
-
-    Raises:
-        StoreError: There is no store.
-        OSError: A file cannot be read.
+    `progress` receives the number of counted queues, and their total.
     """
     disk, clock = disk or OsDisk(), clock or Clock()
-    layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
-    progress = progress or (lambda _done, _all: None)
+    layout = read_layout(disk, root, **look)
     with ReadOnlyFiles(disk) as files:
         log = LogReader(files, layout.config)
         floors = MinOffsets(disk, layout.root).by_topic

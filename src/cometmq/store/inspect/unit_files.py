@@ -55,10 +55,7 @@ class UnitFiles:
         return used
 
     def first_now(self) -> int:
-        """Return the offset at which the queue's files begin at the time of the call.
-
-        The offset may be greater than `first`, because retention deletes files.
-        """
+        """Return the offset at which the queue's files begin now. Retention may have deleted some."""
         names = [name for name in self._files.disk.listdir(self.path) if is_numbered(name, 20)]
         return int(names[0]) // UNIT if names else self.end
 
@@ -79,10 +76,7 @@ class UnitFiles:
         return b"".join(parts)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Yield the units of the queue offsets from `start` to before `stop`.
-
-        Each result is the offset of its first unit, and an array of consecutive units.
-        """
+        """Yield the units from `start` to before `stop`: the offset of the first, and consecutive units."""
         while start < stop:
             start = self._after_hole(start)
             count = min(_CHUNK_UNITS, stop - start)
@@ -92,12 +86,7 @@ class UnitFiles:
             start += count
 
     def _after_hole(self, offset: int) -> int:
-        """Return the offset at which the reading of units continues: `offset` or a later one.
-
-        If the queue has no file for `offset` and the next file begins more than _MAX_HOLE_UNITS units later,
-        the name of that file is damaged. Then the missing units are skipped, and the result is the first
-        offset of that file.
-        """
+        """Return `offset`, or the end of the hole there if only a damaged file name can explain the hole."""
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
         behind = self._bases[following] // UNIT if following < len(self._bases) else offset
@@ -105,10 +94,7 @@ class UnitFiles:
 
 
 def _used_length(data: bytes) -> int:
-    """Return the length of `data` without the zeros at its end.
-
-    Whole pages of zeros, which make up most of a queue's last file, are skipped fast.
-    """
+    """Return the length of `data` without the zeros at its end, which are skipped fast, by pages."""
     stop = len(data)
     while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
         stop = max(0, stop - _PAGE)

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Unpack
 
 import msgspec
 
@@ -23,14 +24,14 @@ from cometmq.store.base.checkpoint import (
     checkpoint_position_of,
     is_position_whole,
 )
-from cometmq.store.base.config import CHECKPOINT, StoreConfig
+from cometmq.store.base.config import CHECKPOINT
 from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
 from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
 from cometmq.store.inspect.index_check import IndexCheck
 from cometmq.store.inspect.log_walk import RECHECK_DELAY_S, LogWalk
 from cometmq.store.inspect.queue_check import QueueCheck
-from cometmq.store.recovery.store_layout import MAX_FILE_BYTES, StoreLayout, read_layout
+from cometmq.store.recovery.store_layout import MAX_FILE_BYTES, Look, StoreLayout, read_layout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.table_checks import ENDS, SEALED, TABLE_RULES, TOPICS, Table, read_table
 
@@ -40,6 +41,9 @@ _CHECKPOINT_USED = 24
 
 Progress = Callable[[int, int], None]
 """A function that receives two numbers of bytes of the log: those processed so far, and all."""
+
+
+def no_progress(_done: int, _all: int) -> None: ...
 
 
 class VerifyReport(msgspec.Struct):
@@ -75,24 +79,18 @@ def verify(
     root: str,
     *,
     disk: Disk | None = None,
-    config: StoreConfig | None = None,
-    commit_log_dir: str = "",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     pause: Callable[[float], None] = time.sleep,
+    **look: Unpack[Look],
 ) -> VerifyReport:
-    """Check the store in `root`.
-
-    Args:
-        config, commit_log_dir: See `read_layout`.
-        progress: Receives the number of bytes of the log processed so far, and the number of all.
-        pause: Called with the number of seconds for which to wait while a broker may be writing.
+    """Check the store in `root`. `pause` waits for some seconds while a broker may be writing.
 
     Raises:
         StoreError: There is no store, or it belongs to a running raft member, whose committed end is unknown.
         OSError: A file cannot be read.
     """
     disk = disk or OsDisk()
-    layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    layout = read_layout(disk, root, **look)
     if layout.live and layout.config.enable_d_leger_commit_log:
         raise StoreError("a running raft member cannot be checked; stop it first", layout.root)
     findings = Findings()
@@ -129,11 +127,9 @@ def _stray(disk: Disk, findings: Findings, path: str) -> None:
 
 
 def _walk(
-    walk: LogWalk, queues: QueueCheck, index: IndexCheck, layout: StoreLayout, progress: Progress | None
+    walk: LogWalk, queues: QueueCheck, index: IndexCheck, layout: StoreLayout, progress: Progress
 ) -> int:
-    """Compare all records with queues and index. Return the number of records."""
     records = 0
-    progress = progress or (lambda _done, _total: None)
     total = len(layout.segments) * layout.config.mapped_file_size_commit_log
     for group in walk.groups():
         records += len(group.properties)
@@ -235,10 +231,7 @@ class TableCheck:
             pass  # The check of the tables has already reported that this table is unreadable
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
-        """Return the table in a file (or None), and the defect of the file (or "").
-
-        A missing file is no defect.
-        """
+        """Return the table in a file (or None), and the file's defect. "" means none, or a missing file."""
         table, problem = self._parse(path, name)
         if table is None and self.layout.live:  # The broker may have replaced the file during the first read
             self.pause(RECHECK_DELAY_S)

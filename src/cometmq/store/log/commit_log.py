@@ -37,10 +37,7 @@ _ROLL_WAIT_S = 5.0  # Maximum wait for the reservation of a segment, in seconds;
 
 
 class Extent(msgspec.Struct, gc=False):
-    """The bytes buffer[start:stop], which belong at the log position `position`.
-
-    `stop` is -1 while bytes are still being added.
-    """
+    """The bytes buffer[start:stop] of the log at `position`. `stop` is -1 while bytes are being added."""
 
     fd: int
     base: int
@@ -98,10 +95,7 @@ class CommitLog:
 
         Any thread may call it. An attempt on a full disk uses up all remaining space for a moment. So after a
         failure for lack of space, the next attempt is made only once the disk has more space than at that
-        failure.
-
-        Raises:
-            OSError: The segment cannot be created (ENOSPC …). No file is left.
+        failure. After an OSError, no file is left.
         """
         path = self.directories.path_of(base)
         if 0 <= self._room(path) <= self._room_at_failure:
@@ -133,11 +127,7 @@ class CommitLog:
             return -1
 
     def segment_to_reserve(self) -> int | None:
-        """Return the first position of the segment to reserve in advance, or None.
-
-        The result is None if the next segment is reserved or being reserved, if the current segment is less
-        than half full, or if there is no current segment.
-        """
+        """Return the base of the next segment if it is to be reserved now: the current one is half full."""
         if self.segment_base < 0 or self._reserving is not None:
             return None
         base = self.segment_base + self.segment_size
@@ -149,11 +139,7 @@ class CommitLog:
         self._reserving = (base, future)
 
     def reservation_done(self) -> OSError | None:
-        """If the reservation of the next segment has finished, store the new segment for later use.
-
-        Returns:
-            The error of the reservation, or None. After an error, `roll` tries again to create the segment.
-        """
+        """Keep the next segment if it is reserved, or return the error, after which `roll` tries again."""
         if self._reserving is None or not self._reserving[1].done():
             return None
         base, future = self._reserving
@@ -174,10 +160,7 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def roll(self) -> None:
-        """Close the current segment with a blank record, and continue the log in the next segment.
-
-        If OSError is raised, both segments are unchanged.
-        """
+        """Close the segment with a blank record, and begin the next one. An OSError changes nothing."""
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
             self._enter(base, self._next_segment(base))
@@ -217,17 +200,10 @@ class CommitLog:
     # -- appending --------------------------------------------------------------------------------
 
     def claim(self, size: int, behind: int = BLANK_SIZE) -> None:
-        """Make room for `size` bytes. If the current segment or memory chunk is too full, begin a new one.
+        """Make room for `size` bytes, in a new segment or memory chunk if necessary, for `put`.
 
-        The caller then adds the bytes with `put`.
-
-        Args:
-            size: The number of bytes.
-            behind: The number of bytes that must remain free in the segment after the added bytes, so that a
-                blank record can follow. 0 if the added bytes may themselves include the blank record.
-
-        Raises:
-            OSError: A segment cannot be created. Nothing has changed.
+        `behind` bytes must remain free in the segment, so that a blank record can follow; 0 if the bytes may
+        themselves include it. An OSError changes nothing.
         """
         if self.areas_to_zero:
             self._zero_areas()
@@ -250,13 +226,10 @@ class CommitLog:
         self.next += len(data)
 
     def write_tick(self) -> None:
-        """Write the bytes that were added since the last call.
+        """Write the bytes that were added since the last call. Raises OSError.
 
         After a failure, all these bytes are dropped. The place that they had in the log is overwritten with
         zeros before the next write, so that no refused record can appear later.
-
-        Raises:
-            OSError: The write failed.
         """
         self._end_extent()
         extents = self._extents
@@ -313,10 +286,7 @@ class CommitLog:
         self._new_tick()
 
     def _zero_areas(self) -> None:
-        """Overwrite the areas in which failed writes may have left bytes. Raises OSError.
-
-        The log must not be written before all areas have been overwritten.
-        """
+        """Overwrite `areas_to_zero`, before the log may be written again. Raises OSError."""
         while self.areas_to_zero:
             fd, base, start, stop = self.areas_to_zero[-1]
             write_all(self._disk, fd, bytes(stop - start), start - base)
@@ -325,7 +295,6 @@ class CommitLog:
     # -- reading ----------------------------------------------------------------------------------
 
     def recent(self, position: int, length: int) -> bytearray | None:
-        """Return bytes that this process has encoded or received, if they are still in memory, or None."""
         if position >= self._recent.start and position + length <= self.end:
             return self._recent.get(position, length)
         return None
@@ -349,12 +318,9 @@ class CommitLog:
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
         """Return the block `number` (see BlockCache), or None. Raises NotInMemory, OSError.
 
-        The result is None in these cases:
-
-        - The block extends beyond the end of the log, or into its newest bytes, which are in memory anyway.
-        - The segment length is no multiple of the block length.
-        - Loading the block is not worthwhile for the records at the ascending positions `wanted`.
-        - The block was deleted, or the disk cannot read it.
+        There is no block beyond the end of the log or in its newest bytes, which are in memory anyway, or if
+        segments do not consist of whole blocks. It is None, too, if it was deleted or cannot be read, or if
+        it is not worthwhile for the records at the ascending positions `wanted`.
         """
         found = self.blocks.get(number)
         if found is not None:
@@ -381,10 +347,7 @@ class CommitLog:
         return view
 
     def _open_for_reading(self, base: int) -> int:
-        """Open a segment for reading. Return its descriptor, or -1 if there is no such segment.
-
-        The descriptor stays open. If _READ_FDS descriptors are already open, all of them are closed first.
-        """
+        """Return a new descriptor of a segment, which stays open, or -1 if there is no such segment."""
         if base not in self.segments:
             return -1
         if len(self._read_fds) >= _READ_FDS:
@@ -408,10 +371,7 @@ class CommitLog:
         return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 
     def synced(self, segments: Sequence[Unsynced], end: int) -> None:
-        """Record that the data in these segments is synced to disk up to log position `end`.
-
-        Full segments are closed. The last one stays registered for the next sync.
-        """
+        """Record that segments are synced up to `end`. Full ones are closed, the last is synced next, too."""
         for base, _, _ in segments:
             if base + self.segment_size <= end and base != self.segment_base:
                 fd = self.unsynced.pop(base, -1)
@@ -419,13 +379,10 @@ class CommitLog:
                     self._disk.close(fd)
 
     def forget_first(self) -> int:
-        """Remove the oldest segment, which must not be the only one, from the log.
+        """Remove the oldest segment, which must not be the only one; the caller deletes its file.
 
-        The caller deletes its file.
-
-        Returns:
-            The segment's descriptor, or -1 if it is not open. The caller closes the descriptor in another
-                thread, because closing a deleted file frees its space, which takes time.
+        Returns its descriptor, or -1. The caller closes it in another thread, because that frees the space of
+        the deleted file, which takes time.
         """
         base = self.segments.pop(0)
         self.blocks.clear()
@@ -433,10 +390,7 @@ class CommitLog:
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
-        """Close all descriptors of the log.
-
-        Delete the segments that are reserved but unused, unless `keep_spares` is set.
-        """
+        """Close the log. Delete the segments that are reserved but unused, unless `keep_spares` is set."""
         if self._reserving is not None:
             self._reserving[1].exception()
             self.reservation_done()
@@ -465,10 +419,7 @@ class CommitLog:
         self.resume([], base)
 
     def close_segments(self) -> list[int]:
-        """Close all files before the log is truncated, and return the segments.
-
-        The caller must then call `resume`.
-        """
+        """Close all files, and return the segments. The caller truncates these and calls `resume`."""
         self.close()
         self.limit = 0
         self.blocks.clear()

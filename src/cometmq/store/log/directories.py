@@ -32,10 +32,7 @@ class LogDirectories:
         self.full: Collection[str] = ()
 
     def files(self) -> list[tuple[str, str]]:
-        """Return (directory, name) of all files in the directories of the log, sorted by name.
-
-        Raises OSError.
-        """
+        """Return (directory, name) of all files in the directories of the log, sorted by name."""
         found = [(directory, name) for directory in self.all for name in self._disk.listdir(directory)]
         return sorted(found, key=lambda each: each[1])
 
@@ -63,11 +60,7 @@ class LogDirectories:
         return choice[base // self._segment_size % len(choice)]
 
     def check_unique(self, bases: Collection[int]) -> None:
-        """Raise StoreError if a segment exists in two directories.
-
-        `bases` holds the first positions of the segments of each directory. A segment in two directories
-        occurs twice.
-        """
+        """Raise StoreError if a segment exists in two directories, so that `bases` contains it twice."""
         for base, count in Counter(bases).items():
             if count > 1:
                 raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))

@@ -11,8 +11,7 @@ from cometmq.protocol.record.framing import ENTRY_SIZE, encode_entry_head
 class EntryTail:
     """The entries from index `first` on. Each attribute with a plural name has one value per entry.
 
-    Positions and sizes are those of whole entries, in bytes. `term` is the current term, which the entry
-    headers created by `head` contain.
+    Positions and sizes are those of whole entries. `term` is the current term, for new entry headers.
     """
 
     def __init__(self, first: int) -> None:
@@ -36,7 +35,6 @@ class EntryTail:
         return head
 
     def remove_last(self, count: int) -> None:
-        """Remove the last `count` entries, because they were not written."""
         for column in (self.positions, self.sizes, self.terms):
             del column[len(column) - count :]
 

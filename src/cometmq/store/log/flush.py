@@ -18,10 +18,11 @@ from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.log.commit_log import CommitLog
-from cometmq.store.log.syncer import Syncer, Unsynced
+from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer, Unsynced
 
 log = logs.logger(__name__)
 
+Syncer = ThreadSyncer | ChildSyncer
 Waiter = Callable[[bool], None]
 _PAGE = 4096
 # The maximum number of loop iterations for which a sync waits for more senders. The first iteration without a
@@ -59,17 +60,11 @@ class LogFlusher:
         self.syncs = 0  # Number of syncs finished since the start; `synced_s` is their total duration
         self.synced_s = 0.0
         self.on_flushed: list[Callable[[int], object]] = []
-        """Functions called in order after each sync.
-
-        The argument is the log position up to which data is durable.
-        """
+        """Functions called in order after each sync, with the end of the durable data."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
-        """Let `syncer` sync in the background, until `detach`.
-
-        Without a syncer, each sync blocks the loop.
-        """
+        """Let `syncer` sync in the background, until `detach`. Without it, each sync blocks the loop."""
         self._loop = loop
         self._syncer = syncer
 

@@ -21,7 +21,6 @@ class LogReader:
         self._segment_size = config.mapped_file_size_commit_log
 
     def path_of(self, position: int) -> str:
-        """Return the path of the segment that contains `position`. The file need not exist."""
         return self._places.path_of(position - position % self._segment_size)
 
     def record(self, position: int) -> bytes:
@@ -35,11 +34,7 @@ class LogReader:
         return found[0] if found is not None else None
 
     def facts_after(self, position: int) -> Facts | None:
-        """Return the fields of the record that follows the entry header at `position`.
-
-        Only a raft log has entry headers. In another log, the record begins at `position`. The result is None
-        if no valid record begins there.
-        """
+        """Return the fields of the record after the entry header at `position`, which only a raft log has."""
         return self.facts(position + self.framing.gap)
 
     def bytes_at(self, position: int, length: int) -> bytes | None:

@@ -24,13 +24,10 @@ _MAX_COUNTED_BLOCKS = 4096
 
 
 class RecentBytes:
-    """The newest bytes of the log, which are kept in memory chunks.
-
-    `_parts` holds, for each part of these bytes, oldest first: its first log position, its end position, its
-    chunk, and the index of its first byte in the chunk.
-    """
+    """The newest bytes of the log, which are kept in memory chunks."""
 
     def __init__(self) -> None:
+        # Oldest first: first log position, end position, chunk, index of the first byte in the chunk
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
         # Unused chunks that `new_chunk` can return, by their length
@@ -60,10 +57,7 @@ class RecentBytes:
         return chunk
 
     def add(self, chunk: bytearray, place: int, position: int, length: int) -> None:
-        """Record that the newest chunk holds `length` bytes of the log, from log position `position` on.
-
-        `place` is the index of the first of these bytes in the chunk.
-        """
+        """Record that the newest chunk holds `length` bytes of the log at its index `place`."""
         parts = self._parts
         if parts:
             first, end, last_chunk, start = parts[-1]
@@ -86,10 +80,7 @@ class RecentBytes:
             self.start = _NOWHERE
 
     def get(self, position: int, length: int) -> bytearray | None:
-        """Return a copy of `length` bytes of the log.
-
-        The result is None unless one chunk in memory holds all of these bytes.
-        """
+        """Return a copy of `length` bytes of the log if one chunk in memory holds all of them."""
         for first, end, chunk, place in reversed(self._parts):
             if position >= first:
                 if position + length > end:
@@ -114,11 +105,7 @@ class BlockCache:
         self.get = self._blocks.get
 
     def should_load(self, number: int, requested: int) -> bool:
-        """Return whether to load an uncached block, because at least DENSE of its records were requested.
-
-        `requested` is the number of records of this block that the current request needs. If the result is
-        False, later calls for the block count these records, too.
-        """
+        """Return whether, with this call, at least DENSE records of a block are requested: then load it."""
         requested += self._requested.pop(number, 0)
         if requested >= DENSE:
             return True

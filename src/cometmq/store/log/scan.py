@@ -69,10 +69,7 @@ class SegmentScan:
         self.unreadable: set[int] = set()
 
     def groups(self, start: int) -> Generator[RecordGroup, None, None]:
-        """Yield groups of valid records from `start` on. A record or the segment must begin at `start`.
-
-        Between two groups there may be damage.
-        """
+        """Yield groups of valid records from `start` on, where a record or the segment must begin."""
         self._fd = self.disk.open(self.path, write=False)
         try:
             yield from self._walk(start - self.base)
@@ -128,11 +125,9 @@ class SegmentScan:
         return group._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else group
 
     def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
-        """Check the next records one by one. Return the valid ones, and their entry headers in a raft log.
+        """Return the next valid records, checked one by one, and their entry headers in a raft log.
 
-        At most `most` records are returned, all before the first invalid one. The method is used if
-        `valid_group` finds no group of valid records. The reason may be damage, or that the loaded part of
-        the file ends or contains only few records.
+        This is needed near damage, and where the loaded part of the file ends or contains only few records.
         """
         found: list[Facts] = []
         heads = b""
@@ -162,10 +157,7 @@ class SegmentScan:
         return self.framing.is_blank(self._data[offset : offset + BLANK_SIZE], self.length - at)
 
     def _window(self, at: int) -> int:
-        """Make sure that `_data` contains the whole record at `at`.
-
-        Return the index of its first byte in `_data`.
-        """
+        """Make sure that `_data` contains the whole record at `at`. Return its index in `_data`."""
         offset = at - self._data_at
         if offset < 0 or offset + self._needed(at, offset) > len(self._data):
             self._load(at, _BLOCK)
@@ -176,10 +168,7 @@ class SegmentScan:
         return offset
 
     def _needed(self, at: int, offset: int) -> int:
-        """Return how many bytes of the segment from `at` on must be in `_data` to check the record there.
-
-        `offset` is the index of `at` in `_data`.
-        """
+        """Return how many bytes from `at` on, which is at `_data[offset]`, a check of the record needs."""
         rest, gap = self.length - at, self.framing.gap
         least = CLAIM_BYTES + gap
         if offset + least > len(self._data):

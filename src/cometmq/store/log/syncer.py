@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,14 +46,6 @@ class Unsynced(NamedTuple):
     path: str
 
 
-class Syncer(Protocol):
-    """Syncs segments in the background, one request at a time."""
-
-    def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all segments, then call `done` in the loop, with the error or None."""
-        ...
-
-
 class ThreadSyncer(msgspec.Struct, eq=False):
     """A syncer that calls `Disk.fdatasync` in a thread."""
 
@@ -62,6 +54,7 @@ class ThreadSyncer(msgspec.Struct, eq=False):
     pool: ThreadPoolExecutor
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
+        """Sync all segments, then call `done` in the loop, with the error or None."""
         self.pool.submit(self._work, segments, done)
 
     def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
@@ -97,11 +90,8 @@ class ChildSyncer:
         try:
             ours = self._start_process()
         except OSError as problem:
-            log.warning(
-                "the sync process could not be started; a thread syncs for the next %g s: %s",
-                self._wait(),
-                problem,
-            )
+            text = "the sync process could not be started; a thread syncs for the next %g s: %s"
+            log.warning(text, self._wait(), problem)
             return
         ours.setblocking(False)
         self._held = []  # The new sync process holds no descriptors yet
@@ -117,13 +107,9 @@ class ChildSyncer:
                 # the broker. It stays in the session of the broker: with a session of its own, Linux's
                 # scheduler (autogroup) would schedule it apart from the broker, and each sync would wait.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", SCRIPT],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    process_group=0,
-                )
+                    [sys.executable, "-I", "-S", SCRIPT], stdin=theirs.fileno(), stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, cwd="/", process_group=0,
+                )  # fmt: skip
             except OSError:
                 ours.close()
                 raise
@@ -145,7 +131,6 @@ class ChildSyncer:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the sync process, or None if no process runs."""
         return None if self._process is None else self._process.pid
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
@@ -192,10 +177,7 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _replace_process(self, problem: OSError) -> None:
-        """Give up the sync process after `problem`, and schedule the start of another one.
-
-        Until that one has started, a thread syncs. A sync that was in progress is repeated by the thread.
-        """
+        """Give up the sync process, and schedule the start of another one. Until then, a thread syncs."""
         flying, self._in_flight = self._in_flight, None
         self._end()
         log.warning("the sync process ended; a thread syncs for the next %g s: %s", self._wait(), problem)

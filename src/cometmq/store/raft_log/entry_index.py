@@ -37,10 +37,7 @@ class EntryLocation(NamedTuple):
 
 
 class EntryIndex:
-    """The files that hold the location of each entry in a member's raft log.
-
-    Only the thread of the loop may use this object.
-    """
+    """The files that hold the location of each entry in a member's raft log. For the loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
         """Open the index of a raft log. Raises OSError, or StoreError if a file has a wrong length."""
@@ -75,10 +72,7 @@ class EntryIndex:
         return found[0] if found else None
 
     def locations(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryLocation]:
-        """Return the locations of at most `count` entries from `index` on.
-
-        There are fewer if the index file ends earlier, or if an entry is not in the index.
-        """
+        """Return the locations of at most `count` entries from `index` on, up to the end of an index file."""
         at = index * UNIT
         base = at - at % FILE_SIZE
         if index < 0 or base not in self._bases:
@@ -90,10 +84,7 @@ class EntryIndex:
         return _locations_of(data, index)
 
     def write(self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]) -> None:
-        """Write the locations of consecutive entries, of which the first has index `first`.
-
-        Raises OSError.
-        """
+        """Write the locations of consecutive entries from index `first` on. Raises OSError."""
         units = np.empty(len(positions), _KIND)
         units["magic"], units["index"] = ENTRY_MAGIC, first + np.arange(len(positions))
         units["position"], units["size"], units["term"] = positions, sizes, terms
@@ -155,10 +146,7 @@ class EntryIndex:
 
 
 def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryLocation | None:
-    """Return the location of an entry, or None if the index files in `directory` do not contain it.
-
-    The files are only read. Raises OSError.
-    """
+    """Return the location of an entry in the index files in `directory`, or None. Raises OSError."""
     at = index * UNIT
     if at < 0:
         return None
@@ -168,10 +156,7 @@ def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryL
 
 
 def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
-    """Return the locations in the index units of `data`, up to the first invalid unit.
-
-    The first unit belongs to the entry `index`.
-    """
+    """Return the locations in `data`, the units from entry `index` on, up to the first invalid unit."""
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)

@@ -110,10 +110,7 @@ class LogEnds:
         return group.last_ones(count) if count else None
 
     def _sync(self, start: int) -> None:
-        """Sync the segments after position `start`, because the scan adds their entries to the index.
-
-        The index may only contain durable entries.
-        """
+        """Sync the segments after `start`: the scan indexes their entries, which must be durable then."""
         for base in self.segments:
             if base + self._size > start:
                 with opened(self.disk, self.directories.path_of(base)) as fd:
@@ -127,10 +124,7 @@ class LogEnds:
         return head if head is not None and head.holds(position) else None
 
     def _start(self) -> tuple[int, int]:
-        """Return position and index of the last entry known as committed and synced.
-
-        If no such entry is known, return position and index of the first entry.
-        """
+        """Return position and index of the last entry known as committed and synced, else of the first."""
         index = self.checkpoint.committed
         if self.checkpoint.synced >= 0:
             index = min(index, self.checkpoint.synced)
@@ -169,10 +163,7 @@ class LogEnds:
         self._torn = self._torn or self._holes
 
     def _take(self, group: RecordGroup) -> bool:
-        """Add entries to the valid entries found so far, and to the index.
-
-        Return False if the added entries would not continue the entries found so far.
-        """
+        """Add entries to those found so far, and to the index. Return False if they do not continue these."""
         heads = group.heads
         assert heads is not None
         index, term = heads["index"].tolist(), heads["term"].tolist()
@@ -203,10 +194,8 @@ class LogEnds:
             known = max(known, following)
         if following <= known:
             path = self.directories.path_of(self.end - self.end % self._size)
-            raise EntriesLost(
-                f"entry {following} at position {self.end} is missing, although entry {known} was durable",
-                path,
-            )
+            problem = f"entry {following} at position {self.end} is missing"
+            raise EntriesLost(f"{problem}, although entry {known} was durable", path)
         if checkpoint.committed > self.last:
             log.warning(
                 "the log ends at entry %d, although entry %d was committed", self.last, checkpoint.committed

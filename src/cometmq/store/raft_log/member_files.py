@@ -47,10 +47,9 @@ class RaftLogCheckpoint(NamedTuple):
 
 
 def read_term(disk: Disk, directory: str) -> TermAndVote | None:
-    """Return the content of `currterm`, or None if the file is missing.
+    """Return the content of `currterm`, or None if it is missing. Raises StoreError if it cannot be read.
 
-    If the file cannot be read, StoreError is raised: without the vote in the file, the member might vote
-    twice in a term.
+    Without the vote in the file, the member might vote twice in a term.
     """
     path = os.path.join(directory, "currterm")
     found = _read(disk, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,10 +41,7 @@ from cometmq.store.writing.log_cut import cut_segments
 log = logs.logger(__name__)
 
 RAFT_TOPIC = "rmq_sys_raft"
-"""The topic of entries that are not messages.
-
-Their records are marked as rolled back, so that they get no units in a queue.
-"""
+"""The topic of entries that are no messages. They are marked as rolled back, so they get no queue units."""
 FOLLOWING = "this broker is a follower, send to the leader of its raft group"
 MAX_FRAME_BYTES = 1 << 20
 """Maximum total size, in bytes, of the entries in one frame. A single entry may be larger."""
@@ -68,43 +66,30 @@ class EntryRange(NamedTuple):
     stop: int
 
 
+@dataclass(eq=False, kw_only=True)
 class RaftLog:
-    """The raft log of one member.
+    """The raft log of one member. `committed` is the index of the last committed entry, or -1."""
 
-    `committed` is the index of the last committed entry, -1 if there is none.
-    """
+    disk: Disk
+    config: InitVar[StoreConfig]
+    clock: Clock
+    flags: RunningFlags
+    commit_log: CommitLog
+    queues: QueueTable
+    flusher: LogFlusher
+    appender: Appender
+    dispatcher: Dispatcher
+    deleted: DeletedTopics
+    ends: InitVar[LogEnds]
 
-    def __init__(
-        self,
-        *,
-        disk: Disk,
-        config: StoreConfig,
-        clock: Clock,
-        flags: RunningFlags,
-        commit_log: CommitLog,
-        queues: QueueTable,
-        flusher: LogFlusher,
-        appender: Appender,
-        dispatcher: Dispatcher,
-        deleted: DeletedTopics,
-        ends: LogEnds,
-    ) -> None:
-        self._disk = disk
+    def __post_init__(self, config: StoreConfig, ends: LogEnds) -> None:
         self.directory = config.raft_log_dir
-        self._clock = clock
-        self._flags = flags
-        self._log = commit_log
         self._index = ends.index
-        self._queues = queues
-        self._flusher = flusher
-        self._appender = appender
-        self._dispatcher = dispatcher
-        self._deleted = deleted
-        self._tail = appender.entries
+        self._tail = self.appender.entries
         self._tail.first = ends.last + 1
         self._tail.term = ends.term
         self._first = ends.first
-        self._first_base = commit_log.min_position
+        self._first_base = self.commit_log.min_position
         self._written = self._tail.next  # Index after the last written entry
         self._received: list[RecordGroup] = []
         self._changing = asyncio.Lock()  # Held while the log is truncated, or while its checkpoint is written
@@ -116,9 +101,9 @@ class RaftLog:
         """Called before entries of the appender are written, with their count. May raise RaftRefused."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
         """Called if entries, or their index, could not be written."""
-        appender.why_closed = FOLLOWING
+        self.appender.why_closed = FOLLOWING
         for group in ends.waiting:
-            dispatcher.dispatch_flushed(group.end, [group])
+            self.dispatcher.dispatch_flushed(group.end, [group])
         ends.waiting = []
 
     # -- reading ----------------------------------------------------------------------------------
@@ -126,9 +111,9 @@ class RaftLog:
     @property
     def first(self) -> int:
         """The index of the first entry. In an empty log, the index of the next entry."""
-        base = self._log.min_position
-        if base != self._first_base and self._log.segments:
-            data = self._log.read(base, ENTRY_SIZE)
+        base = self.commit_log.min_position
+        if base != self._first_base and self.commit_log.segments:
+            data = self.commit_log.read(base, ENTRY_SIZE)
             if data is not None:
                 self._first, self._first_base = EntryHead.read(bytes(data)).index, base
                 self._index.forget_before(self._first)
@@ -143,15 +128,12 @@ class RaftLog:
     def shown(self) -> int:
         """The log position after the last committed entry. Readers see nothing after it."""
         there = self.first <= self.committed <= self.last
-        return self.location_of(self.committed).end if there else self._log.min_position
+        return self.location_of(self.committed).end if there else self.commit_log.min_position
 
     @property
     def persisted(self) -> int:
-        """The index of the last entry that counts as stored.
-
-        With SYNC_FLUSH, this is the last synced entry; with ASYNC_FLUSH, the last written entry.
-        """
-        return self.synced if self._flusher.config.sync_flush else self.last
+        """The index of the last entry that counts as stored: synced (SYNC_FLUSH) or written (ASYNC_FLUSH)."""
+        return self.synced if self.flusher.config.sync_flush else self.last
 
     def term_of(self, index: int) -> int:
         """Return the term of an entry. Raises OSError, and StoreError if the entry does not exist."""
@@ -165,11 +147,7 @@ class RaftLog:
         return found[0]
 
     def _locations(self, index: int, count: int) -> list[EntryLocation]:
-        """Return the locations of at most `count` entries from `index` on.
-
-        The locations come either from one index file or from memory, so there may be fewer than `count`.
-        There are none if the log does not contain the entry `index`.
-        """
+        """Return the locations of at most `count` entries from `index` on, all in one file or in memory."""
         if not self.first <= index <= self.last:
             return []
         count = min(count, self.last + 1 - index)
@@ -181,10 +159,7 @@ class RaftLog:
         return [EntryLocation(*each) for each in zip(*columns, strict=True)]
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the index after the last entry that one frame can hold if its first entry is `first`.
-
-        The result is at most `stop`.
-        """
+        """Return the index, at most `stop`, after the last entry of a frame that begins with `first`."""
         return self.range(first, stop, MAX_FRAME_BYTES).stop
 
     def range(self, first: int, stop: int, most: int) -> EntryRange:
@@ -215,7 +190,7 @@ class RaftLog:
             StoreError: Retention has deleted the entries.
             OSError: A read failed.
         """
-        data = self._log.read(entries.position, entries.length, reads)
+        data = self.commit_log.read(entries.position, entries.length, reads)
         if data is None:
             raise StoreError(f"the log no longer contains the data at position {entries.position}")
         return data
@@ -223,11 +198,7 @@ class RaftLog:
     # -- appending --------------------------------------------------------------------------------
 
     def lead(self, term: int) -> None:
-        """Set the term of new entries.
-
-        New entries are appended by `append_own`. After `take_messages` was called, the appender also adds
-        messages as entries.
-        """
+        """Set the term of new entries: from `append_own` and, after `take_messages`, from the appender."""
         self._tail.term = term
 
     def take_messages(self) -> None:
@@ -235,33 +206,30 @@ class RaftLog:
 
         If the appender were opened earlier, queue offsets of uncommitted messages could be assigned twice.
         """
-        if self.committed != self.last or self._dispatcher.waits:
+        if self.committed != self.last or self.dispatcher.waits:
             raise StoreError(f"entries are committed up to {self.committed} only, not up to {self.last}")
-        for queue in self._queues:
+        for queue in self.queues:
             queue.next_offset = queue.max_offset
-        self._appender.why_closed = ""
+        self.appender.why_closed = ""
 
     def follow(self) -> None:
         """Close the appender for new messages. The messages that it has accepted are still written."""
-        self._appender.encode_pending()
-        self._appender.why_closed = FOLLOWING
+        self.appender.encode_pending()
+        self.appender.why_closed = FOLLOWING
 
     def append_own(self, body: bytes) -> int:
-        """Append an entry without a message, and return its index. Raises OSError.
-
-        The entry is written at the end of the loop iteration.
-        """
-        self._appender.encode_pending()
+        """Append an entry without a message, to be written by the next commit, and return its index."""
+        self.appender.encode_pending()
         record = encode_record(RAFT_TOPIC, body, sys_flag=ROLLBACK)
-        self._log.claim(ENTRY_SIZE + len(record))
-        position = self._log.next
+        self.commit_log.claim(ENTRY_SIZE + len(record))
+        position = self.commit_log.next
         record = encode_record(
             RAFT_TOPIC, body, sys_flag=ROLLBACK, physical_offset=position + ENTRY_SIZE,
-            store_timestamp_ms=self._clock.time_ms(), store_host=self._appender.store_host,
+            store_timestamp_ms=self.clock.time_ms(), store_host=self.appender.store_host,
         )  # fmt: skip
         index = self._tail.next
         data = self._tail.head(position, len(record)) + record
-        self._log.put(data)
+        self.commit_log.put(data)
         self._received += entry_groups(data, position)
         return index
 
@@ -276,12 +244,15 @@ class RaftLog:
             OSError: A read or write failed.
         """
         tail, expected = self._tail, self._tail.next
-        if self._appender.waiting():
+        if self.appender.waiting():
             raise StoreError("the member's own entries have not been written yet")
         head = EntryHead.read(data) if len(data) >= ENTRY_SIZE else None
         if head is None:
             raise RaftLogMismatch(expected, -1, "no entry begins there")
-        if self._log.end == self._log.next == self._log.min_position and self.last < self.first:
+        if (
+            self.commit_log.end == self.commit_log.next == self.commit_log.min_position
+            and self.last < self.first
+        ):
             self._begin_at(head)
             expected = head.index
         groups = list(entry_groups(data, head.position))
@@ -296,10 +267,10 @@ class RaftLog:
         if terms[0] < before:
             raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
         # A full disk is no reason to refuse entries before the write, as the write itself raises an error.
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:
-            raise StoreError(f"the store accepts no entries: {self._flags.why()}")
+        if self.flags.reasons.keys() - {Flag.DISK_FULL}:
+            raise StoreError(f"the store accepts no entries: {self.flags.why()}")
         self._claim(head, len(data))
-        self._log.put(data)
+        self.commit_log.put(data)
         for each in heads:
             assert each is not None
             tail.positions += each["position"].tolist()
@@ -313,20 +284,20 @@ class RaftLog:
 
     def _begin_at(self, head: EntryHead) -> None:
         """Let an empty log begin with the entry whose header is `head`."""
-        if head.position % self._log.segment_size or head.index < 0:
+        if head.position % self.commit_log.segment_size or head.index < 0:
             raise RaftLogMismatch(self._tail.next, head.index, "a log begins with a segment")
-        if head.position != self._log.end:
-            self._log.begin_at(head.position)
+        if head.position != self.commit_log.end:
+            self.commit_log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
         self._first_base = head.position
-        for queue in self._queues:  # Queues of an empty log remain from the time before a `reset`
+        for queue in self.queues:  # Queues of an empty log remain from the time before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
                 # The next record of an empty queue may have any offset. No filler units are added before it.
                 queue.forget_all()
 
     def _claim(self, head: EntryHead, length: int) -> None:
-        log = self._log
+        log = self.commit_log
         if head.position == log.next and (
             log.segment_base < 0 or log.next + length + BLANK_SIZE <= log.limit
         ):
@@ -335,21 +306,16 @@ class RaftLog:
             log.roll()
             log.claim(length)
         else:
-            raise RaftLogMismatch(
-                self._tail.next,
-                head.index,
-                f"it lies at {head.position}, this log continues at {log.next}: are segments of one size?",
-            )
+            why = f"it lies at {head.position}, this log continues at {log.next}: are segments of one size?"
+            raise RaftLogMismatch(self._tail.next, head.index, why)
 
     # -- the tick ---------------------------------------------------------------------------------
 
     def take_received(self) -> Sequence[RecordGroup]:
-        """Remove and return the unwritten entries that did not come from the appender."""
         received, self._received = self._received, []
         return received
 
     def discard_tick(self) -> None:
-        """Remove all unwritten entries."""
         self._tail.remove_last(self._tail.next - self._written)
 
     def not_written(self, failure: OSError) -> None:
@@ -358,7 +324,6 @@ class RaftLog:
         self.on_failure(failure)
 
     def written(self) -> None:
-        """Record that all entries have been written."""
         self._written = self._tail.next
 
     def flushed(self, end: int) -> None:
@@ -383,12 +348,9 @@ class RaftLog:
         self.on_synced(self.synced)
 
     def commit_to(self, index: int) -> None:
-        """Make the entries up to `index`, which are committed, visible to readers.
-
-        Raises StoreError, OSError.
-        """
+        """Make the entries up to `index`, which are committed, visible. Raises StoreError, OSError."""
         if index > self.committed:
-            self._dispatcher.committed(self.location_of(index).end)
+            self.dispatcher.committed(self.location_of(index).end)
             self.committed = index
 
     # -- cutting ----------------------------------------------------------------------------------
@@ -400,7 +362,7 @@ class RaftLog:
         is committed.
         """
         async with self._changing:
-            await self._flusher.idle()
+            await self.flusher.idle()
             self.cut(index)
 
     def cut(self, index: int) -> None:
@@ -410,7 +372,7 @@ class RaftLog:
         """
         if index <= self.committed:
             raise StoreError(f"entry {self.committed} is committed, so {index} cannot be dropped")
-        if self._log.next != self._log.end or self._received:
+        if self.commit_log.next != self.commit_log.end or self._received:
             raise StoreError("entries cannot be removed while appended entries have not been written")
         if index > self.last:
             return
@@ -418,7 +380,7 @@ class RaftLog:
         # entry and the entry `index`, the blank record is removed, too, because another leader may write an
         # entry at its position.
         position = self.location_of(index - 1).end if index > self.first else self.location_of(index).position
-        self._deleted.lower(position)
+        self.deleted.lower(position)
         self.synced = min(self.synced, index - 1)
         self._save(index - 1)
         self._tail.remove_last(max(0, self._tail.next - max(index, self._tail.first)))
@@ -426,20 +388,20 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # `close_segments`, called below, closes the files
+        for segment in self.commit_log.segments_to_sync():  # `close_segments`, called below, closes the files
             if segment.base < position:
-                self._disk.fdatasync(segment.fd)
-        segments = self._log.close_segments()
-        cut_segments(self._disk, self._log.directories, self._log.segment_size, position)
-        self._log.resume([base for base in segments if base < position] or segments[:1], position)
-        self._flusher.flushed = min(self._flusher.flushed, position)
-        self._dispatcher.forget_waiting()
+                self.disk.fdatasync(segment.fd)
+        segments = self.commit_log.close_segments()
+        cut_segments(self.disk, self.commit_log.directories, self.commit_log.segment_size, position)
+        self.commit_log.resume([base for base in segments if base < position] or segments[:1], position)
+        self.flusher.flushed = min(self.flusher.flushed, position)
+        self.dispatcher.forget_waiting()
         following = self.committed + 1
         while following < index:
             entries = self.range(following, index, MAX_FRAME_BYTES)
             following = entries.stop
             for group in entry_groups(bytes(self.read(entries)), entries.position, check_crc=False):
-                self._dispatcher.dispatch_flushed(group.end, [group])
+                self.dispatcher.dispatch_flushed(group.end, [group])
 
     async def reset(self, first: int) -> None:
         """Remove the whole log, durably. Raises OSError.
@@ -450,30 +412,30 @@ class RaftLog:
         call.
         """
         async with self._changing:
-            await self._flusher.idle()
+            await self.flusher.idle()
             self._reset(first)
 
     def _reset(self, first: int) -> None:
-        end = self._log.end
+        end = self.commit_log.end
         self.synced = self.committed = first - 1
-        write_checkpoint(self._disk, self.directory, RaftLogCheckpoint(-1, -1, -1))
+        write_checkpoint(self.disk, self.directory, RaftLogCheckpoint(-1, -1, -1))
         self._index.cut(0)
-        directories = self._log.directories
-        for base in reversed(self._log.close_segments()):
-            self._disk.unlink(directories.path_of(base))
+        directories = self.commit_log.directories
+        for base in reversed(self.commit_log.close_segments()):
+            self.disk.unlink(directories.path_of(base))
             directories.forget(base)
         for directory in directories.all:
-            self._disk.fsync_dir(directory)
-        self._log.resume([], end)
+            self.disk.fsync_dir(directory)
+        self.commit_log.resume([], end)
         self._tail.remove_last(len(self._tail.positions))
         self._tail.first = self._written = self._first = first
-        self._dispatcher.forget_waiting()
+        self.dispatcher.forget_waiting()
 
     # -- the member's files -----------------------------------------------------------------------
 
     def record_loss(self, why: str) -> None:
         """Record durably that the member may have lost its log, term and vote. Raises OSError."""
-        write_forgotten(self._disk, self.directory, why)
+        write_forgotten(self.disk, self.directory, why)
 
     def save(self) -> None:
         """Write the checkpoint and sync it to disk. Raises OSError."""
@@ -481,13 +443,10 @@ class RaftLog:
 
     def _save(self, last: int) -> None:
         self._index.sync()
-        write_checkpoint(self._disk, self.directory, self._checkpoint(last))
+        write_checkpoint(self.disk, self.directory, self._checkpoint(last))
 
     def _checkpoint(self, last: int) -> RaftLogCheckpoint:
-        """Return the state of the log for its checkpoint file.
-
-        An index before the first entry, as after a `reset`, becomes -1.
-        """
+        """Return the state of the log for its checkpoint file. An index before the first entry becomes -1."""
         known = (each if each >= self._first else -1 for each in (last, self.committed, self.synced))
         return RaftLogCheckpoint(*known)
 
@@ -496,7 +455,7 @@ class RaftLog:
         async with self._changing:
             checkpoint, paths = self._checkpoint(self.last), self._index.take_unsynced()
             try:
-                await executor.run(_save, self._disk, self.directory, checkpoint, paths)
+                await executor.run(_save, self.disk, self.directory, checkpoint, paths)
             except OSError:
                 self._index.restore_unsynced(paths)
                 raise

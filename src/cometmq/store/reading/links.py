@@ -63,11 +63,7 @@ async def links(
 def _read(
     disk: Disk, path: str, base: int, size: int, at: int, length: int, framing: Framing
 ) -> tuple[Ints, int]:
-    """Read the links in a part of a segment: about `length` bytes from log position `at` on.
-
-    Return the positions of the older records that the records of this part replace, and the log position at
-    which the next part begins.
-    """
+    """Return the links in about `length` bytes from log position `at` on, and where the next part begins."""
     nothing, gap = np.empty(0, np.int64), framing.gap
     try:
         with opened(disk, path, write=False) as fd:
@@ -98,20 +94,14 @@ def _read(
 
 
 def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Framing) -> int:
-    """Return the log position at which the first valid record after the damage at `at` begins.
-
-    If the segment has no such record, the result is the first position of the next segment.
-    """
+    """Return where the first valid record after the damage at `at` begins, at the latest the next segment."""
     for group in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).groups(at):
         return max(int(group.position[0]) - framing.gap, at + 1)
     return base + size
 
 
 def _readable(disk: Disk, fd: int, length: int, at: int) -> bytes | None:
-    """Return the bytes of a segment at `at`. If a sector is unreadable, try again with half of `length`.
-
-    The result is None if even the first bytes are unreadable.
-    """
+    """Return `length` bytes, or fewer if a sector is unreadable; None if it is the first one."""
     while True:
         try:
             return disk.pread(fd, length, at)

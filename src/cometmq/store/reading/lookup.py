@@ -77,8 +77,7 @@ class Lookup(msgspec.Struct, eq=False):
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
         """Return the record at a log position, or None if no record begins there.
 
-        The result is also None for a record that is too long for a frame, because bytes inside a message can
-        look like such a record.
+        Bytes inside a message can look like a record that is too long for a frame, so that counts as none.
         """
         head = self.commit_log.read(position, 4, reads)
         if head is None:
@@ -117,11 +116,7 @@ class Lookup(msgspec.Struct, eq=False):
         Keys are compared by hash, so records with another key may be included. While the index cannot be
         written, the newest messages are not found.
 
-        Args:
-            topic, key: The topic and the key.
-            max_count: The maximum number of records.
-            begin_ms, end_ms: The range of store times, both included.
-            max_bytes: The maximum total size.
+        The store times `begin_ms` and `end_ms` are included.
         """
         try:
             self.index.index_waiting_keys()
@@ -190,19 +185,13 @@ class Lookup(msgspec.Struct, eq=False):
     # -- offsets by time --------------------------------------------------------------------------
 
     async def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
-        """Return the queue offset for a store time.
+        """Return the queue offset for a store time: the beginning if no message is readable, 0 if no queue.
 
-        The result is the beginning of the queue if it has no readable messages, and 0 if there is no queue.
-
-        Args:
-            queue: The queue.
-            timestamp_ms: The store time.
-            mode: Which message to choose. None (the behavior for 4.9 clients): the message whose store time
-                is nearest; of two equally near times, the earlier one. Of several messages with the nearest
-                time, the first if that time is at or after the requested time, else the last. "LOWER" (only
-                for 5.x clients): the first message stored at or after the time, or else the queue's end.
-                "UPPER" (only for 5.x clients): the last message stored at or before the time, or else the
-                queue's beginning.
+        Without a mode (the behavior for 4.9 clients), the message whose store time is nearest counts; of two
+        equally near times, the earlier one. Of several messages with the nearest time, the first if that time
+        is at or after the requested time, else the last. "LOWER" (only for 5.x clients): the first message
+        stored at or after the time, or else the queue's end. "UPPER" (only for 5.x clients): the last message
+        stored at or before the time, or else the queue's beginning.
         """
         if queue is None:
             return 0
@@ -243,8 +232,7 @@ class Lookup(msgspec.Struct, eq=False):
     ) -> tuple[int, int]:
         """Return offset and store time of the first message in [low, high) stored at or after a time.
 
-        Offsets without a message are skipped: filler units and lost records. If no message is found, the
-        result is (`high`, -1).
+        Without one, the result is (`high`, -1).
         """
         found = (high, -1)
         while low < high:
@@ -259,10 +247,7 @@ class Lookup(msgspec.Struct, eq=False):
         return found
 
     async def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> tuple[int, int] | None:
-        """Return offset and store time of the first readable message in [low, high) of a queue.
-
-        None if there is none.
-        """
+        """Return offset and store time of the first readable message in [low, high), or None."""
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
             real = await self.executor.query(partial(self._first_real, queue, low, stop))

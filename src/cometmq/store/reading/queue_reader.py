@@ -80,10 +80,7 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read, by which a consumer fetches many messages in advance.
-
-They are the same for records on disk and in memory.
-"""
+"""The limits of a bulk read, by which a consumer fetches many messages in advance."""
 
 
 @lru_cache(64)
@@ -94,10 +91,7 @@ def _units_of(count: int) -> Callable[[Buffer], tuple[int, ...]]:
 
 @lru_cache(64)
 def _heads_of(count: int, size: int) -> Callable[[Buffer], tuple[bytes, ...]]:
-    """Return a function that returns the first 8 bytes (size and magic number) of each of `count` records.
-
-    The records are consecutive, and each has `size` bytes.
-    """
+    """Return a function that gets the first 8 bytes of `count` consecutive records of `size` bytes each."""
     return struct.Struct(f"{START.size}s{size - START.size}x" * count).unpack
 
 
@@ -132,7 +126,6 @@ class ReadResult(msgspec.Struct, frozen=True, gc=False):
 
 
 def physical_memory() -> int:
-    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -147,7 +140,6 @@ class QueueReader:
         self.refused: Callable[[int, str], None] = _log_refused  # Called for each missing or damaged record
 
     def configure(self, config: StoreConfig) -> None:
-        """Apply new settings. The store may be running."""
         self._config = config
         self._limits = Limits(
             config.max_transfer_count_on_message_in_memory,
@@ -174,25 +166,15 @@ class QueueReader:
         correct: bool = True,
         reads: Reads = WAITING,
     ) -> ReadResult:
-        """Read up to `max_count` messages from `offset` on.
-
-        If there is a message, the result has at least one, and at most as many as the settings (or BULK)
-        allow.
+        """Read up to `max_count` messages from `offset` on: at least one if there is any.
 
         Args:
-            queue: The queue.
-            offset: The first offset.
-            max_count: The maximum number of messages.
             tags: A set of signed 32-bit tag hashes, or a function that accepts or rejects a tags code.
             records: A filter of whole records.
-            max_bytes: The maximum total size of the records.
             bulk: Whether the limits of BULK apply instead of those of the settings.
-            correct: Whether to correct an offset outside the queue. A slave without offsetCheckInSlave does
-                not.
+            correct: Whether to correct an offset outside the queue, which a slave may not do.
 
-        Raises:
-            NotInMemory: The data is on disk and the read must not wait.
-            OSError: The data cannot be read.
+        Raises NotInMemory, OSError.
         """
         if queue is None:
             return ReadResult(GetStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0 if correct else offset, 0, 0, False)
@@ -236,10 +218,7 @@ class QueueReader:
         return self._get_one_by_one(queue, offset, data, tags, records, limits, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """Return the same units as `ConsumeQueue.read`.
-
-        Most units come from a cache, without a system call.
-        """
+        """Return the same units as `ConsumeQueue.read`, mostly from a cache, without a system call."""
         several = min(_UNITS_PER_CACHED_READ, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)
@@ -257,10 +236,9 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Skip consecutive filler units from `offset` on. Return the first offset that was not skipped.
+        """Skip filler units, which stand for lost records, from `offset` on. Return the next offset.
 
-        Filler units stand for lost records. `data` holds the units that this read has examined already. If
-        the last of them is no filler unit, nothing is skipped.
+        `data` holds the units that this read has examined already. Only after a filler unit are more skipped.
         """
         if data[-UNIT:] != FILLER:
             return offset
@@ -283,12 +261,10 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose the records of all units in `data`, at most as many as `limits` permits.
+        """Choose the records of all units in `data`, at most as many as `limits` permits, with loops in C.
 
-        This method is fast, because its loops are in C. More than `_MAX_UNITS_PER_CHECK` units are passed to
-        `_pick_many`. For fewer units, the result is None if a unit is invalid, if a record is not in memory,
-        or if the records exceed the size limit. After None, the caller chooses records one by one with
-        `_pick`.
+        The result is None if a unit is invalid, if a record is not in memory, or if the records exceed the
+        size limit. Then the caller chooses records one by one with `_pick`.
         """
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
@@ -305,10 +281,9 @@ class QueueReader:
         return positions, sizes, count, positions[-1]
 
     def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
-        """Choose records as `_pick_all` does, but with numpy, from more units than `_pick_all` accepts.
+        """Choose records as `_pick_all` does, but with numpy, up to the size limit.
 
-        Records that would exceed the size limit are left out. The result is None if a unit is invalid, or if
-        a record is not in memory and the limits for records on disk differ from those for records in memory.
+        The result is None if a unit is invalid, or if a record is not in memory and the limits differ there.
         """
         units = np.frombuffer(data, UNIT_DTYPE, count)
         sizes, positions = units["size"].astype(np.int64), units["position"].astype(np.int64)
@@ -320,10 +295,7 @@ class QueueReader:
         return chosen, tuple(sizes[:fit].tolist()), fit, chosen[-1]
 
     def _pick(self, data: Buffer, tags: TagFilter, limits: Limits) -> Picked | None:
-        """Examine the units in `data` one by one, and choose the records that may match `tags`.
-
-        Return None if one of the units is invalid.
-        """
+        """Choose the records that may match `tags`, unit by unit. Return None if a unit is invalid."""
         disk_below = self._log.end - self.memory_window
         limit_count, limit_bytes, disk_count, disk_bytes = limits
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
@@ -401,10 +373,7 @@ class QueueReader:
         return total, parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Return bytes of the log, or None if the device cannot read some of them.
-
-        If the result is None, the caller reads the records one by one.
-        """
+        """Return bytes of the log, or None if the device cannot read some of them."""
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
@@ -424,8 +393,7 @@ class QueueReader:
     ) -> ReadResult:
         """Read the records of the units in `data` one by one, and skip missing and damaged ones.
 
-        It is used where the faster `_pick` and `_pick_all` are not enough: a unit is invalid, a record is
-        missing or damaged, `records` filters the records, or the settings require a CRC check of each record.
+        This is needed for invalid units, missing or damaged records, a filter of records, and CRC checks.
         """
         log, check_crc = self._log, self._config.check_crc_on_read
         disk_below = log.end - self.memory_window
@@ -509,10 +477,7 @@ class QueueReader:
 
 
 def _whole_object(view: memoryview) -> bytes | bytearray:
-    """Return the bytes of a view as an object that has `find`, which a memoryview lacks.
-
-    If the view covers its whole underlying object, return that object; otherwise return a copy.
-    """
+    """Return the bytes of a view as an object that has `find`, without a copy if it is whole."""
     found = view.obj
     if isinstance(found, bytes | bytearray) and len(found) == len(view):
         return found
@@ -542,8 +507,7 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
 def tag_matches(tags: TagFilter, code: int) -> bool:
     """Return whether a unit with the tags code `code` may match `tags`.
 
-    If `code` is not a hash but the address of an entry in consumequeue_ext, the unit always matches, because
-    clients compare the tag itself, too.
+    The address of an entry in consumequeue_ext always matches, because clients compare the tag itself, too.
     """
     if tags is None:
         return True
@@ -553,19 +517,13 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
-    """Return whether a record of `size` bytes begins at data[at].
-
-    The check keeps lost pages of the log, which read as zeros, from being sent to a client.
-    """
+    """Return whether a record of `size` bytes begins at data[at], and not, for example, a page of zeros."""
     stored, magic = _start_of(data, at)
     return stored == size and magic in _MAGICS
 
 
 def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
-    """Return whether `data` consists of records of the given sizes.
-
-    Only the start of each record is checked.
-    """
+    """Return whether records of the given sizes begin in `data` where they should."""
     count, size = len(sizes), sizes[0]
     if sizes.count(size) == count:
         heads = _heads_of(count, size)(data)
@@ -582,9 +540,5 @@ def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) ->
 
 
 def _log_refused(position: int, place: str) -> None:
-    log.error(
-        "the record of %s at log position %d is missing: the queue or the log is damaged, and the "
-        "message is skipped",
-        place,
-        position,
-    )
+    what = "the queue or the log is damaged, and the message is skipped"
+    log.error("the record of %s at log position %d is missing: %s", place, position, what)

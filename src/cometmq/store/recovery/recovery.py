@@ -146,11 +146,7 @@ class Recovery:
     # -- the start of the scan --------------------------------------------------------------------
 
     def _clean_end_holds(self) -> bool:
-        """Return whether the newest unit of all queues points to its record, as it must after a clean stop.
-
-        The newest unit is the one with the highest log position. Its record must be valid, and contain the
-        same queue and queue offset. If retention has deleted the record, the result is True.
-        """
+        """Return whether the newest unit of all queues points to its record, as after every clean stop."""
         last = max(self.queues, key=lambda queue: queue.max_physical, default=None)
         if last is None or last.max_physical == 0:
             return True
@@ -168,12 +164,9 @@ class Recovery:
 
     def _saved_position(self) -> CheckpointPosition | None:
         """Return the checkpoint position, or None if it is missing or contradicts the log."""
-        saved = self.checkpoint.saved
-        if saved is None or is_position_valid(
-            self._log_reader, self._segments, self.commit_log.segment_size, saved
-        ):
-            return saved
-        return None
+        saved, size = self.checkpoint.saved, self.commit_log.segment_size
+        valid = saved is not None and is_position_valid(self._log_reader, self._segments, size, saved)
+        return saved if valid else None
 
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
         """Return the log position at which the scan begins.
@@ -188,16 +181,10 @@ class Recovery:
         if self.config.message_index_safe and self.config.message_index_enable:
             trusted = min(trusted, self.checkpoint.index_ms)
         found = trusted_segment(self._log_reader, self._segments, trusted)
-        if found is not None:
-            return found
-        return self._first
+        return self._first if found is None else found
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return a log position. Recovery ends the log at the first gap that lies at or after it.
-
-        Only a slave ends its log at a gap, because its master sends the records after the gap again. For
-        other brokers, the result is greater than all log positions, so that no gap ends the log.
-        """
+        """Return the position from which on a gap ends the log, if its master sends the rest again."""
         if self.config.broker_role != SLAVE:
             return _NOWHERE
         return self._checked_start(None) if saved is None else saved.position
@@ -276,10 +263,7 @@ class Recovery:
         return replay
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
-        """Return (topic, queue id, former end) of queues that are shorter than at the last clean stop.
-
-        The result is empty if another broker has used the store and stopped cleanly since then.
-        """
+        """Return `CleanEnds.shorter`; nothing if another broker has stopped cleanly since then."""
         if result.clean and result.end != self.ends.log_end:
             return []
         return self.ends.shorter(self.queues, self.deleted)
@@ -333,10 +317,10 @@ class Recovery:
 
 
 def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) -> tuple[list[int], list[str]]:
-    """Return the first positions of the segments, and messages about files with problems.
+    """Return the first positions of the segments, and notes about other files.
 
-    A file that is not a segment is left alone. A segment that is too short is filled up with zeros. A segment
-    that is too long raises StoreError, because opening it would damage the log.
+    A segment that is too short is filled up with zeros. One that is too long raises StoreError, because
+    opening it would damage the log.
     """
     bases: list[int] = []
     notes: list[str] = []
@@ -385,10 +369,7 @@ def is_position_valid(
 
 
 def scan_start(saved: CheckpointPosition, segment_size: int) -> int:
-    """Return where the scan must begin so that it covers all records after the checkpoint position.
-
-    A small segment is scanned completely, which costs little and repairs more.
-    """
+    """Return where the scan begins. A small segment is scanned completely: that is cheap and repairs more."""
     if segment_size >= _MIN_SEGMENT_BYTES:
         return saved.position
     last = max(0, saved.position - 1)

@@ -41,10 +41,7 @@ class Recovered(msgspec.Struct):
     damage: list[Damage] = msgspec.field(default_factory=list)
 
     def record_not_served(self, note: str) -> None:
-        """Count a scanned record that could not be added to its queue.
-
-        `note` names the record and the reason.
-        """
+        """Count a record that could not be added to its queue. `note` names the record and the reason."""
         self.not_served += 1
         if self.not_served <= MAX_REPORTED_REJECTIONS:
             self.notes.append(f"{note}, not served")
@@ -86,10 +83,7 @@ class RecoveryScan:
         self.torn = False
 
     def run(self, index_from: int) -> None:
-        """Scan to the end of the log. Index the records from `index_from` on.
-
-        Raises StartEarlier, OSError.
-        """
+        """Scan to the end of the log, and index from `index_from` on. Raises StartEarlier, OSError."""
         result, start = self.result, self.start
         result.start = start
         result.records = result.not_served = 0
@@ -161,7 +155,6 @@ class RecoveryScan:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 
     def _end_at(self, end: int) -> None:
-        """End the log at `end` and ignore all records after it."""
         self.result.notes.append(f"the log has a gap at {end} and is cut there: its master has the rest")
         self.result.end = end
         base = end - end % self.commit_log.segment_size

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -57,11 +57,15 @@ MAX_FILE_BYTES = (1 << 31) - 1
 """The maximum length of a file in bytes: Apache's broker maps its files, and Java cannot map more."""
 
 
-class StoreFile(NamedTuple):
-    """A file of the log, a queue or the index: its first position, its path, and its actual length.
+class Look(TypedDict, total=False):
+    """Arguments of `read_layout` that tools pass on."""
 
-    All files of one kind should have the same length.
-    """
+    config: StoreConfig | None
+    commit_log_dir: str
+
+
+class StoreFile(NamedTuple):
+    """A file of the log, a queue or the index: its first position, its path, and its actual length."""
 
     base: int
     path: str
@@ -168,25 +172,18 @@ def same_directory(one: str, other: str) -> bool:
 
 
 @contextmanager
-def locked_layout(
-    disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
-) -> Iterator[StoreLayout]:
-    """Lock the store in `root` during a `with` block, and return its layout.
+def locked_layout(disk: Disk, root: str, **look: Unpack[Look]) -> Iterator[StoreLayout]:
+    """Lock the store in `root` during a `with` block, and return its layout (see `read_layout`).
 
-    The arguments are those of `read_layout`.
-
-    Raises:
-        StoreError: There is no store, it is in use, or it cannot be locked.
-        ConfigError: One of its files belongs to another store.
-        OSError: A directory or file cannot be read.
+    Raises StoreError if there is no store or it is in use, ConfigError as StoreLock does, and OSError.
     """
-    found = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    found = read_layout(disk, root, **look)
     try:
         lock = StoreLock(disk, found.config)
     except StoreInUse as held:
         raise StoreError(IN_USE, held.path or found.root) from None
     try:
-        layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+        layout = read_layout(disk, root, **look)
         # `read_layout` takes the lock, which this process holds, for that of a running broker. So its results
         # `live` and `clean` are wrong and replaced here.
         clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
@@ -196,10 +193,7 @@ def locked_layout(
 
 
 def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
-    """Return the settings of the broker.conf in `root`.
-
-    `commit_log_dir`, if given, replaces the directory of the log.
-    """
+    """Return the settings of the broker.conf in `root`, without its log directory if another is given."""
     path = os.path.join(root, CONF)
     try:
         data = read_file(disk, path, MAX_CONF_BYTES + 1)
@@ -217,7 +211,6 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
 def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
     """Return the settings, with raft mode and the member's name if the only log is that of a raft member.
 
-    The settings are returned unchanged if they already set raft mode, or if there is no log of a raft member.
     Raises StoreError if the store contains several logs.
     """
     root, plain = config.root, config.replace(enable_d_leger_commit_log=False)
@@ -253,9 +246,7 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
     """Return the files whose names have `digits` digits, in ascending order. Others are added to `strays`.
 
-    A broker may create files while the directory is listed. The list may then contain a new file and lack an
-    older one. So the directory is listed twice, and the result ends before the first file that is missing
-    from the first list.
+    The directory is listed twice for the same reason as in `log_files`.
     """
     found = []
     names = disk.listdir(directory)
@@ -276,10 +267,7 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
-    """Return the files that are not longer than the longest file that a broker creates.
-
-    The paths of the longer files are added to `strays`.
-    """
+    """Return the files without those that are longer than any that a broker creates, which are `strays`."""
     longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
@@ -324,10 +312,9 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
 
 
 def check_paths(config: StoreConfig) -> None:
-    """Check the paths in the settings: none may equal, contain or lie in another path of the store.
+    """Raise ConfigError if a path of the settings equals, contains or lies in another path of the store.
 
-    Raises:
-        ConfigError: Two paths overlap in this way, or a path contains the store directory.
+    No path may contain the store directory either.
     """
     root, member = os.path.realpath(config.root), config.enable_d_leger_commit_log
     unused = _LOG_KEYS[:2] if member else _LOG_KEYS[2:]
@@ -421,9 +408,8 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
     """Return the numbers of slots and of entries for which the index files have room.
 
-    These are the configured numbers if they fit the length of the files. Otherwise the defaults, the numbers
-    for small files (SMALL_FILES), and the numbers derived from the content of a file are tried. If none of
-    them fits, the configured numbers are returned.
+    The first that fits the length of the files counts: configured, default, SMALL_FILES, derived from the
+    content of a file. If none fits, the configured numbers are returned.
     """
     configured = config.max_hash_slot_num, config.max_index_num
     default = StoreConfig()
@@ -484,12 +470,7 @@ def _entries_fit(data: bytes, first: int, count: int, begin: int, end: int) -> b
 
 
 def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
-    """Check that the files of a store have the configured lengths.
-
-    Raises:
-        StoreError: The files were written with another length. The error names both lengths.
-        OSError: A file cannot be read.
-    """
+    """Check that the files of a store have the configured lengths. Raises StoreError, OSError."""
     of_segments, of_queues, of_index = sizes_of(config)
     last_of_segments, last_of_queues, last_of_index = ends.sizes
 
@@ -516,14 +497,9 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
 def _check(
     disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, remedy: str
 ) -> None:
-    """Check the lengths of one kind of files (see `check_lengths`).
+    """Check one kind of files: their configured length, and that at the last clean stop, 0 if unknown.
 
-    Args:
-        size: The configured length.
-        last: The length at the last clean stop, 0 if unknown.
-        where: The directories that the error names.
-        key: The setting of the length, which the error names.
-        remedy: What the operator can do; a part of the error.
+    An error names their directories (`where`), the setting (`key`) and what the operator can do (`remedy`).
     """
     for file in files:
         if file.length > size or file.base % size:

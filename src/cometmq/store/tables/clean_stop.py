@@ -43,10 +43,7 @@ class CleanEnds:
         self.sizes = found.segment_size, found.queue_file_size, found.index_file_size
 
     def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
-        """Write the ends of all queues, the end of the log and the lengths of the files to the table.
-
-        Raises OSError.
-        """
+        """Write the ends of the queues and the log, and the lengths of the files. Raises OSError."""
         sizes = sizes_of(config)
         ends: dict[str, dict[int, int]] = {}
         for queue in queues:
@@ -62,17 +59,11 @@ class CleanEnds:
         self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def forget(self) -> None:
-        """Empty the table of queue ends durably, because the queues are about to change.
-
-        Raises OSError.
-        """
+        """Empty the table durably, because the queues are about to change. Raises OSError."""
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
-        """Return (topic, queue id, former end) of the queues that were longer at the last clean stop.
-
-        The ends of topics that were deleted after that stop have no meaning.
-        """
+        """Return (topic, queue id, former end) of queues, not of deleted topics, that were longer then."""
         found = []
         for topic, ends in self.ends.items():
             if deleted.ends.get(topic, -1) >= self.log_end:

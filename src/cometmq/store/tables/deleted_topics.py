@@ -36,12 +36,7 @@ class DeletedTopics:
     """
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table of deleted topics.
-
-        A damaged table counts as empty, so that deleted messages may reappear.
-
-        Raises OSError if the file cannot be opened.
-        """
+        """Load the table. A damaged one counts as empty, so deleted messages may reappear. Raises OSError."""
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
         self._lock = threading.Lock()  # `add` in a thread and `lower` in the loop both replace `ends`
@@ -56,21 +51,14 @@ class DeletedTopics:
             self._replace(ends | dict.fromkeys(topics, log_end))
 
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
-        """Undo a deletion: restore the entries of `topics` from `before`, the table before the deletion.
-
-        If OSError is raised, the file still contains the deletion, and the next start completes it.
-        """
+        """Undo a deletion with the table before it. After an OSError, the next start completes it."""
         with self._lock:
             others = {topic: end for topic, end in self.ends.items() if topic not in topics}
             self.ends = others | {topic: before[topic] for topic in topics if topic in before}
             self._table.save({"deletedTopics": self.ends})
 
     def lower(self, log_end: int) -> None:
-        """Lower the stored log position of each deleted topic to at most `log_end`, durably. Raises OSError.
-
-        It is called when the log is truncated at `log_end`: records written from there on are new and must
-        not count as records of deleted topics.
-        """
+        """Lower the stored positions to the new end of a truncated log, durably. Raises OSError."""
         with self._lock:
             ends = {topic: min(end, log_end) for topic, end in self.ends.items()}
             if ends != self.ends:
@@ -81,12 +69,9 @@ class DeletedTopics:
         self.ends = ends
 
     def newest(self, log_min: int, log_end: int) -> dict[str, int]:
-        """Return the deleted topics of which the log may still contain records, with their log positions.
+        """Return the newest `MAX_ANNOUNCED_DELETIONS` entries that concern the log [log_min, log_end).
 
-        The log ranges from `log_min` to `log_end`. A topic's records before its position are deleted. While a
-        deletion is in progress, the stored position may lie after the end of the log, so each position is
-        limited to `log_end`. At most `MAX_ANNOUNCED_DELETIONS` topics are returned, the most recently deleted
-        ones.
+        While a deletion is in progress, its position may lie after `log_end`, and is limited to it.
         """
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
         return {topic: min(end, log_end) for end, topic in ends[:MAX_ANNOUNCED_DELETIONS]}

@@ -31,15 +31,10 @@ class JsonTable:
         self._written: bytes | None = None  # Digest of the text that was written last
 
     def load(self, *, backup: bool = True) -> Table:
-        """Return the table in the file; an empty table if the file and its `.bak` are missing or empty.
+        """Return the table in the file or, with `backup`, in its `.bak`; {} if they are missing or empty.
 
-        Args:
-            backup: Whether to read the `.bak` if the file cannot be used.
-
-        Raises:
-            StoreCorrupt: Neither file contains a valid table, and at least one is not empty. (If an empty
-                table were returned, the next save would delete the content of the files.)
-            OSError: A file cannot be read.
+        Raises OSError, and StoreCorrupt if no file contains a valid table, and at least one is not empty. (If
+        an empty table were returned, the next save would delete the content of the files.)
         """
         problems = []
         for path in (self.path, self.path + ".bak") if backup else (self.path,):
@@ -76,13 +71,10 @@ class JsonTable:
             return {}
 
     def save(self, table: Table) -> None:
-        """Replace the content of the file by `table`.
+        """Replace the content of the file by `table`. After an OSError, the previous table still exists.
 
-        In the tables that only CometMQ uses, all keys must be strings. These tables contain the CRC of their
-        content. A key of another type would be read back from JSON as a string, and the CRC could differ.
-
-        Raises:
-            OSError: Writing failed. The previous table still exists.
+        In the tables that only CometMQ uses, which contain a CRC, all keys must be strings. A key of another
+        type would be read back from JSON as a string, and the CRC could differ.
         """
         text = render(seal(table) if self._sealed else table).encode()
         directory = os.path.dirname(self.path)

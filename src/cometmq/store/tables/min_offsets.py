@@ -27,12 +27,7 @@ class MinOffsets:
     """
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table of minimum offsets.
-
-        A damaged table counts as empty, so that purged messages may reappear.
-
-        Raises OSError if the file cannot be opened.
-        """
+        """Load the table. A damaged one counts as empty, so purged messages may reappear. Raises OSError."""
         self._table = JsonTable(os.path.join(root, "config", MIN_OFFSETS), disk)
         self._lock = threading.Lock()
         self.by_topic: Floors = MinOffsetTable.from_plain(self._table.load_or_empty()).min_offsets
@@ -64,9 +59,9 @@ class MinOffsets:
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo a call of `set_offsets`, except in queues whose minimum has been raised again since.
+        """Undo `set_offsets(topic, moved)`, except in queues whose minimum has been raised again since.
 
-        `moved` holds the minimum offsets, by queue id, that the call set; `before` holds the earlier ones.
+        `before` holds the earlier minimum offsets.
         """
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
@@ -82,12 +77,7 @@ class MinOffsets:
         self.by_topic = {topic: floors for topic, floors in self.by_topic.items() if topic not in gone}
 
     def save_without(self, topics: Iterable[str]) -> None:
-        """Write the table of minimum offsets after `drop` has removed `topics`.
-
-        Any thread may call this method.
-
-        Raises OSError.
-        """
+        """Write the table after `drop` has removed `topics`. Any thread may call it. Raises OSError."""
         with self._lock:
             if not set(topics).isdisjoint(self._saved):
                 self._write(self.by_topic)

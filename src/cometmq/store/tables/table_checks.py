@@ -90,10 +90,7 @@ class LogCutTable(Body, forbid_unknown_fields=True):
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
-    """Return the table that a file's text contains, in standard JSON or fastjson's dialect.
-
-    Raises ProtocolError.
-    """
+    """Return the table in a text of standard JSON or fastjson's dialect. Raises ProtocolError."""
     try:
         plain = text.decode()
     except UnicodeDecodeError as error:
@@ -148,10 +145,7 @@ def render(value: Any, level: int = 0) -> str:
 
 
 def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
-    """Return a function that checks a table of Apache's broker.
-
-    The field `name` is required. A version and unknown fields are accepted.
-    """
+    """Return the check of a table of Apache's broker with the field `name`. Unknown fields are accepted."""
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
     def rule(table: Table) -> Table:
@@ -169,10 +163,7 @@ def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRu
 
 
 def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
-    """Return a function that checks the entries of a table.
-
-    Each entry must be valid. Its field `name_field`, if present, must equal its key.
-    """
+    """Return the check of a table's entries. The field `name_field`, if present, must equal the key."""
     fields = kind.__struct_encode_fields__
 
     def check(entries: Table) -> None:
@@ -220,10 +211,7 @@ def _bits_apart(one: str, other: str) -> int:
 
 
 def _own(kind: type[Body]) -> TableRule:
-    """Return a function that checks one of CometMQ's own tables.
-
-    Only known fields are accepted. If the table contains a CRC, it is checked.
-    """
+    """Return the check of one of CometMQ's own tables: known fields only, and the CRC if there is one."""
 
     def rule(table: Table) -> Table:
         content = {key: value for key, value in table.items() if key != _CRC}

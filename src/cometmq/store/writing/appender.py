@@ -65,12 +65,10 @@ class TickMessage(msgspec.Struct, gc=False):
     """A message to append. It holds the data to encode and, after the encoding, the location of the record.
 
     Consecutive messages that share one `Traits` object are encoded faster. Times are in ms.
-
-    Attributes:
-        sender: Receives the outcome. Messages without a sender are reported only when they are refused.
     """
 
     sender: Any
+    """Receives the outcome. Messages without a sender are reported only when they are refused."""
     queue: ConsumeQueue
     body: Body
     """The body of the message. It is emptied once it has been encoded."""
@@ -100,15 +98,12 @@ class Refused(NamedTuple):
 
 @final
 class BatchRecords(NamedTuple):
-    """The encoded records of a batch send, kept until they are visible.
-
-    Most fields hold one value per record.
-    """
+    """The encoded records of a batch send, kept until they are visible. Plural fields have one value each."""
 
     queue: ConsumeQueue
     key_prefix: int
     queue_offset: int
-    """The queue offset of the first record in the batch. The other records have the following offsets."""
+    """The queue offset of the first record in the batch."""
     physical_offsets: list[int]
     sizes: list[int]
     tags_codes: Sequence[int]
@@ -143,13 +138,7 @@ class SizeLimits(NamedTuple):
 
 
 class EncodedTick(NamedTuple):
-    """The result of `end_tick`.
-
-    Attributes:
-        groups: The encoded records, in the order of the log.
-        placed: The encoded messages that have a sender.
-        refused: The messages that were refused.
-    """
+    """The encoded records in the order of the log, those messages with a sender, and the refused messages."""
 
     groups: list[EncodedGroup]
     placed: list[TickMessage]
@@ -189,10 +178,7 @@ class Appender:
 
     @property
     def limits_within_store(self) -> SizeLimits:
-        """The maximum sizes of messages that the store has accepted before and now stores again.
-
-        They do not depend on maxMessageSize, which may have been lowered since.
-        """
+        """The maximum sizes of messages that the store has accepted before, also above maxMessageSize."""
         return SizeLimits(self._max_record_bytes, self._max_record_bytes)
 
     @property
@@ -201,31 +187,20 @@ class Appender:
         return self._log.segment_size - BLANK_SIZE - self._gap
 
     def end_tick(self) -> EncodedTick:
-        """Encode pending messages, and return all records since the previous call.
-
-        Messages that are added later belong to the next call.
-        """
+        """Encode pending messages, and return all records since the previous call."""
         self.encode_pending()
         groups, refused = self._groups, self._refused
         if not groups[-1]:
             groups.pop()
-        placed = [
-            message
-            for group in groups
-            if type(group) is list
-            for message in group
-            if message.sender is not None
-        ]
+        lists = [group for group in groups if type(group) is list]
+        placed = [message for group in lists for message in group if message.sender is not None]
         self._encoded = []
         self._groups = [self._encoded]
         self._refused = []
         return EncodedTick(groups, placed, refused)
 
     def roll_back(self, groups: list[EncodedGroup]) -> None:
-        """Free the queue offsets and raft entry indexes of records that could not be written.
-
-        The next records get the same numbers.
-        """
+        """Free the queue offsets and raft entry indexes of records that could not be written."""
         if self._gap:
             self.entries.remove_last(
                 sum(len(group.sizes if type(group) is BatchRecords else group) for group in groups)
@@ -261,7 +236,6 @@ class Appender:
         """Encode one message, to be written by the next commit. `body` is copied immediately.
 
         Args:
-            topic, queue_id, body, properties: The message.
             prepared_transaction_offset: The log position that the record refers to: for a message that a
                 commit stores, that of the half message.
             index_keys: The keys to index; None for those in the properties.
@@ -272,8 +246,7 @@ class Appender:
             makes_room: Whether the message is a copy whose original is in a segment to be deleted. Then it
                 is accepted even if the disk is full.
 
-        Raises:
-            StoreRefused: The message is refused. Nothing has changed.
+        Raises StoreRefused. Then nothing has changed.
         """
         queue = self.queue_of(topic, queue_id)
         traits = Traits(flag, sys_flag, reconsume_times, tags_code, store_host, delay_ms)
@@ -289,31 +262,17 @@ class Appender:
     def append_all(
         self, messages: list[TickMessage], limits: SizeLimits, *, makes_room: bool = False
     ) -> dict[int, StoreRefused]:
-        """Encode messages that have no sender, after all pending messages.
+        """Encode messages that have no sender, after all pending messages. Their queues are not `deleted`.
 
-        The next `end_tick` returns their records.
-        The refusal of one message does not affect the others.
-
-        Args:
-            messages: The messages. Their queues must not be `deleted`.
-            limits: The maximum sizes: `limits` or `limits_within_store`.
-            makes_room: See `append`.
-
-        Returns:
-            The refusals, by the index of the refused message in `messages`.
+        The refusal of one message does not affect the others. Returns the refusals, by index in `messages`.
         """
         self.encode_pending()
         known = len(self._refused)
         self._encode_or_refuse(messages, limits, makes_room=makes_room)
         refusals = {id(message): refusal for message, refusal in self._refused[known:]}
         del self._refused[known:]
-        if not refusals:
-            return {}
-        return {
-            number: refusals[id(message)]
-            for number, message in enumerate(messages)
-            if id(message) in refusals
-        }
+        numbered = enumerate(messages) if refusals else ()
+        return {number: refusals[id(each)] for number, each in numbered if id(each) in refusals}
 
     def append_batch(
         self,
@@ -339,10 +298,8 @@ class Appender:
             _refuse_size(self.limits, len(body), 0, 0)
         items = batch_items(body, properties)
         if items.stray_separator:
-            raise StoreRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a property name or value contains a separator (0x01 or 0x02)",
-            )
+            why = "a property name or value contains a separator (0x01 or 0x02)"
+            raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, why)
         queue = self._queues.get_or_make(topic, queue_id)
         topic_bytes = queue.record_topic or self._record_topic(queue)
         host = self.store_host if store_host is None else store_host
@@ -382,10 +339,7 @@ class Appender:
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Put the header of a raft entry before each record.
-
-        `records` holds the records one after the other.
-        """
+        """Put the header of a raft entry before each of the joined records."""
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
@@ -408,10 +362,9 @@ class Appender:
         return queue
 
     def enqueue(self, message: TickMessage) -> None:
-        """Queue a message to be encoded. `end_tick` returns its outcome.
+        """Queue a message to be encoded, and copy its body. `end_tick` returns its outcome.
 
-        The message's queue must not be `deleted` before the message is encoded. The caller may overwrite the
-        body after this call.
+        The message's queue must not be `deleted` before the message is encoded.
         """
         pending = self.pending
         pending.append(message)
@@ -445,10 +398,7 @@ class Appender:
                 raise
 
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
-        """Drop the records that are not in the write buffer yet.
-
-        Refuse all of `messages` that then have no record, because of `error`.
-        """
+        """Drop the records that are not in the write buffer yet, and refuse all that then have no record."""
         if isinstance(error, StoreRefused):
             refusal = error
         else:  # A lack of memory or a bug. It may affect only these messages, so the store stays usable.
@@ -532,10 +482,8 @@ class Appender:
         try:
             self._log.claim(size)
         except OSError as failure:
-            raise StoreRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"create mapped file failed, server is busy or broken. ({failure.strerror or failure})",
-            ) from failure
+            why = f"create mapped file failed, server is busy or broken. ({failure.strerror or failure})"
+            raise StoreRefused(ResponseCode.SYSTEM_ERROR, why) from failure
 
     def _put(self, pieces: list[Body]) -> None:
         """Move encoded records to the log's write buffer."""
@@ -548,30 +496,22 @@ class Appender:
         self._first_unput = len(self._encoded)
 
     def _refuse_if_closed(self, *, makes_room: bool = False) -> None:
+        unavailable = ResponseCode.SERVICE_NOT_AVAILABLE
         if self.why_closed:
-            raise StoreRefused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are accepted: {self.why_closed}"
-            )
+            raise StoreRefused(unavailable, f"no messages are accepted: {self.why_closed}")
         reasons = self._flags.reasons
         if reasons and not (makes_room and reasons.keys() == {Flag.DISK_FULL}):
-            raise StoreRefused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"the store accepts no messages: {self._flags.why()}"
-            )
+            raise StoreRefused(unavailable, f"the store accepts no messages: {self._flags.why()}")
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
-        """Return the encoded topic that the records of a queue contain: its length and its name.
-
-        Raises StoreRefused if the topic is too long.
-        """
+        """Return length and name of the topic for the records of a queue, or raise StoreRefused."""
         siblings = self._queues.of_topic(queue.topic)
         known = next((each for each in siblings if each.record_topic), None)
         if known is None:
             text, magic = topic_part(queue.topic)
             if len(text) > _MAX_TOPIC_BYTES + 2:
-                raise StoreRefused(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    f"topic of {len(text)} bytes is longer than {_MAX_TOPIC_BYTES}",
-                )
+                why = f"topic of {len(text)} bytes is longer than {_MAX_TOPIC_BYTES}"
+                raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, why)
             prefix = key_prefix_of(queue.topic)
         else:
             text, magic, prefix = known.record_topic, known.magic, known.key_prefix

@@ -60,19 +60,13 @@ class Common(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Messages that differ only in body and unique key.
-
-    All bodies have one length, and all keys have one length.
-    """
+    """Messages that differ only in body and unique key. All bodies have one length, and all keys have one."""
 
     flag: int
     bodies: Sequence[bytes]
     keys: Sequence[bytes]
     template: Template
-    """The properties that each record gets from its message and from the request.
-
-    Only the unique key, which differs between the messages and contains no separator, is left out.
-    """
+    """The properties that each record gets from its message and from the request, without the unique key."""
     longest_properties: int
     """The length of each message's properties, in bytes."""
 
@@ -81,23 +75,16 @@ class Alike(NamedTuple):
         return [fixed + len(self.bodies[0]) + self.longest_properties] * len(self.bodies)
 
     def properties(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that creates the properties of each message.
-
-        The function does not keep the bodies in memory.
-        """
+        """Return a function that creates the properties of each message, and does not keep the bodies."""
         before, keys, behind = self.template.before, self.keys, self.template.behind
         return lambda: [before + key + behind for key in keys]
 
     @property
     def stray_separator(self) -> bool:
-        """Return whether a message has a property whose name or value contains a separator (0x01 or 0x02)."""
         return _has_stray_separator(self.template.before + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
-        """Return the tags code and the unique key of each message.
-
-        The second result is None if a message has further keys besides its unique key.
-        """
+        """Return tags codes and unique keys. The second is None if a message has further keys."""
         return [self.template.tags_code] * len(self.keys), self.keys
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
@@ -165,13 +152,9 @@ Items = Alike | Mixed
 
 
 def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
-    """Return the messages of a batch send, which `body`, the body of the request, contains.
+    """Return the messages in the body of a batch send, each with the properties of the request (`extra`).
 
-    The properties of the request (`extra`) are added to each message.
-
-    Raises:
-        StoreRefused: `body` is empty or does not consist of complete messages, or `extra` is too long
-            (MESSAGE_ILLEGAL).
+    Raises StoreRefused if `body` is empty or does not consist of complete messages, or `extra` is too long.
     """
     if len(extra) > MAX_PROPERTIES_BYTES:
         raise _too_much_shared(len(extra), 1)
@@ -186,10 +169,7 @@ def checksums(bodies: Sequence[bytes]) -> list[int]:
 
 
 def _alike(data: bytes, extra: bytes) -> Alike | None:
-    """Return the messages if they differ only in body and unique key, otherwise None.
-
-    The result is also None if the first message is invalid.
-    """
+    """Return the messages if they differ only in body and unique key and the first is valid, else None."""
     if len(data) < MIN_ITEM:
         return None
     size, _, _, flag, length = _item_at(data, 0)

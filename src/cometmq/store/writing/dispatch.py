@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from itertools import repeat
 
 import numpy as np
@@ -40,7 +41,7 @@ def count_of(group: EncodedGroup) -> int:
 
 
 def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
-    """Return the log position, the end position, and the store time (ms) of the last record in `groups`."""
+    """Return begin, end and store time (ms) of the last record in `groups`."""
     group = groups[-1]
     if type(group) is RecordGroup:
         return int(group.position[-1]), group.end, int(group.store_ms[-1])
@@ -77,27 +78,20 @@ def split_at(groups: Sequence[WrittenGroup], end: int) -> tuple[list[WrittenGrou
     return front, rest
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Makes written records visible in the order of the log: immediately, or after their flush."""
 
-    def __init__(
-        self,
-        queues: QueueTable,
-        index: IndexService,
-        deleted: DeletedTopics,
-        config: StoreConfig,
-        dispatched: Callable[[int, int, int, int], None],
-    ) -> None:
-        """Create a dispatcher.
+    queues: QueueTable
+    index: IndexService
+    deleted: InitVar[DeletedTopics]
+    config: InitVar[StoreConfig]
+    dispatched: Callable[[int, int, int, int], None]
+    """Called after each dispatch with the number of records, and with `last_of` them."""
 
-        After each dispatch, `dispatched` is called with the number of records, and with position, end and
-        store time of the last record.
-        """
-        self._queues = queues
-        self._index = index
-        self.received = RecordDispatch(queues, index, deleted, config, {}, self._record_not_served)
+    def __post_init__(self, deleted: DeletedTopics, config: StoreConfig) -> None:
+        self.received = RecordDispatch(self.queues, self.index, deleted, config, {}, self._record_not_served)
         self._not_served = 0
-        self._dispatched = dispatched
         self._unflushed: deque[tuple[int, Sequence[WrittenGroup]]] = deque()
         self.watched: Watched = None
         """The queues (topic, queue id) for which `dispatch` returns the new messages; None for all queues."""
@@ -115,10 +109,7 @@ class Dispatcher:
         return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Make records visible.
-
-        Return the number of these records, and an `Arrivals` list of those that are in `watched` queues.
-        """
+        """Make records visible. Return their number, and those of them that are in `watched` queues."""
         arrivals: Arrivals = []
         count = 0
         for group in groups:
@@ -131,11 +122,11 @@ class Dispatcher:
             else:
                 self._dispatch_messages(group, arrivals)
                 count += len(group)
-        self._dispatched(count, *last_of(groups))
+        self.dispatched(count, *last_of(groups))
         return count, arrivals
 
     def _dispatch_messages(self, messages: list[TickMessage], arrivals: Arrivals) -> None:
-        add_dirty, watched, index = self._queues.add_dirty, self.watched, self._index
+        add_dirty, watched, index = self.queues.add_dirty, self.watched, self.index
         for message in messages:
             if not message.in_queue:
                 continue
@@ -161,7 +152,7 @@ class Dispatcher:
 
     def _dispatch_batch(self, records: BatchRecords, arrivals: Arrivals) -> None:
         """Make the records of a batch send visible. This takes 0.2 µs per record, as its loops run in C."""
-        watched, index = self.watched, self._index
+        watched, index = self.watched, self.index
         queue, prefix, offset, positions, sizes, codes, store_ms, properties, keys = records
         count = len(sizes)
         behind = offset + count
@@ -172,7 +163,7 @@ class Dispatcher:
             for place, unit in enumerate(zip(positions, sizes, codes, strict=True), offset):
                 queue.push(*unit, place)
         if not queue.dirty:
-            self._queues.add_dirty(queue)
+            self.queues.add_dirty(queue)
         topic, queue_id = queue.topic, queue.queue_id
         if watched is None or (topic, queue_id) in watched:
             ends = range(offset + 1, behind + 1)
@@ -187,13 +178,13 @@ class Dispatcher:
     def _dispatch_received(self, group: RecordGroup, arrivals: Arrivals) -> None:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
-        touched = received.add(group, indexed=ALL if self._index.enabled else NONE)
+        touched = received.add(group, indexed=ALL if self.index.enabled else NONE)
         # `finish` adds the records that wait for the next record of their queue. No record may stay waiting
         # and so invisible, because the next one may arrive much later.
         for queue in touched | received.finish():
             queue.next_offset = queue.max_offset
             if not queue.dirty:
-                self._queues.add_dirty(queue)
+                self.queues.add_dirty(queue)
 
     def _record_not_served(self, note: str) -> None:
         self._not_served += 1
@@ -214,10 +205,7 @@ class Dispatcher:
             self.on_visible(*self.dispatch(groups))
 
     def committed(self, end: int) -> None:
-        """Make the entries before log position `end` visible, because the raft group has committed them.
-
-        An entry must end at `end`.
-        """
+        """Make the entries before `end`, the end of an entry that the raft group has committed, visible."""
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:

@@ -40,10 +40,7 @@ class LogCutFile:
         return found if found.log_end >= 0 else None
 
     def write(self, log_end: int, stored_ms: int) -> None:
-        """Record durably that the log is to end at `log_end`. Raises OSError.
-
-        `stored_ms` is the latest store time of the records before `log_end`, or 0 if unknown.
-        """
+        """Record durably that the log is to end at `log_end`, with the latest store time (or 0) before it."""
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
@@ -53,8 +50,7 @@ class LogCutFile:
     def forget_timers(self) -> None:
         """Remove the file with the progress of timer messages, and its `.bak`, durably. Raises OSError.
 
-        The progress may refer to messages that the log no longer has. Without the file, the broker finds out
-        from the log which timer messages were delivered.
+        It may refer to messages that the log no longer has. Without it, the broker reads the log.
         """
         path = os.path.join(os.path.dirname(self._table.path), TIMERS)
         self._forget(path, path + ".bak")
@@ -66,15 +62,9 @@ class LogCutFile:
 
 
 def finish_cut(
-    disk: Disk,
-    note: LogCutFile,
-    directories: LogDirectories,
-    segment_size: int,
-    abort: AbortFile,
-    checkpoint: Checkpoint,
-    ends: CleanEnds,
-    deleted: DeletedTopics,
-) -> None:
+    disk: Disk, note: LogCutFile, directories: LogDirectories, segment_size: int, abort: AbortFile,
+    checkpoint: Checkpoint, ends: CleanEnds, deleted: DeletedTopics,
+) -> None:  # fmt: skip
     """Truncate the log if a truncation is recorded. Must be called before recovery. Raises OSError."""
     cut = note.read()
     if cut is None:

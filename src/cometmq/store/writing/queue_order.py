@@ -14,6 +14,7 @@ number of filler units without space in the log does not exceed SPARE.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
@@ -31,47 +32,39 @@ the queues continue after their former ends. Then the log has no space for the l
 """
 
 
+@dataclass(eq=False)
 class QueueOrder:
     """Puts the records of one scan of the log into the order of their queues.
 
-    Args:
+    Attributes:
         ends: The end that each queue had at the last clean stop, by topic and queue id.
         push: Adds the unit of a record to a queue.
-        leave_out: Called for each record that does not fit into its queue. The arguments are the record, the
-            end of the queue, and the next record of the queue if that one has shown that the offset is
-            damaged, otherwise None.
+        leave_out: Called with a record that does not fit into its queue, the end of the queue, and the next
+            record of the queue if that one has shown the damage, otherwise None.
     """
 
-    def __init__(
-        self,
-        ends: Mapping[str, Mapping[int, int]],
-        push: Callable[[ConsumeQueue, Facts], None],
-        leave_out: Callable[[Facts, int, Facts | None], None],
-    ) -> None:
-        self._ends = ends
-        self._push = push
-        self._leave_out = leave_out
+    ends: Mapping[str, Mapping[int, int]]
+    push: Callable[[ConsumeQueue, Facts], None]
+    leave_out: Callable[[Facts, int, Facts | None], None]
+
+    def __post_init__(self) -> None:
         self._spare = SPARE
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Process the next record of a queue: add it, leave it out, or let it wait for the record after it.
-
-        Return True if one of these was done. If the record would have to wait, but `may_wait` is False,
-        return False.
-        """
+        """Add the next record of a queue, leave it out, or let it wait. Return False if it may not wait."""
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
                 # The offset of this record confirms the offset of the waiting record. So the records that are
                 # missing before the waiting record are lost.
-                self._push(queue, before)
+                self.push(queue, before)
             else:
-                self._leave_out(before, queue.max_offset, facts)
+                self.leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:
-            self._push(queue, facts)
+            self.push(queue, facts)
         elif not self._may_follow_gap(queue, facts):
-            self._leave_out(facts, queue.max_offset, None)
+            self.leave_out(facts, queue.max_offset, None)
         elif may_wait:
             self.waiting[queue] = facts
         else:
@@ -84,16 +77,12 @@ class QueueOrder:
         return SPARE - self._spare
 
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Return whether a record may be added although its offset is greater than the end of its queue.
-
-        If the log had no space for some of the missing records, their number is subtracted from the remaining
-        part of SPARE, and the result is False if not enough of SPARE remains.
-        """
+        """Return whether a record may be added although its offset is greater than the end of its queue."""
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
             return gap >= 0
         room = max(0, facts.position - queue.max_physical) // MIN_SIZE
-        former = self._ends.get(queue.topic, {}).get(queue.queue_id, 0)
+        former = self.ends.get(queue.topic, {}).get(queue.queue_id, 0)
         unexplained = max(0, facts.queue_offset - max(queue.max_offset + room, former))
         if gap > MAX_GAP_UNITS or unexplained > self._spare:
             return False
@@ -103,5 +92,5 @@ class QueueOrder:
     def finish(self) -> None:
         """Add the records that still wait: the scan has ended, so no later record can contradict them."""
         for queue, facts in self.waiting.items():
-            self._push(queue, facts)
+            self.push(queue, facts)
         self.waiting.clear()

@@ -46,10 +46,7 @@ WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 
 
 class StartEarlier(Exception):
-    """Raised if the scan of the log must start earlier.
-
-    This is so if a consume queue has no units for records that are stored before the start of the scan.
-    """
+    """Raised if a queue lacks units of records before the start of the scan, which must start earlier."""
 
 
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
@@ -67,13 +64,20 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
 def set_delivery_times(
     codes: NDArray[np.int64], group: RecordGroup, rows: NDArray[np.int64], delays_ms: dict[int, int]
 ) -> None:
-    """Replace the tags code of each delayed message by its delivery time.
-
-    `codes` holds the tags codes of the records of `group` that have the indexes `rows`.
-    """
+    """Replace the tags codes, of the records `rows` of `group`, of delayed messages by delivery times."""
     for topic in WAITING_TOPICS.intersection(group.names):
         waiting = np.flatnonzero(group.topic[rows] == group.names.index(topic))
         codes[waiting] = [tags_code_of(each, delays_ms) for each in group.facts(rows[waiting])]
+
+
+def key_columns(group: RecordGroup, keys: list[bytes] | None) -> list[Sequence[Any]]:
+    """Return the arguments of `IndexService.add` for records. `keys` is a result of `codes_and_keys`."""
+    given: list[Keys] = [None] * len(group.properties) if keys is None else [*keys]
+    for row in np.flatnonzero(group.rolled_back).tolist():
+        given[row] = ()
+    prefixes = [key_prefix(name) for name in group.names]
+    numbers = [prefixes[number] for number in group.topic.tolist()]
+    return [numbers, group.position.tolist(), group.store_ms.tolist(), group.properties, given]
 
 
 class RecordDispatch:
@@ -117,15 +121,8 @@ class RecordDispatch:
     ) -> set[ConsumeQueue]:
         """Add the queue units and the index keys of records. Return the queues to which units were added.
 
-        Args:
-            group: The records.
-            queued: Units are added only for records whose log position is in this range.
-            indexed: Keys are added only for records whose log position is in this range.
-            may_wait: Whether a record whose offset is greater than its queue's end may wait for the next
-                record of that queue, or for `finish`.
-
-        Raises:
-            StartEarlier: A record would have to wait although `may_wait` is False.
+        `queued` and `indexed` are ranges of log positions. If a record whose offset is greater than its
+        queue's end may not wait for the next record of that queue, or for `finish`, raise StartEarlier.
         """
         codes, keys = codes_and_keys(group.properties)
         if indexed:
@@ -143,19 +140,11 @@ class RecordDispatch:
         return touched
 
     def _index_group(self, group: RecordGroup, keys: list[bytes] | None, indexed: range) -> None:
-        """Add the keys of records to the index. `keys` is the second result of `codes_and_keys`."""
         positions = group.position
         wanted = (indexed.start <= positions) & (positions < indexed.stop)
         if self._deleted:
             wanted &= ~self._deleted.hidden(group)
-        given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
-        for row in np.flatnonzero(group.rolled_back).tolist():
-            given[row] = ()
-        prefixes = [key_prefix(name) for name in group.names]
-        columns: list[Sequence[Any]] = [
-            [prefixes[number] for number in group.topic.tolist()], positions.tolist(),
-            group.store_ms.tolist(), group.properties, given,
-        ]  # fmt: skip
+        columns = key_columns(group, keys)
         if not wanted.all():
             columns = [list(compress(column, wanted.tolist())) for column in columns]
         self._index.add(*columns)
@@ -207,12 +196,7 @@ class RecordDispatch:
                 self.arrivals.append((topic, queue_id, offset + 1, codes[row], store_ms))
 
     def _queue_one(self, facts: Facts, may_wait: bool) -> None:
-        """Add the unit of one record, after all checks.
-
-        A record without a valid place in a queue is left out.
-
-        The faster `_queue_group` handles records that simply continue an existing queue.
-        """
+        """Add the unit of one record after all checks. One without a valid place in a queue is left out."""
         topic, queue_id = facts.topic, facts.queue_id
         if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
             return

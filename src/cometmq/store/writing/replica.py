@@ -8,20 +8,14 @@ everything on the disk can be served, and recovery finds an ordinary log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from cometmq import logs
 from cometmq.errors import StoreError, Terminal
 from cometmq.protocol.codes import ResponseCode
-from cometmq.protocol.record.layout import (
-    BLANK_MAGIC,
-    BLANK_SIZE,
-    MAGIC_V1,
-    MAGIC_V2,
-    MIN_SIZE,
-    START,
-)
+from cometmq.protocol.record.layout import BLANK_MAGIC, BLANK_SIZE, MAGIC_V1, MAGIC_V2, MIN_SIZE, START
 from cometmq.protocol.record.many import MAX_BATCH_RECORDS, MIN_GROUP_RECORDS, RecordGroup, valid_group
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.disk import Buffer
@@ -70,6 +64,7 @@ class ReplicaCommit(msgspec.Struct, gc=False):
     error: StoreRefused | ReplicaDamaged | None = None
 
 
+@dataclass(eq=False)
 class ReplicaLog:
     """Stores the bytes that a master sends. All methods must be called on the loop.
 
@@ -77,74 +72,51 @@ class ReplicaLog:
     an incomplete record, up to the end of its segment.
     """
 
-    def __init__(
-        self,
-        commit_log: CommitLog,
-        flusher: LogFlusher,
-        flags: RunningFlags,
-        written: Callable[[Sequence[RecordGroup]], tuple[int, Arrivals]],
-    ) -> None:
-        """Create a replica.
+    commit_log: CommitLog
+    flusher: LogFlusher
+    flags: RunningFlags
+    written: Callable[[Sequence[RecordGroup]], tuple[int, Arrivals]]
+    """Makes written records visible (see `MessageStore.commit`)."""
 
-        `written` is called with the records that were written to the log. It makes them visible, immediately
-        or after they are flushed. It returns the number of records that became visible during the call, and
-        those among them that are in watched queues (see `Arrivals`).
-        """
-        self._log = commit_log
-        self._flusher = flusher
-        self._flags = flags
-        self._written = written
+    def __post_init__(self) -> None:
         self._chunks: list[bytes] = []
         self._waiting = 0  # number of received bytes that are not written yet
-        self._wanted = 0  # Number of bytes after `_log.end` that are needed for the next write
+        self._wanted = 0  # Number of bytes after the end of the log that are needed for the next write
         self._whole = 0  # Total size, in bytes, of the complete records that the last `_groups` found
         self._damage: ReplicaDamaged | None = None
 
     @property
     def empty(self) -> bool:
         """Whether the log holds no record. Then `append` accepts data from the beginning of any segment."""
-        return self._log.end == self._log.min_position
+        return self.commit_log.end == self.commit_log.min_position
 
     @property
     def end(self) -> int:
-        """The end of the written log, at which the master continues after a new connection.
-
-        The value is 0 if the log holds no record. The master then selects the segment with which to begin.
-        """
-        return 0 if self.empty else self._log.end
+        """The end of the written log, where the master continues; 0 if it must select the first segment."""
+        return 0 if self.empty else self.commit_log.end
 
     @property
     def next(self) -> int:
         """The log position at which the next bytes for `append` must begin."""
-        return self._log.end + self._waiting
+        return self.commit_log.end + self._waiting
 
     @property
     def safe(self) -> int:
-        """The log position that a slave reports to its master.
-
-        With SYNC_FLUSH, it is the position up to which the log is synced to disk, otherwise `end`.
-        """
-        if self._flusher.config.sync_flush:
-            return min(self._flusher.flushed, self.end)
-        return self.end
+        """The log position that a slave reports to its master: with SYNC_FLUSH, the end of the synced log."""
+        return min(self.flusher.flushed, self.end) if self.flusher.config.sync_flush else self.end
 
     def append(self, position: int, data: Buffer) -> None:
         """Queue bytes copied from the master's log, to be written by the next commit.
 
-        Args:
-            position: The log position of the bytes: `next` or, if the log is `empty`, the beginning of any
-                segment.
-            data: The bytes.
-
         Raises:
-            ReplicaMismatch: `position` has another value.
+            ReplicaMismatch: `position` is not `next` or, if the log is `empty`, the beginning of any segment.
             OSError: The log cannot begin at `position`.
         """
         if position != self.next:
-            if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
+            if not self.empty or self._waiting or position < 0 or position % self.commit_log.segment_size:
                 raise ReplicaMismatch(self.next, position)
-            self._log.begin_at(position)
-            self._flusher.flushed = position  # No record before `position` exists, so none has to be flushed
+            self.commit_log.begin_at(position)
+            self.flusher.flushed = position  # No record before `position` exists, so none has to be flushed
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
@@ -155,12 +127,12 @@ class ReplicaLog:
 
     def commit(self) -> ReplicaCommit:
         """Write the complete records among the queued bytes, and dispatch them."""
-        done = ReplicaCommit(self._log.end)
+        done = ReplicaCommit(self.commit_log.end)
         if self._waiting < max(self._wanted, 1):
             return done
         # The flag DISK_FULL alone does not refuse the bytes: the write raises an error if no space is left.
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:
-            why = f"the store accepts no messages: {self._flags.why()}"
+        if self.flags.reasons.keys() - {Flag.DISK_FULL}:
+            why = f"the store accepts no messages: {self.flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
         data = b"".join(self._chunks)
         at = 0
@@ -173,17 +145,16 @@ class ReplicaLog:
         self._waiting = len(data) - at
         if done.error is not None:
             self.forget()
-        done.end = self._log.end
+        done.end = self.commit_log.end
         return done
 
     def _commit_part(self, data: bytes, at: int, done: ReplicaCommit) -> int:
         """Write and dispatch the complete records at the beginning of data[at:], up to the segment's end.
 
-        Returns:
-            The number of bytes written, including a blank record; 0 if the first record is incomplete.
+        Return the number of bytes written, including a blank record; 0 if the first record is incomplete.
         """
-        size = self._log.segment_size
-        start = self._log.end
+        size = self.commit_log.segment_size
+        start = self.commit_log.end
         stop = start - start % size + size
         part = data if at == 0 and len(data) <= stop - start else data[at : at + stop - start]
         self._damage = None
@@ -196,15 +167,15 @@ class ReplicaLog:
         try:
             for piece_at in range(0, length, _PIECE):
                 with memoryview(part)[piece_at : min(piece_at + _PIECE, length)] as piece:
-                    self._log.claim(len(piece), 0)
-                    self._log.put(piece)
-            self._log.write_tick()
+                    self.commit_log.claim(len(piece), 0)
+                    self.commit_log.put(piece)
+            self.commit_log.write_tick()
         except OSError as failure:
             log.error("data of the master could not be written: %s", failure)
             why = f"the commit log could not be written: {failure.strerror}"
             done.error = StoreRefused(ResponseCode.SYSTEM_ERROR, why)
             return 0
-        visible, arrivals = self._written(groups)
+        visible, arrivals = self.written(groups)
         done.visible += visible
         done.arrivals += arrivals
         return length
