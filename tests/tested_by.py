@@ -125,7 +125,7 @@ store/test_flush.py: store/background/derived_writer store/background/upkeep
 store/test_lengths.py: store/tables/clean_stop
 store/test_log_ends.py: store/raft_log/member_files
 store/test_model.py: store/message_store
-store/test_queue_reader.py: store/log/entry_tail store/log/recent
+store/test_queue_reader.py: store/log/recent
 store/test_raft_log.py: protocol/record/framing store/raft_log/entry_index
 store/test_record_finder.py: store/inspect/stats store/log/log_reader
 store/test_recovery.py: store/base/checkpoint store/base/guards store/log/scan store/recovery/recovery_scan

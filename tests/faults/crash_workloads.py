@@ -285,10 +285,10 @@ class Worker:
     def purge(self) -> None:
         """Purge a topic, or the older half of its messages."""
         topic, keep = self.chance.choice(TOPICS), self.chance.choice((1, 2))
-        plan = self._now_done(self.store.purge.plan(topic))
+        plan = self._now_done(self.store.topic_retention.plan_purge(topic))
         floors = {queue: low + (end - low) // keep for queue, low, _, end in plan}
         begun, end = self.now, self.store.log.end
-        self._now_done(self.store.purge.raise_min_offsets(topic, floors))
+        self._now_done(self.store.topic_retention.raise_min_offsets(topic, floors))
         self.ledger.hidden.append((begun, self.now, topic, floors, end))
 
     def limit_topic(self) -> None:

@@ -251,7 +251,7 @@ def mark_what_is_only_written(patch: Patch) -> None:
     right = DerivedWriter.make_durable
 
     def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
-        covered = self.checkpointing.covered()
+        covered = self.covered()
         self.checkpoint.saved = self.index.checkpoint_position(
             self.commit_log.end, covered.last, covered.queue_ends
         )

@@ -23,13 +23,13 @@ import msgspec
 from cometmq import logs
 from cometmq.errors import RaftRefused
 from cometmq.protocol.codes import ResponseCode
-from cometmq.store.background.derived_writer import Checkpointing, DerivedWriter
+from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.fullness import Fullness
 from cometmq.store.background.retention import Retention
 from cometmq.store.background.space_ahead import SpaceAhead
 from cometmq.store.background.tasks import BackgroundTasks
 from cometmq.store.background.topic_deletion import TopicDeletion
-from cometmq.store.background.topic_retention import Purge, TopicRetention
+from cometmq.store.background.topic_retention import TopicRetention
 from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime
@@ -102,8 +102,8 @@ class MessageStore:
     `start` moves background work to a loop; without it, all work is done on the calling thread.
 
     An operation of a single part is a method of that part: `appender`, `replica`, `queues`, `lookups`,
-    `index`, `log`, `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and
-    `executor` for queries that may wait for the disk. The methods of the store involve several parts.
+    `index`, `log`, `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, and `executor`
+    for queries that may wait for the disk. The methods of the store involve several parts.
     """
 
     def __init__(
@@ -209,14 +209,10 @@ class MessageStore:
         executor, deleted, index = self.executor, self.deleted, self.index
         self.tasks = tasks = BackgroundTasks()
         self.space = SpaceAhead(self.log, clock)
-        self.checkpointing = Checkpointing(
-            checkpoint=self.checkpoint, flusher=flusher, queues=queues, index=index, deleted=deleted,
-            recovered=self.recovered,
-        )  # fmt: skip
         self.writer = DerivedWriter(
             disk=disk, clock=clock, config=config, flags=self.flags, executor=executor, tasks=tasks,
             commit_log=self.log, flusher=flusher, queues=queues, index=index, min_offsets=self.min_offsets,
-            checkpoint=self.checkpoint, checkpointing=self.checkpointing,
+            checkpoint=self.checkpoint, deleted=deleted, recovered=self.recovered,
         )  # fmt: skip
         ext = ExtFiles(disk, config.root)
         steady = SteadyTime(clock, flusher.written_ms)
@@ -237,9 +233,6 @@ class MessageStore:
             queues=queues, ext=ext, deleted=deleted, min_offsets=self.min_offsets,
         )  # fmt: skip
         self.dispatcher.received.on_restart = self.deletion.on_restart
-        self.purge = Purge(
-            executor=executor, queues=queues, lookups=self.lookups, min_offsets=self.min_offsets
-        )
         raft_log = self.raft_log
         self.upkeep = Upkeep(
             disk=disk, config=config, executor=executor, tasks=tasks, commit_log=self.log, flusher=flusher,
@@ -308,7 +301,7 @@ class MessageStore:
             if durable and (self.raft_log is None or self.raft_log.synced == self.raft_log.last):
                 if self.raft_log is not None:
                     self.raft_log.save()
-                self._clean_ends.save(self.queues, self.checkpointing.covered().position, self.config)
+                self._clean_ends.save(self.queues, self.writer.covered().position, self.config)
                 self._abort.clear()
             else:
                 log.warning("the store stops with data that could not be written; the next start recovers it")
@@ -375,7 +368,7 @@ class MessageStore:
         if groups:
             _, _, now_ms = last_of(groups)
             if now_ms + _STEP_BACK_MS < self.flusher.written_ms:
-                self.checkpointing.clock_stepped_back(now_ms)
+                self.writer.clock_stepped_back(now_ms)
             self.flusher.written_ms = now_ms
             self.newest_ms = max(self.newest_ms, now_ms)
         self.space.reserve()
@@ -400,10 +393,9 @@ class MessageStore:
         return self.dispatcher.dispatch(groups) if groups else (0, [])
 
     def _dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
-        self.checkpointing.dispatched(count, last, end, stored_ms)
         if self.config.sync_flush:
             self.space.write_zeros()
-        self.writer.dispatched(count)
+        self.writer.dispatched(count, last, end, stored_ms)
 
     def _flush_failed(self, failure: OSError) -> None:
         self.flags.raise_flag(Flag.NOT_WRITEABLE, f"the commit log could not be flushed: {failure.strerror}")
@@ -440,7 +432,7 @@ class MessageStore:
     @property
     def visible_end(self) -> int:
         """The log position before which all records are visible."""
-        done = self.checkpointing.covered().position
+        done = self.writer.covered().position
         return done if self.dispatcher.waits else max(done, self.replica.end)
 
     def min_offset(self, topic: str, queue_id: int) -> int:

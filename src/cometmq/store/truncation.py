@@ -31,15 +31,9 @@ class QueueCut(msgspec.Struct):
 
 
 class TruncateReport(msgspec.Struct):
-    """The result of a truncation, or of a dry run.
+    """The result of a truncation of the log from `end` to `position`, or, if not `done`, of a dry run.
 
-    Attributes:
-        position: The new end of the log.
-        end: The end of the log before the truncation.
-        records: The number of records after `position`.
-        bytes: The bytes of the log after `position`.
-        segments: The paths of the segments that are deleted.
-        done: Whether the log was truncated; False for a dry run.
+    The other fields tell what is removed; `segments` are paths.
     """
 
     root: str

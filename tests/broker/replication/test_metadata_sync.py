@@ -209,7 +209,7 @@ async def test_what_was_said_of_a_topic_does_not_count_for_its_successor(pair, m
     await pair.equal()
     await sync(pair)
     store = pair.brokers["master"].parts.store
-    await store.purge.raise_min_offsets("Again", {0: 3})
+    await store.topic_retention.raise_min_offsets("Again", {0: 3})
     tables(pair, "master").offsets.commit("G", "Again", 0, 3)
     with monkeypatch.context() as patch:
         patch.setattr(slave.parts.replication.slave, "end_tick", lambda: None)

@@ -256,7 +256,7 @@ class TestDeletionOfATopic:
                 await broker.parts.tables.offsets_file.save_now()
                 store = broker.parts.store
                 store.queues.write_dirty()
-                await store.purge.raise_min_offsets("T", {0: 0})
+                await store.topic_retention.raise_min_offsets("T", {0: 0})
                 delete = DeleteTopicRequestHeader(topic="T")
                 fault = disk.fail("*", first=number, match=str(root / ""), error=errno.ENOSPC)
                 answer = await peer.call(RequestCode.DELETE_TOPIC_IN_BROKER, delete)

@@ -22,7 +22,7 @@ def filled(root: Path, disk: FaultyDisk) -> MessageStore:
         put(store, b"%d" % n, topic="Other")
     committed(store.commit())
     store.writer.make_durable()
-    in_place(store.purge.raise_min_offsets("T", {0: 3}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: 3}))
     return store
 
 

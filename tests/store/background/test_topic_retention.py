@@ -150,11 +150,11 @@ def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(store: Messag
 
 def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    assert in_place(store.purge.plan("T")) == [(0, 0, 10, 10)]
-    assert in_place(store.purge.plan("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
-    assert in_place(store.purge.plan("T", queue_id=3)) == []
+    assert in_place(store.topic_retention.plan_purge("T")) == [(0, 0, 10, 10)]
+    assert in_place(store.topic_retention.plan_purge("T", before_ms=START_MS + 4 * MINUTE)) == [(0, 0, 4, 10)]
+    assert in_place(store.topic_retention.plan_purge("T", queue_id=3)) == []
 
-    in_place(store.purge.raise_min_offsets("T", {0: 4}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: 4}))
     assert len(everything(store)) == 6
     store.close()
     store = open_store(tmp_path, clock=clock)
@@ -170,7 +170,7 @@ def test_a_purge_outlives_restarts_and_the_rebuild_of_queues(tmp_path: Path) -> 
 
 def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    in_place(store.purge.raise_min_offsets("T", {0: 10}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: 10}))
     delete_topic(store, "T")
     assert send(store, b"new").queue_offset == 0
     store.close()
@@ -181,7 +181,7 @@ def test_a_deleted_topic_takes_its_purge_along(tmp_path: Path) -> None:
 
 def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Path) -> None:
     store, clock = minutely(tmp_path)
-    in_place(store.purge.raise_min_offsets("T", {0: 10}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: 10}))
     delete_topic(store, "T")
     send_all(store, numbered(12))
     store.close()
@@ -198,7 +198,7 @@ def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> Non
     shutil.copytree(tmp_path, short)
     store = open_store(tmp_path, clock=clock)
     send(store)
-    in_place(store.purge.raise_min_offsets("T", {0: 6}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: 6}))
     store.close()
     shutil.copy(tmp_path / "config" / "queueMinOffsets.json", short / "config")
 
@@ -219,10 +219,10 @@ def test_a_purge_that_cannot_be_kept_changes_nothing(
 
     (tmp_path / "config" / "queueMinOffsets.json.tmp").mkdir(parents=True)
     with pytest.raises(OSError):
-        in_place(store.purge.raise_min_offsets("T", {0: 1}))
+        in_place(store.topic_retention.raise_min_offsets("T", {0: 1}))
     assert store.min_offset("T", 0) == 0
     (tmp_path / "config" / "queueMinOffsets.json.tmp").rmdir()
-    in_place(store.purge.raise_min_offsets("T", {0: 1}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: 1}))
     assert len(everything(store)) == 1
 
 
@@ -266,7 +266,7 @@ def test_a_topic_made_anew_meanwhile_keeps_its_messages(
 
     monkeypatch.setattr(store.executor, "run", run_later)
     if way == "purge":
-        in_place(store.purge.raise_min_offsets("T", {0: 8}))
+        in_place(store.topic_retention.raise_min_offsets("T", {0: 8}))
     else:
         store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
         run_topic_retention(store)

@@ -234,7 +234,7 @@ async def test_the_background_makes_everything_durable_and_moves_the_checkpoint(
     for number in range(300):
         put(store, bytes(100), queue_id=number % 7, properties=b"KEYS\x01k%d" % number)
     committed(store.commit())
-    last_ms = store.checkpointing.stored_ms
+    last_ms = store.writer.stored_ms
     deadline = asyncio.get_running_loop().time() + 20
     while store.checkpoint.logics_ms < last_ms:
         assert asyncio.get_running_loop().time() < deadline
@@ -279,7 +279,7 @@ async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) ->
     for seconds, moved in ((0, False), (59.9, False), (60, True)):
         clock.now_s = 1000 + seconds
         await store.writer.write_cycle()
-        assert (store.checkpoint.logics_ms == store.checkpointing.stored_ms) is moved
+        assert (store.checkpoint.logics_ms == store.writer.stored_ms) is moved
 
 
 @pytest.mark.parametrize("part", ["consumequeue", "index"])

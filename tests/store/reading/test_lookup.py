@@ -87,7 +87,7 @@ def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
         drop_first_segment(store)
     first = store.min_offset("T", 0)
     first += int((store.max_offset("T", 0) - first) * plan.purged)
-    in_place(store.purge.raise_min_offsets("T", {0: first}))
+    in_place(store.topic_retention.raise_min_offsets("T", {0: first}))
     low = store.log.min_position
     return store, [each for each, position in sent if position >= low and each.offset >= first]
 

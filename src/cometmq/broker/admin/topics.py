@@ -185,11 +185,11 @@ class TopicAdmin(msgspec.Struct, eq=False):
         header = frame.header(PurgeTopicRequestHeader)
         name = self._changeable(header.topic, frame.version)
         self._known(name)
-        plan = await self.store.purge.plan(name, header.queue_id, header.before)
+        plan = await self.store.topic_retention.plan_purge(name, header.queue_id, header.before)
         if header.execute:
             floors = {queue.queue_id: queue.target for queue in plan}
             try:
-                await self.store.purge.raise_min_offsets(name, floors)
+                await self.store.topic_retention.raise_min_offsets(name, floors)
             except OSError as error:
                 raise CommandError.failed(
                     f"nothing was purged, because the table could not be written: {error}"

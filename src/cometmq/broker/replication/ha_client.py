@@ -237,7 +237,7 @@ class HaClient:
         store = self.store
         if store.replica.empty:
             return None
-        position = store.checkpointing.covered().last
+        position = store.writer.covered().last
         record = None
         if position >= 0:
             record = await store.executor.query(partial(store.lookups.record_at, position))

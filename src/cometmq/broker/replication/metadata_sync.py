@@ -299,7 +299,7 @@ class MetadataSync:
         store = self._store
         if store.dispatcher.own_wait:
             return
-        done = store.checkpointing.covered().position
+        done = store.writer.covered().position
         reached = store.visible_end
         due = {topic: end for topic, end in self._deleted.items() if end <= reached}
         self._deleted = {topic: end for topic, end in self._deleted.items() if end > reached}
@@ -410,7 +410,7 @@ class MetadataSync:
             higher = {queue_id: floor for queue_id, floor in floors_here if floor > known.get(queue_id, 0)}
             if higher:
                 try:
-                    await store.purge.raise_min_offsets(topic, higher)
+                    await store.topic_retention.raise_min_offsets(topic, higher)
                 except OSError as failure:
                     text = "topic %s was purged at the master, but could not be purged here: %s"
                     log.error(text, topic, failure)

@@ -64,87 +64,6 @@ class Covered(NamedTuple):
     step_backs: int
 
 
-@dataclass(eq=False, kw_only=True)
-class Checkpointing:
-    """Maintains the checkpoint of one store. Loop thread only."""
-
-    checkpoint: Checkpoint
-    flusher: LogFlusher
-    queues: QueueTable
-    index: IndexService
-    deleted: DeletedTopics
-    recovered: InitVar[Recovered]
-
-    def __post_init__(self, recovered: Recovered) -> None:
-        known = self.checkpoint.saved
-        self._last = recovered.last_position if recovered.records else known.last if known else -1
-        self._position = self._tried = recovered.visible
-        self._behind = 0  # Number of records dispatched since the checkpoint was last moved
-        self._changed = recovered.rebuilt  # Whether the store has changed and needs a new checkpoint position
-        self._step_backs = 0
-        self.stored_ms = self.flusher.written_ms  # Store time of the last dispatched record
-
-    def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
-        """Record that `count` records became visible, the last one at log positions `last` to `end`."""
-        self._behind += count
-        self._changed = True
-        self._last, self._position, self.stored_ms = last, end, stored_ms
-
-    @property
-    def far_behind(self) -> bool:
-        """Whether a recovery would have to scan so much of the log that the checkpoint must be moved now."""
-        return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
-
-    def covered(self) -> Covered:
-        """Return the records that a write of all queues and the index includes if it begins now."""
-        # While topics are being deleted, `queue_ends` is 0 (unknown). Otherwise, after a crash, recovery
-        # would compute a smaller sum of maximum offsets, because it drops the queues of deleted topics. It
-        # could not attribute the difference to the deletion, which is recorded with a log position before the
-        # checkpoint position.
-        ends = 0 if self.deleted.under_way else self.queues.offset_sum
-        return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
-
-    def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
-        """Return the checkpoint position, and the end time (ms) of the newest full index file, for `move`.
-
-        Call this method after queues and index have been written, and before they are synced. The checkpoint
-        position is None if there was none at the start and the store has not changed since then.
-        """
-        self._behind -= covered.behind
-        self._tried = covered.position
-        saved = None
-        if self.checkpoint.saved is not None or self._changed:
-            saved = self.index.checkpoint_position(covered.position, covered.last, covered.queue_ends)
-        return saved, self.index.full_until_ms
-
-    def move(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint to `covered`, which is now synced in log, queues and index, in memory only."""
-        checkpoint = self.checkpoint
-        if covered.step_backs == self._step_backs:
-            checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
-            checkpoint.logics_ms = max(checkpoint.logics_ms, covered.stored_ms)
-            checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
-        checkpoint.saved = saved
-
-    def clock_stepped_back(self, now_ms: int) -> None:
-        """Lower the checkpoint, because the clock was set back to `now_ms`.
-
-        Otherwise recovery would treat the next records, with lower store times, as durable.
-        """
-        checkpoint = self.checkpoint
-        self._step_backs += 1
-        self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)
-        if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
-            return
-        log.warning("the clock and the times of the checkpoint were set back to %d (ms since 1970)", now_ms)
-        checkpoint.physic_ms = min(checkpoint.physic_ms, now_ms)
-        checkpoint.logics_ms = min(checkpoint.logics_ms, now_ms)
-        try:
-            checkpoint.flush()
-        except OSError as failure:
-            log.error("the checkpoint could not be lowered: %s", failure)
-
-
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
     """Sync files and directories, if they still exist. Blocks until that is done. Raises OSError."""
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
@@ -168,7 +87,7 @@ def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class DerivedWriter:
-    """Writes queues and index of one store. For the loop thread only.
+    """Writes queues and index of one store, and moves its checkpoint. For the loop thread only.
 
     When settings change, `config` is replaced.
     """
@@ -185,9 +104,17 @@ class DerivedWriter:
     index: IndexService
     min_offsets: MinOffsets
     checkpoint: Checkpoint
-    checkpointing: Checkpointing
+    deleted: DeletedTopics
+    recovered: InitVar[Recovered]
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, recovered: Recovered) -> None:
+        known = self.checkpoint.saved
+        self._last = recovered.last_position if recovered.records else known.last if known else -1
+        self._position = self._tried = recovered.visible
+        self._behind = 0  # Number of records dispatched since the checkpoint was last moved
+        self._changed = recovered.rebuilt  # Whether the store has changed and needs a new checkpoint position
+        self._step_backs = 0
+        self.stored_ms = self.flusher.written_ms  # Store time of the last dispatched record
         self._thorough_at = self.clock.monotonic()
         self._unwritten = 0  # Number of records since the last search for queues with many unwritten units
         self._search_at = _MIN_RECORDS_PER_SEARCH  # Queues are searched once `_unwritten` reaches this value
@@ -199,12 +126,16 @@ class DerivedWriter:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def dispatched(self, count: int) -> None:
-        """Count `count` more dispatched records. Write queue units and index keys when enough have collected.
+    def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
+        """Record that `count` records became visible, the last one at log positions `last` to `end`.
 
-        Once every few thousand records, the queues with many unwritten units are searched for and written. A
-        failed write is logged, and a flag is raised that makes the store refuse messages.
+        Queue units and index keys are written when enough have collected: once every few thousand records,
+        the queues with many unwritten units are searched for and written. A failed write is logged, and a
+        flag is raised that makes the store refuse messages.
         """
+        self._behind += count
+        self._changed = True
+        self._last, self._position, self.stored_ms = last, end, stored_ms
         self._unwritten += count
         index = self.index
         if self._unwritten < self._search_at and not index.has_batch_waiting():
@@ -233,8 +164,8 @@ class DerivedWriter:
         """
         now = self.clock.monotonic()
         interval_s = self.config.flush_consume_queue_thorough_interval / 1000
-        thorough = thorough or now - self._thorough_at >= interval_s or self.checkpointing.far_behind
-        covered = self.checkpointing.covered() if thorough else None
+        thorough = thorough or now - self._thorough_at >= interval_s or self.far_behind
+        covered = self.covered() if thorough else None
         part = Flag.WRITE_LOGICS_ERROR
         try:
             self.queues.write_eager()
@@ -269,11 +200,55 @@ class DerivedWriter:
             self.flags.clear(Flag.WRITE_LOGICS_ERROR)
             self.flags.clear(Flag.WRITE_INDEX_ERROR)
 
+    # -- the checkpoint ---------------------------------------------------------------------------
+
+    @property
+    def far_behind(self) -> bool:
+        """Whether a recovery would have to scan so much of the log that the checkpoint must be moved now."""
+        return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
+
+    def covered(self) -> Covered:
+        """Return the records that a write of all queues and the index includes if it begins now."""
+        # While topics are being deleted, `queue_ends` is 0 (unknown). Otherwise, after a crash, recovery
+        # would compute a smaller sum of maximum offsets, because it drops the queues of deleted topics. It
+        # could not attribute the difference to the deletion, which is recorded with a log position before the
+        # checkpoint position.
+        ends = 0 if self.deleted.under_way else self.queues.offset_sum
+        return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
+
+    def _position_of(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
+        """Return the checkpoint position, and the end time (ms) of the newest full index file.
+
+        Call this method after queues and index have been written, and before they are synced. The checkpoint
+        position is None if there was none at the start and the store has not changed since then.
+        """
+        self._behind -= covered.behind
+        self._tried = covered.position
+        saved = None
+        if self.checkpoint.saved is not None or self._changed:
+            saved = self.index.checkpoint_position(covered.position, covered.last, covered.queue_ends)
+        return saved, self.index.full_until_ms
+
+    def clock_stepped_back(self, now_ms: int) -> None:
+        """Lower the checkpoint, or recovery would treat the next records, with lower times, as durable."""
+        checkpoint = self.checkpoint
+        self._step_backs += 1
+        self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)
+        if max(checkpoint.physic_ms, checkpoint.logics_ms) <= now_ms:
+            return
+        log.warning("the clock and the times of the checkpoint were set back to %d (ms since 1970)", now_ms)
+        checkpoint.physic_ms = min(checkpoint.physic_ms, now_ms)
+        checkpoint.logics_ms = min(checkpoint.logics_ms, now_ms)
+        try:
+            checkpoint.flush()
+        except OSError as failure:
+            log.error("the checkpoint could not be lowered: %s", failure)
+
     # -- making durable ---------------------------------------------------------------------------
 
     async def _make_durable(self, covered: Covered) -> None:
         """Sync the log, queues and index without blocking the loop, then move the checkpoint to `covered`."""
-        saved, full_ms = self.checkpointing.written(covered)
+        saved, full_ms = self._position_of(covered)
         if self.executor.ending or self._lost is not None or self.flusher.failure is not None:
             return
         work = self._to_sync()
@@ -294,10 +269,7 @@ class DerivedWriter:
         await self.executor.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync all queues and the index, which blocks the event loop. Return success.
-
-        Unless `slots` is set, the hash slots of the newest index file are not written.
-        """
+        """Write and sync all queues and the index, which blocks the event loop. Return success."""
         self.flusher.flush_now()
         if self.flusher.failure is not None:
             return False
@@ -313,8 +285,8 @@ class DerivedWriter:
         self._healed()
         if self._lost is not None:
             return False
-        covered = self.checkpointing.covered()
-        saved, full_ms = self.checkpointing.written(covered)
+        covered = self.covered()
+        saved, full_ms = self._position_of(covered)
         try:
             sync_paths(self.disk, *self._to_sync())
         except OSError as failure:
@@ -359,10 +331,16 @@ class DerivedWriter:
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
     def _synced(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
+        """Move the checkpoint to `covered`, which is now synced in log, queues and index, in memory only."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
-        self.checkpointing.move(covered, saved, full_ms)
+        checkpoint = self.checkpoint
+        if covered.step_backs == self._step_backs:
+            checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
+            checkpoint.logics_ms = max(checkpoint.logics_ms, covered.stored_ms)
+            checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
+        checkpoint.saved = saved
 
     def _sync_failed(self, failure: OSError) -> None:
         """Never move the checkpoint again, because it is unknown what the disk stored in the failed sync."""

@@ -6,10 +6,8 @@ after each one, and never deletes the last one. Segments that a slave still need
 full. The files of queues, queue extensions (queue_ext.py) and index are deleted after all records that they
 refer to. The minimum offset of each queue moves to its first record that still exists.
 
-A power failure must not leave gaps in the queues. Once a segment has been deleted, only the queue units of
-its records show which offsets were assigned. So a segment is deleted only after these units have been synced.
-Each deletion is synced before the next one in that directory. Files of queues and index are deleted after
-those of the log, so a record that reappears after a failure still has its queue.
+The order of deletions and syncs leaves no gaps after a power failure (docs/store.md, Deletion and power
+failures).
 
 Before a segment is deleted, messages in it that are still needed are moved to the end of the log. This gains
 no space if the log contains almost nothing else. So while the disk is full, each segment is processed only
@@ -113,10 +111,7 @@ class Retention:
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Delete the segments that are due, if `log_too` is set, and raise minimum offsets.
-
-        Afterwards, the deletion of queue and index files starts in the background.
-        """
+        """Raise minimum offsets, also after deleting segments if `log_too`, and begin a derived cycle."""
         if log_too:
             await self.tasks.run_again(_LOG_CYCLE, self._log_cycle_first)
         else:

@@ -1,10 +1,8 @@
 """Prepares space in the commit log before records need it: it reserves segments and writes zeros.
 
-Under SYNC_FLUSH, a thread writes zeros to a segment well before the records. The file system treats a
-reserved segment as never written. The first write to a part of the segment changes this state, and the next
-sync writes the change to the journal: that takes three more writes and twice the time. If zeros were written
-first, the sync of the records avoids this cost. Reserved space reads as zeros anyway, so nothing changes for
-readers, recovery and power loss.
+Under SYNC_FLUSH, a thread writes zeros to a segment well before the records, so that the sync of the records
+need not change the state of reserved space in the file system's journal, which takes twice the time
+(docs/store.md, Threads and processes that sync). Reserved space reads as zeros anyway.
 """
 
 from __future__ import annotations

@@ -56,12 +56,10 @@ class BackgroundTasks:
             await asyncio.wait(tasks)
 
     async def stop(self) -> None:
-        """Start no more tasks, and wait for the running ones."""
         self._loop = None
         await self.idle()
 
     def cancel(self) -> None:
-        """Start no more tasks, and cancel the running ones."""
         self._loop = None
         for task in self._running.values():
             task.cancel()

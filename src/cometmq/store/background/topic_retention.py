@@ -47,6 +47,15 @@ class TopicLimit(msgspec.Struct, frozen=True):
     bytes_per_queue: int | None = None
 
 
+class PurgePlan(NamedTuple):
+    """The effect of a purge on one queue. `target` is the new minimum offset."""
+
+    queue_id: int
+    min_offset: int
+    target: int
+    max_offset: int
+
+
 class _Counted(msgspec.Struct):
     """The total size, in bytes, of the records of one queue that have offsets in [begin, end)."""
 
@@ -57,7 +66,7 @@ class _Counted(msgspec.Struct):
 
 @dataclass(eq=False, kw_only=True)
 class TopicRetention:
-    """Raises the minimum offsets of queues whose topics have limits on the age or bytes of messages.
+    """Raises the minimum offsets of queues: by limits on the age or bytes of messages, and on request.
 
     For the loop thread only.
     """
@@ -176,25 +185,9 @@ class TopicRetention:
         sizes[sizes == FILLER_SIZE] = 0
         return sizes
 
+    # -- purges -----------------------------------------------------------------------------------
 
-class PurgePlan(NamedTuple):
-    """The effect of a purge on one queue. `target` is the new minimum offset."""
-
-    queue_id: int
-    min_offset: int
-    target: int
-    max_offset: int
-
-
-class Purge(msgspec.Struct, eq=False, kw_only=True):
-    """Hides messages of one store on request, up to an offset or a time. For the loop thread only."""
-
-    executor: StoreExecutor
-    queues: QueueTable
-    lookups: Lookup
-    min_offsets: MinOffsets
-
-    async def plan(
+    async def plan_purge(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[PurgePlan]:
         """Return the effect of a purge of the messages before a time, or of all, in one queue or in all."""

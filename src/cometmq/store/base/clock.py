@@ -44,11 +44,9 @@ Time daemons and leap seconds cause such steps.
 class SteadyTime:
     """The wall time for deletion and delivery. It ignores a clock that jumps forward and back again.
 
-    It starts at the store time of the newest record, or at the wall clock's time if that is earlier. It
-    advances with a clock that cannot be set and that includes suspension. A wall clock that is behind the
-    steady time, or up to 2 s ahead, is adopted immediately. If every call of `now_ms` within `proof_s`
-    seconds has found the wall clock further ahead, the steady time moves forward by the smallest of these
-    differences. The steady time is never ahead of the wall clock.
+    If every call of `now_ms` within `proof_s` seconds has found the wall clock ahead, the steady time moves
+    forward by the smallest of these differences (docs/store.md, Ages and wrong clocks). It is never ahead of
+    the wall clock.
     """
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:

@@ -163,10 +163,7 @@ class StoreFiles(DescriptorCache):
         super().__init__(disk, fair_share(), write=True)
 
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
-        """Read exactly `length` bytes of a file. Return None if the file does not exist or is too short.
-
-        Raises NotInMemory, OSError.
-        """
+        """Read exactly `length` bytes, or None without such a file or length. Raises NotInMemory, OSError."""
         try:
             fd = self.descriptor(path)
         except FileNotFoundError:
@@ -197,10 +194,7 @@ class ReadOnlyFiles(DescriptorCache):
         self.close()
 
     def read(self, path: str, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes: fewer at the end of the file, none if the file does not exist.
-
-        Raises OSError for other failures.
-        """
+        """Read up to `length` bytes: fewer at the end of the file, none without a file. Raises OSError."""
         fd = self._existing(path)
         return b"" if fd is None else self.disk.pread(fd, length, offset)
 

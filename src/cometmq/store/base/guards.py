@@ -5,10 +5,9 @@ locks it only after recovery has already rewritten files; CometMQ locks it first
 of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
 existence counts.
 
-Settings can name directories of another store. So the directories of log, consume queues and index have locks
-of their own. Settings can also put `abort` and `checkpoint` outside the store directory. Then a file
-`<file>.owner` beside each of them holds the path of the store directory. A lock would not be enough: a store
-must not remove the `abort` of another store even if that store is not running.
+The directories of log, consume queues and index have locks of their own. If `abort` or `checkpoint` is
+outside the store directory, a file `<file>.owner` beside it holds the path of that directory. A lock would
+not be enough: the other store may not be running (docs/store.md, Directories elsewhere).
 """
 
 from __future__ import annotations

@@ -353,10 +353,7 @@ class ConsumeQueue:
         return notes
 
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
-        """Return the number of valid units at the start of a file. Their records lie before `log_end`.
-
-        The binary search begins at `allocated`, the number of bytes that the file system has allocated.
-        """
+        """Return the number of valid units, with records before `log_end`, in a file of `allocated` bytes."""
         fd = self._files.descriptor(self.path_of(base))
         pages: dict[int, bytes] = {}
 

@@ -166,10 +166,7 @@ class IndexFile:
         return np.frombuffer(data, ENTRY_DTYPE)
 
     def check_entries(self, first: int = 1) -> int:
-        """Return the number of entries before the first implausible one from number `first` on.
-
-        Without damage, it is `count` - 1.
-        """
+        """Return the number of entries before the first implausible one from `first` on; else `count` - 1."""
         entries = self.entries(first)
         position = entries["position"].astype(np.int64)
         number = np.arange(first, first + len(entries))

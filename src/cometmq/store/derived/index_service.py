@@ -108,10 +108,7 @@ class IndexService:
         return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash the keys that `add` has collected, and add them to the index files.
-
-        After an OSError, the next call continues with the keys that have not been added.
-        """
+        """Hash the collected keys, and add them to the files. After an OSError, the next call continues."""
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
                 self._hashed = _hash(self._waiting)
@@ -174,10 +171,7 @@ class IndexService:
             self._unsynced.add(file.path)
 
     def checkpoint_position(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
-        """Return a `CheckpointPosition` that declares everything written to the index files durable.
-
-        The caller must sync these files before it uses the result.
-        """
+        """Return a position that declares all that is written durable, for use after the files are synced."""
         if not self.files:
             return CheckpointPosition(position, last, queue_ends)
         file = self.files[-1]
@@ -330,10 +324,7 @@ def hashed_keys(
     properties: Iterable[bytes],
     keys: Iterable[Keys],
 ) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-    """Yield hashes, positions and times of the keys of records, for `add_hashed`.
-
-    The arguments are those of `IndexService.add`.
-    """
+    """Yield hashes, positions and times for `add_hashed`. The arguments are those of `IndexService.add`."""
     waiting = _Waiting([*keys], [*positions], [*prefixes], [*properties], [*times_ms])
     while waiting.positions:
         yield _hash(waiting)

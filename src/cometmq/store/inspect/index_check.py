@@ -136,10 +136,8 @@ class IndexFiles:
             following = first + len(entries)
             expected = chain(slots, entries["hash"].astype(np.int64), np.arange(first, following))
             for at in np.flatnonzero(entries["previous"] != expected).tolist():
-                problem = (
-                    f"entry {first + at}: the chain continues with entry {entries['previous'][at]}, "
-                    "which is not in it"
-                )
+                wrong = f"the chain continues with entry {entries['previous'][at]}, which is not in it"
+                problem = f"entry {first + at}: {wrong}"
                 self._error("index-chain", file, self.location(first + at), problem)
             first_position = int(entries["position"][0]) if first == 1 else first_position
             last_position = int(entries["position"][-1])
@@ -355,10 +353,8 @@ class IndexCheck:
         if self._repeats(window, at):
             return
         what = "whose record has no such key" if record_there else "where no valid record with a key begins"
-        problem = (
-            f"entry {window.number[at]} (hash {window.hash[at]}) points at log position "
-            f"{window.position[at]}, {what}"
-        )
+        entry = f"entry {window.number[at]} (hash {window.hash[at]})"
+        problem = f"{entry} points at log position {window.position[at]}, {what}"
         self._findings.add(ERROR, "index-entry", *self._location(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:

@@ -178,10 +178,8 @@ class LogWalk:
     def _damaged(self, file: StoreFile, damage: Damage) -> None:
         self.damage.append(damage)
         _, start, stop = damage
-        problem = (
-            f"no valid record in log positions {start} to {stop} ({stop - start} bytes), valid ones follow; "
-            f"{why_no_record(self.disk, file, start + self._gap)}"
-        )
+        why = f"valid ones follow; {why_no_record(self.disk, file, start + self._gap)}"
+        problem = f"no valid record in log positions {start} to {stop} ({stop - start} bytes), {why}"
         self.findings.add(ERROR, "log-damage", file.path, start - file.base, problem, NOTHING)
 
     def _missing(self, start: int, stop: int) -> None:
@@ -201,10 +199,8 @@ class LogWalk:
     def _torn(self, file: StoreFile, end: int) -> None:
         if self.layout.live:
             return
-        problem = (
-            f"invalid bytes after log position {end}, and no valid record after them; "
-            f"{why_no_record(self.disk, file, end + self._gap)}"
-        )
+        why = f"no valid record after them; {why_no_record(self.disk, file, end + self._gap)}"
+        problem = f"invalid bytes after log position {end}, and {why}"
         severity = ERROR if self.layout.clean else WARNING
         repair = f"{NEXT_START} cuts them off and zeroes the space"
         self.findings.add(severity, "torn-tail", file.path, end - file.base, problem, repair)
@@ -258,12 +254,8 @@ def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
     )
     saved = checkpoint_position_of(files.read(layout.config.location(CHECKPOINT), FILE_SIZE, 0))
     ends = [_queue_end(layout, files, queue) for queue in layout.queues]
-    return max(
-        layout.log_min,
-        place.end if place is not None else 0,
-        saved.position if saved is not None else 0,
-        *ends,
-    )
+    known = place.end if place is not None else 0, saved.position if saved is not None else 0
+    return max(layout.log_min, *known, *ends)
 
 
 def _queue_end(layout: StoreLayout, files: ReadOnlyFiles, queue: QueueFiles) -> int:

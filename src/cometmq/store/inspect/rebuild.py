@@ -1,14 +1,7 @@
 """`rebuild` computes consume queues and index from the log again, for a store that no broker uses.
 
-The log is scanned twice. The first scan compares it with the old queues, to find the records whose queue
-units are more reliable than the records themselves (see Evidence). The second scan creates the new queues and
-the index.
-
-The new directories are created beside the old ones and replace them once they are complete and synced to
-disk. The old directories are removed last. After an interruption, the next start finds the old or the new
-directories, or computes their content again. The log is not changed.
-
-A record is added to a queue under the same conditions as in recovery, except where the old queue files prove
+The log is scanned twice, and the new directories are created beside the old ones (docs/store.md, rebuild). A
+record is added to a queue under the same conditions as in recovery, except where the old queue files prove
 that the broker added the record, or did not (see `Evidence`).
 """
 

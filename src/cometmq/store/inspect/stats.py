@@ -1,8 +1,4 @@
-"""`stats`: how much a store contains, and how long retention will keep it.
-
-It reads queues and a few records, not the log. The numbers count messages that consumers can still read. If a
-broker is running, messages of the last second may be missing, because queue units are written in batches.
-"""
+"""`stats`: how much a store contains, and how long retention will keep it (docs/store.md, stats)."""
 
 from __future__ import annotations
 
@@ -128,25 +124,14 @@ def store_stats(
     ext = ExtFiles(disk, layout.root)
     queue_paths = [file.path for queue in layout.queues for file in queue.files]
     queue_paths += [path for queue in ext.queues() for path in ext.paths(*queue)]
+    segments, index = ([file.path for file in files] for files in (layout.segments, layout.index_files))
+    entries = sum(max(0, header.next_number - 1) for header in headers if header)
     return StoreStats(
-        root=layout.root,
-        live=layout.live,
-        clean=layout.clean,
-        segments=len(layout.segments),
-        segment_size=layout.config.mapped_file_size_commit_log,
-        first_position=layout.log_min,
-        log_allocated=_allocated(disk, [file.path for file in layout.segments]),
-        queue_files=len(queue_paths),
-        queue_allocated=_allocated(disk, queue_paths),
-        index_files=len(layout.index_files),
-        index_entries=sum(max(0, header.next_number - 1) for header in headers if header),
-        index_allocated=_allocated(disk, [file.path for file in layout.index_files]),
-        messages=sum(queue.messages for queue in queues),
-        bytes=sum(queue.bytes for queue in queues),
-        topics=topics,
-        queues=queues,
-        outlook=_outlook(disk, layout, clock, topics),
-    )
+        layout.root, layout.live, layout.clean, len(segments), layout.config.mapped_file_size_commit_log,
+        layout.log_min, _allocated(disk, segments), len(queue_paths), _allocated(disk, queue_paths),
+        len(index), entries, _allocated(disk, index), sum(queue.messages for queue in queues),
+        sum(queue.bytes for queue in queues), topics, queues, _outlook(disk, layout, clock, topics),
+    )  # fmt: skip
 
 
 def _queue(

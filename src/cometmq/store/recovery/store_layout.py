@@ -82,13 +82,9 @@ class QueueFiles(NamedTuple):
 
 
 class StoreLayout(NamedTuple):
-    """The layout of a store at one moment.
+    """The layout of a store at one moment. `config` has the lengths that the existing files have.
 
-    Attributes:
-        config: The settings, with the lengths that the existing files have.
-        live: Whether a broker holds the lock of the store.
-        clean: Whether the last stop was clean. False while a broker runs.
-        strays: Paths of files that are not part of a store.
+    While a broker runs (`live`), the store is not `clean`. `strays` are paths that are not part of a store.
     """
 
     root: str

@@ -59,10 +59,7 @@ class MinOffsets:
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo `set_offsets(topic, moved)`, except in queues whose minimum has been raised again since.
-
-        `before` holds the earlier minimum offsets.
-        """
+        """Restore `before` after `set_offsets(topic, moved)`, except in queues that were raised again."""
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
             if kept.get(queue_id) == offset:

@@ -20,6 +20,7 @@ from cometmq.protocol.checksum import crc32
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.key_hashes import Keys
 from cometmq.protocol.properties.key_hashes import key_prefix as key_prefix_of
+from cometmq.protocol.record.framing import ENTRY_SIZE, encode_entry_head
 from cometmq.protocol.record.layout import BLANK_SIZE, COMMITTED, ROLLBACK, TRANSACTION_MASK
 from cometmq.protocol.record.one import head_of, topic_part
 from cometmq.store.base.clock import Clock
@@ -28,7 +29,6 @@ from cometmq.store.base.refusal import Flag, RunningFlags, StoreRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
-from cometmq.store.log.entry_tail import EntryTail
 from cometmq.store.writing.batch_items import Common, Items, batch_items
 
 log = logs.logger(__name__)
@@ -143,6 +143,44 @@ class EncodedTick(NamedTuple):
     groups: list[EncodedGroup]
     placed: list[TickMessage]
     refused: list[Refused]
+
+
+class EntryTail:
+    """The newest entries of a raft log, from index `first` on, which are not in the index of the log yet.
+
+    The index contains only durable entries. Each attribute with a plural name has one value per entry;
+    positions and sizes are those of whole entries. `term` is the current term, for new entry headers.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.positions: list[int] = []
+        self.sizes: list[int] = []
+        self.terms: list[int] = []
+        self.term = -1
+
+    @property
+    def next(self) -> int:
+        """The index that the next appended entry gets."""
+        return self.first + len(self.positions)
+
+    def head(self, position: int, record_size: int) -> bytes:
+        """Add the next entry, which begins at log position `position`. Return the entry's header."""
+        head = encode_entry_head(self.first + len(self.positions), self.term, position, record_size)
+        self.positions.append(position)
+        self.sizes.append(record_size + ENTRY_SIZE)
+        self.terms.append(self.term)
+        return head
+
+    def remove_last(self, count: int) -> None:
+        for column in (self.positions, self.sizes, self.terms):
+            del column[len(column) - count :]
+
+    def forget(self, count: int) -> None:
+        """Remove the first `count` entries, because the index on disk contains them."""
+        for column in (self.positions, self.sizes, self.terms):
+            del column[:count]
+        self.first += count
 
 
 class Appender:

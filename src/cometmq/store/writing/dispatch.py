@@ -53,10 +53,7 @@ def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
 
 
 def split_at(groups: Sequence[WrittenGroup], end: int) -> tuple[list[WrittenGroup], list[WrittenGroup]]:
-    """Divide records at log position `end`: return those before it and those after it.
-
-    A record must end at `end`.
-    """
+    """Divide records at log position `end`, where a record must end."""
     front: list[WrittenGroup] = []
     rest: list[WrittenGroup] = []
     for group in groups:

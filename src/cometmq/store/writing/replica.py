@@ -49,13 +49,9 @@ class ReplicaDamaged(StoreError, Terminal):
 
 
 class ReplicaCommit(msgspec.Struct, gc=False):
-    """The outcome of one commit.
+    """The outcome of one commit: the end of the log, and otherwise what a `Commit` of the store contains.
 
-    Attributes:
-        end: The end of the log.
-        visible: The number of messages that became visible during the commit.
-        arrivals: The newly visible messages in the queues that `Dispatcher.watched` contains.
-        error: Why the bytes after `end` were dropped, or None.
+    `error` is why the bytes after `end` were dropped, or None.
     """
 
     end: int
