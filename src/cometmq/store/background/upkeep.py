@@ -92,7 +92,7 @@ class Upkeep:
         self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
-        """Stop tasks, executor, flusher and threads, in this order. What is unwritten stays so."""
+        """Stop tasks, executor, flusher and threads, in this order. The caller then calls `make_durable`."""
         self._cancel_timers()
         self.executor.end()
         await self.tasks.stop()
