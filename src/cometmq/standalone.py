@@ -29,7 +29,7 @@ from cometmq.private import make_private_directory
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.remoting import loop_in_thread
 from cometmq.settings import properties_of, settings_of, with_values
-from cometmq.store import SMALL_FILES, WIRE_NAMES, Disk, OsDisk, StoreConfig, read_file, replace_file
+from cometmq.store import SMALL_FILES, WIRE_NAMES, Disk, StoreConfig, read_file, replace_file
 
 log = logs.logger(__name__)
 
@@ -82,7 +82,7 @@ class Standalone(Running):
         self._grpc_port = grpc_port
         self._count = brokers
         self._settings = dict(settings or {})
-        self._disk = disk if disk is not None else OsDisk()
+        self._disk = disk if disk is not None else Disk()
         self._namesrv: NameServer | None = None
         self.broker: Broker | None = None
         self.children: list[BrokerChild] = []

@@ -16,7 +16,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.protocol.codes import RequestCode
 from cometmq.standalone import Standalone
-from cometmq.store import MessageStore, OsDisk, StoreConfig
+from cometmq.store import Disk, MessageStore, StoreConfig
 from cometmq.store.base.guards import lock_held
 
 SERVED = [
@@ -92,7 +92,7 @@ class TestFastPort:
 # -- A broker's start and stop
 
 
-class SlowDisk(OsDisk):
+class SlowDisk(Disk):
     """A disk on which directory listings wait."""
 
     def __init__(self) -> None:

@@ -12,12 +12,12 @@ import time
 from tests.interop import attached
 
 from cometmq.broker import server
-from cometmq.store import OsDisk
+from cometmq.store import Disk
 
 SLOW_S = 0.4
 
 
-class SlowDisk(OsDisk):
+class SlowDisk(Disk):
     """The system's disk, slow while the file `slow` exists."""
 
     __slots__ = ()
@@ -35,5 +35,5 @@ class SlowDisk(OsDisk):
 
 
 if __name__ == "__main__":
-    server.OsDisk = SlowDisk  # type: ignore[misc]
+    server.Disk = SlowDisk  # type: ignore[misc]
     attached.main()

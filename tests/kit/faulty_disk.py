@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cometmq.store import Buffer, OsDisk
+from cometmq.store import Buffer, Disk
 
 WRITES = ("open", "pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs")
 """Operations that change the disk. The reading operations are `pread` and `pread_cached`."""
@@ -38,8 +38,8 @@ class Fault:
     partial: float = 0.0
 
 
-class FaultyDisk(OsDisk):
-    """An `OsDisk` with planned failures and a count of calls by operation.
+class FaultyDisk(Disk):
+    """An `Disk` with planned failures and a count of calls by operation.
 
     Args:
         really_sync: Whether syncs reach the device. False makes long test series faster.

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cometmq.store import Buffer, DiskUsage, FileFacts
+from cometmq.store import Buffer, Disk, DiskUsage, FileFacts
 
 Image = dict[str, bytes | None]
 """Content of files by path; None stands for a directory."""
@@ -51,7 +51,7 @@ class Operation(NamedTuple):
         return f"{self.kind} {self.path}{detail or (f' to {self.offset}' if self.kind == 'length' else '')}"
 
 
-class RecordingDisk:
+class RecordingDisk(Disk):
     """A thread-safe `Disk` in memory; `history` holds all operations since the image `start`."""
 
     lends_descriptors = False

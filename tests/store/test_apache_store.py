@@ -15,7 +15,7 @@ from tests.store.kit import by_key, everything, open_configured
 from cometmq.protocol.record.one import iter_records
 from cometmq.store import StoreConfig
 from cometmq.store.base.checkpoint import Checkpoint
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.derived.index_file import HEADER
 
 RECORDED = Path(__file__).parent.parent / "data" / "store-4.9.7.tar.gz"
@@ -110,7 +110,7 @@ def test_every_key_in_it_is_found(root: Path) -> None:
 
 def test_its_checkpoint_is_read_and_written_back_unchanged(root: Path) -> None:
     data = (root / "checkpoint").read_bytes()
-    checkpoint = Checkpoint(OsDisk(), str(root / "checkpoint"))
+    checkpoint = Checkpoint(Disk(), str(root / "checkpoint"))
     assert (checkpoint.physic_ms, checkpoint.logics_ms, checkpoint.index_ms) == struct.unpack_from(
         ">qqq", data
     )

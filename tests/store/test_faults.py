@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import (
     after_crash,
     bodies,
@@ -20,8 +21,12 @@ from tests.store.kit import (
     send_all,
 )
 
-from cometmq.store import JsonTable, MessageStore, StoreRefused
+from cometmq.store import Disk, JsonTable, MessageStore, StoreRefused
 from cometmq.store.background import derived_writer
+
+
+def test_the_recording_disk_replaces_every_operation() -> None:
+    assert {name for name in vars(Disk) if not name.startswith("_")} <= vars(RecordingDisk).keys()
 
 
 def test_a_full_disk_refuses_the_send_and_leaves_no_file(

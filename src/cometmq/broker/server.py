@@ -20,7 +20,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ClientStateError, CometError, ConfigError, StoreError
 from cometmq.remoting import listen, resolve
-from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig
+from cometmq.store import Clock, Disk, MessageStore, StoreConfig
 
 log = logs.logger(__name__)
 
@@ -56,7 +56,7 @@ class Broker:
         self.config = config
         self.endpoint = endpoint
         self.port = 0
-        self._disk = disk if disk is not None else OsDisk()
+        self._disk = disk if disk is not None else Disk()
         self._clock = clock if clock is not None else Clock()
         self._parts: BrokerParts | None = None
         self._look: asyncio.Task[None] | None = None

@@ -66,7 +66,7 @@ async def examine_settings(path: Path) -> list[Finding]:
     from cometmq.broker_process import read_config
     from cometmq.errors import CometError, ConfigError
     from cometmq.remoting import check_port, resolve
-    from cometmq.store import OsDisk, check_locations
+    from cometmq.store import Disk, check_locations
 
     findings: list[Finding] = []
 
@@ -76,7 +76,7 @@ async def examine_settings(path: Path) -> list[Finding]:
     try:
         config = read_config(str(path))
         config.check()
-        check_locations(OsDisk(), config.store)
+        check_locations(Disk(), config.store)
     except (CometError, OSError) as error:
         wrong(str(path), str(error), "set an expected value; docs/settings.md lists all settings")
         return findings

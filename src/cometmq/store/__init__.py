@@ -8,7 +8,7 @@ store without its broker are in `cometmq.store.inspect`.
 from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.clock import Clock, ManualClock, SteadyTime
 from cometmq.store.base.config import LOCATIONS, SLAVE, SMALL_FILES, SYNC_MASTER, WIRE_NAMES, StoreConfig
-from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, OsDisk, read_file, replace_file
+from cometmq.store.base.disk import Buffer, Disk, DiskUsage, FileFacts, read_file, replace_file
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
 from cometmq.store.base.refusal import Flag, StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
@@ -55,7 +55,6 @@ __all__ = [
     "ManualClock",
     "MessageStore",
     "NotInMemory",
-    "OsDisk",
     "QueueTable",
     "ReadResult",
     "Reads",

@@ -34,7 +34,7 @@ from cometmq.store.background.upkeep import Upkeep
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.clock import Clock, SteadyTime
 from cometmq.store.base.config import ABORT, CHECKPOINT, CONSUME_QUEUES, INDEX, SLAVE, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk, make_directory
+from cometmq.store.base.disk import Disk, make_directory
 from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import CACHED, Reads, StoreFiles
 from cometmq.store.base.guards import AbortFile, StoreLock
@@ -249,7 +249,7 @@ class MessageStore:
 
         If this raises StoreError or OSError, nothing stays locked.
         """
-        disk = disk or OsDisk()
+        disk = disk or Disk()
         own: tuple[str, ...] = ()
         if config.enable_d_leger_commit_log:
             own = (config.raft_log_dir, os.path.join(config.raft_log_dir, "index"))

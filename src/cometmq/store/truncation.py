@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cometmq.errors import StoreError
 from cometmq.protocol.record.many import RecordGroup
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.log.scan import SegmentScan
 from cometmq.store.message_store import MessageStore
 from cometmq.store.recovery.store_layout import Look, StoreLayout, locked_layout
@@ -55,7 +55,7 @@ def truncate_log(
         StoreError: There is no store, it is in use, or no record ends at `position`. Nothing has changed.
         OSError: A read or write failed. If the truncation had begun, the next start completes it.
     """
-    disk = disk or OsDisk()
+    disk = disk or Disk()
     with locked_layout(disk, root, **look) as layout:
         if layout.config.enable_d_leger_commit_log:
             raise StoreError("the log of a raft member can only be truncated by its group", layout.root)

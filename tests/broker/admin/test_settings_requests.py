@@ -22,7 +22,7 @@ from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.java_properties import format_properties, parse_properties
 from cometmq.remoting import resolve
 from cometmq.standalone import Standalone
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.recovery.store_layout import read_layout
 
 
@@ -237,7 +237,7 @@ async def test_a_poisoned_file_of_a_store_stops_the_start_with_file_line_and_key
         line = len(good.splitlines()) + 2
         assert str(raised.value).startswith(f"{conf} line {line}: cleanResourceInterval = '0': expected ")
     with pytest.raises(ConfigError, match=rf"^{conf} line {line}: cleanResourceInterval"):
-        read_layout(OsDisk(), str(conf.parent))  # the store's tools read the file, too
+        read_layout(Disk(), str(conf.parent))  # the store's tools read the file, too
     with pytest.raises(ConfigError) as raised:  # the value was passed to the start and is not in the file
         await Standalone(tmp_path, 0, 0, settings={"cleanResourceInterval": "1"}).start()
     assert str(raised.value).startswith("cleanResourceInterval = '1': expected ")

@@ -14,7 +14,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import CreateTopicRequestHeader, DeleteSubscriptionGroupRequestHeader
 from cometmq.remoting import Limits
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.reading.queue_reader import GetStatus, ReadResult
 
 
@@ -380,7 +380,7 @@ class TestRefusals:
         assert (await peer.pull()).code == 16
 
 
-class ColdDisk(OsDisk):
+class ColdDisk(Disk):
     """A disk with an empty page cache."""
 
     __slots__ = ("refused",)

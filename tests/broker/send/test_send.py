@@ -16,7 +16,7 @@ from cometmq.protocol.headers import ViewMessageRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.protocol.properties import values
 from cometmq.protocol.properties.values import encode_properties
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 
 MIB = 1 << 20
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
@@ -259,13 +259,13 @@ async def test_what_was_sent_is_there_after_a_restart(cluster, peer):
 @pytest.fixture
 def _synced_here(monkeypatch):
     """Sync in this process, because a patch that slows the disk works in this process only."""
-    right = OsDisk.__init__
+    right = Disk.__init__
 
     def keep_descriptors(self):
         right(self)
         self.lends_descriptors = False
 
-    monkeypatch.setattr(OsDisk, "__init__", keep_descriptors)
+    monkeypatch.setattr(Disk, "__init__", keep_descriptors)
 
 
 class TestSyncFlush:

@@ -14,13 +14,13 @@ from tests.store.kit import everything, flushed, open_store, put_all, started
 
 from cometmq.store import Clock, MessageStore
 from cometmq.store.background import space_ahead
-from cometmq.store.base.disk import Buffer, OsDisk, is_zero
+from cometmq.store.base.disk import Buffer, Disk, is_zero
 
 PART = 16 << 10
 SEGMENT = 256 << 10
 
 
-class WatchedDisk(OsDisk):
+class WatchedDisk(Disk):
     """A disk that records writes to the log in order: ("zeros" or "records", first position, end)."""
 
     __slots__ = ("failing", "go_on", "writes")
@@ -57,7 +57,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space_ahead, "AHEAD", 4 * PART)
 
 
-def start(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:
+def start(root: Path, disk: Disk, flush: str = "SYNC_FLUSH") -> MessageStore:
     sizes = {"mapped_file_size_commit_log": SEGMENT}
     return started(root, disk, Clock(), flush_disk_type=flush, **sizes)
 

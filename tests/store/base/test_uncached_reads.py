@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.base.executor import READ_AHEAD, StoreExecutor
 from cometmq.store.base.files import FileRange
 
 
-class SlowDisk(OsDisk):
+class SlowDisk(Disk):
     """A disk whose reads wait for a signal; it counts all reads and the largest number of concurrent ones."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ async def test_few_reads_are_under_way_and_a_reader_that_gives_up_takes_nothing_
 
 
 async def test_a_failure_reaches_every_reader_and_the_next_one_tries_again(file: str) -> None:
-    class Broken(OsDisk):
+    class Broken(Disk):
         def pread(self, fd: int, length: int, offset: int) -> bytes:
             raise OSError(5, "broken")
 

@@ -24,7 +24,7 @@ from tests.store.planted import alter
 from cometmq.broker.pull.long_poll import LongPoll, ParkedPull
 from cometmq.protocol.properties.values import java_hash
 from cometmq.store import GetStatus, MessageStore
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.derived.queue_ext import HEAD, ExtFiles
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
@@ -173,7 +173,7 @@ def test_ext_files_go_with_the_units_that_refer_to_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [RED, LOWEST + 800, LOWEST + (1 << 60), -1])
 def test_what_is_no_address_of_theirs_takes_no_files_along(tmp_path: Path, code: int) -> None:
     long(tmp_path)
-    files = ExtFiles(OsDisk(), str(tmp_path))
+    files = ExtFiles(Disk(), str(tmp_path))
     assert files.paths_before("T", 0, code) == []
     assert len(files.paths_before("T", 0, LOWEST + 799)) == 7
     assert len(files.paths_before("T", 0, LOWEST + 100)) == 1

@@ -12,7 +12,7 @@ from tests.store.planted import alter, build, extract_golden, filler, flip, inde
 
 from cometmq.errors import StoreError
 from cometmq.protocol.record.one import decode_record
-from cometmq.store import ManualClock, OsDisk
+from cometmq.store import Disk, ManualClock
 from cometmq.store.inspect.record_finder import RecordFinder
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.tables.min_offsets import MinOffsets
@@ -156,7 +156,7 @@ class TestStats:
         assert stats.first_position == 64 << 10
 
     def test_purged_messages_do_not_count(self, root: Path) -> None:
-        floors = MinOffsets(OsDisk(), str(root))
+        floors = MinOffsets(Disk(), str(root))
         floors.set_offsets("T", {1: 100})
         floors.save()
         stats = store_stats(str(root), config=small(root))

@@ -20,7 +20,7 @@ from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import after_crash, everything, flushed, numbered, put, send, started
 
 from cometmq.store import Clock, MessageStore, StoreRefused
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.log import sync_child, syncer
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer, Unsynced
 from cometmq.testing.process import ServerProcess
@@ -34,7 +34,7 @@ runpy.run_path({real!r}, run_name="__main__")
 """
 
 
-class CountingDisk(OsDisk):
+class CountingDisk(Disk):
     """A disk that counts the syncs made in this process."""
 
     __slots__ = ("syncs",)
@@ -71,7 +71,7 @@ def held_by(pid: int) -> list[str]:
     return sorted(name for name in names if name != "/dev/null" and not name.startswith("socket:"))
 
 
-def start(root: Path, disk: OsDisk | None = None) -> MessageStore:
+def start(root: Path, disk: Disk | None = None) -> MessageStore:
     return started(root, disk, Clock(), flush_disk_type="SYNC_FLUSH")
 
 
@@ -85,7 +85,7 @@ async def store(tmp_path: Path) -> MessageStore:
     return start(tmp_path)
 
 
-class DeviceDisk(OsDisk):
+class DeviceDisk(Disk):
     """A disk that opens devices, too."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
@@ -169,7 +169,7 @@ class TestFailure:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[OSError | None] = loop.create_future()
         with ThreadPoolExecutor(1) as pool:
-            child = ChildSyncer(DeviceDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
+            child = ChildSyncer(DeviceDisk(), loop, ThreadSyncer(Disk(), loop, pool))
             child.sync([Unsynced(0, -1, "/dev/full")], done.set_result)  # a device that cannot be synced
             failure = await asyncio.wait_for(done, 90)
             child.close()
@@ -279,7 +279,7 @@ class TestFailure:
         timers: list[tuple[float, Callable[[], None]]] = []
         monkeypatch.setattr(loop, "call_later", lambda seconds, work: timers.append((seconds, work)))
         with ThreadPoolExecutor(1) as pool:
-            child = ChildSyncer(OsDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
+            child = ChildSyncer(Disk(), loop, ThreadSyncer(Disk(), loop, pool))
             for number in range(9):
                 assert child.pid is not None
                 assert ends(os.pidfd_open(child.pid))

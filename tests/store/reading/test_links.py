@@ -8,7 +8,7 @@ import pytest
 from tests.store.kit import open_store, put
 
 from cometmq.protocol.properties.values import stored_tags_code
-from cometmq.store import OsDisk, link_to, links, lost_units
+from cometmq.store import Disk, link_to, links, lost_units
 from cometmq.store.derived.consume_queue import FILLER, UNIT_DTYPE
 
 
@@ -58,7 +58,7 @@ async def test_damage_hides_what_it_hit(tmp_path):
     assert await found(store) == [number for number in range(0, 60, 3) if number != 30]
 
 
-class BadSector(OsDisk):
+class BadSector(Disk):
     """A disk on which one byte of the log cannot be read."""
 
     bad = -1

@@ -12,7 +12,7 @@ from tests.store.kit import delete_topic, everything, finds, numbered, open_stor
 from tests.store.planted import alter
 
 from cometmq.store.base.checkpoint import Checkpoint
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 
 
 def torn_log(root: Path) -> Path:
@@ -69,7 +69,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
 
     def look(operation: str, path: str) -> None:
         if operation == "pwrite" and "/index/" in path and not seen:
-            seen.append(Checkpoint(OsDisk(), str(tmp_path / "checkpoint")))
+            seen.append(Checkpoint(Disk(), str(tmp_path / "checkpoint")))
 
     disk.before = look
     store = open_store(tmp_path, disk)
@@ -94,7 +94,7 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
 
     def look(operation: str, path: str) -> None:
         if operation == "unlink" and path == str(damaged):
-            seen.append(Checkpoint(OsDisk(), str(tmp_path / "checkpoint")).min_timestamp)
+            seen.append(Checkpoint(Disk(), str(tmp_path / "checkpoint")).min_timestamp)
 
     disk.before = look
     store = open_store(tmp_path, disk)

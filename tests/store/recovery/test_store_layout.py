@@ -18,7 +18,7 @@ from tests.store.kit import by_key, everything, open_store, put, small
 from cometmq.errors import ConfigError, StoreError
 from cometmq.store import ManualClock
 from cometmq.store.base.config import FIELD_OF_KEY, LOCATIONS, StoreConfig
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.base.guards import StoreLock
 from cometmq.store.inspect.rebuild import SCRATCH, rebuild
 from cometmq.store.inspect.rebuild_parts import plan_rebuild
@@ -253,11 +253,11 @@ def test_of_two_stores_that_start_at_the_same_moment_one_gets_the_file(tmp_path:
     """The other store's whole claim takes place between two steps of this one."""
     shared, first, second = (str(tmp_path / name) for name in ("shared", "first", "second"))
     code = "import sys; from cometmq.store.base import config, disk, guards;"
-    code += "root, shared = sys.argv[1:]; disk.make_directory(disk.OsDisk(), root);"
-    code += "guards.StoreLock(disk.OsDisk(), config.StoreConfig(store_path_root_dir=root, abort_file=shared))"
+    code += "root, shared = sys.argv[1:]; disk.make_directory(disk.Disk(), root);"
+    code += "guards.StoreLock(disk.Disk(), config.StoreConfig(store_path_root_dir=root, abort_file=shared))"
     others: list[subprocess.CompletedProcess[str]] = []
 
-    class OtherStarts(OsDisk):
+    class OtherStarts(Disk):
         locks = 0
 
         def start_other(self) -> None:
@@ -296,7 +296,7 @@ def test_a_refused_start_releases_no_lock_of_this_process(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="belongs to"):
         open_store(tmp_path / "second", **setting)
     code = "import sys; from cometmq.store.base import disk, guards;"
-    code += "print(guards.lock_held(disk.OsDisk(), sys.argv[1]))"
+    code += "print(guards.lock_held(disk.Disk(), sys.argv[1]))"
     run = subprocess.run([sys.executable, "-c", code, tmp_path / "first"], stdout=subprocess.PIPE, check=True)
     assert run.stdout == b"True\n"
     store.close()

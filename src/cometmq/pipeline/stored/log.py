@@ -45,7 +45,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
-from cometmq.store.inspect import OsDisk
+from cometmq.store.inspect import Disk
 
 _SHORT_LOOK = 64 << 10  # Size of the first read in a search for the next record, in bytes
 _LONG_LOOK = 4 << 20
@@ -57,7 +57,7 @@ _size_at = struct.Struct(">i").unpack_from
 _FILE_NAME = re.compile(r"\d{20}")
 
 
-DISK = OsDisk()
+DISK = Disk()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Tools that read or rebuild the directory of a store, CometMQ's or Apache's, without opening the store."""
 
-from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.inspect.log_walk import MemberLog, member_log
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.rebuild_parts import IndexMade, QueuesMade, RebuildParts, plan_rebuild
@@ -11,9 +11,9 @@ from cometmq.store.recovery.store_layout import MAX_FILE_BYTES, same_directory
 
 __all__ = [
     "MAX_FILE_BYTES",
+    "Disk",
     "IndexMade",
     "MemberLog",
-    "OsDisk",
     "QueuesMade",
     "RebuildParts",
     "RecordFinder",

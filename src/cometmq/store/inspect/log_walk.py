@@ -25,7 +25,7 @@ from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import decode_record
 from cometmq.store.base.checkpoint import FILE_SIZE, checkpoint_position_of
 from cometmq.store.base.config import CHECKPOINT
-from cometmq.store.base.disk import Disk, OsDisk, opened
+from cometmq.store.base.disk import Disk, opened
 from cometmq.store.base.files import ReadOnlyFiles, first_byte
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
@@ -237,10 +237,10 @@ class MemberLog(NamedTuple):
 
 def member_log(root: str) -> MemberLog | None:
     """Return the log of the raft member in `root`; None for another store. Raises StoreError, OSError."""
-    layout = read_layout(OsDisk(), root)
+    layout = read_layout(Disk(), root)
     if not layout.config.enable_d_leger_commit_log:
         return None
-    with ReadOnlyFiles(OsDisk()) as files:
+    with ReadOnlyFiles(Disk()) as files:
         return MemberLog(layout.config.commit_log_dirs, committed_end(layout, files))
 
 

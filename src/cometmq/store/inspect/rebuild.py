@@ -26,7 +26,7 @@ from cometmq.protocol.record.one import Facts
 from cometmq.store.background.derived_writer import sync_paths
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import CONSUME_QUEUES, FIELD_OF_KEY, INDEX, LOCATIONS, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.base.files import ReadOnlyFiles, StoreFiles
 from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -81,7 +81,7 @@ def rebuild(
 
     Raises StoreError if there is no store or it is in use, and OSError. The old directories then stay.
     """
-    disk = disk or OsDisk()
+    disk = disk or Disk()
     with locked_layout(disk, root, **look) as layout:
         return _in_place(layout, disk, clock or Clock(), progress)
 

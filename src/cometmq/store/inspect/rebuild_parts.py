@@ -25,7 +25,7 @@ from cometmq.errors import StoreError
 from cometmq.store.background.derived_writer import sync_paths
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import ABORT, CHECKPOINT, LOCATIONS, StoreConfig
-from cometmq.store.base.disk import Disk, OsDisk, opened, read_file, replace_file
+from cometmq.store.base.disk import Disk, opened, read_file, replace_file
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.base.guards import lock_held
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -120,7 +120,7 @@ class RebuildParts:
 
     def collect_evidence(self) -> None:
         """Remove the files of an interrupted rebuild, and store the `Evidence` of the old queues."""
-        disk, layout = OsDisk(), self._layout()
+        disk, layout = Disk(), self._layout()
         remove_tree(disk, self._at(""))
         disk.makedirs(self._at(""))
         found = collect_evidence(disk, layout, DeletedTopics(disk, self.root), lambda _done: None)
@@ -132,7 +132,7 @@ class RebuildParts:
 
         Returns a summary. `collect_evidence` must have finished.
         """
-        disk, layout = OsDisk(), self._layout()
+        disk, layout = Disk(), self._layout()
         deleted = DeletedTopics(disk, self.root)
         data = DerivedData(self.config, self._evidence(disk), deleted, light_queues(layout))
         chunks: list[list[int]] = []
@@ -169,7 +169,7 @@ class RebuildParts:
 
     def make_queues(self, part: int) -> QueuesMade:
         """Create the queues of one group (see `part_of`), after `read_segment` for all segments."""
-        disk = OsDisk()
+        disk = Disk()
         files = StoreFiles(disk)
         queues, findings = QueueTable(files, self._new_config()), Findings()
         builder = QueueBuilder(queues, CleanEnds(disk, self.root).ends, findings, self.root)
@@ -199,7 +199,7 @@ class RebuildParts:
 
     def make_index(self, clock: Clock | None = None) -> IndexMade:
         """Create the index, after `read_segment` for all segments."""
-        disk = OsDisk()
+        disk = Disk()
         files = StoreFiles(disk)
         directory = self._at("index")
         remove_tree(disk, directory)  # Files of an interrupted rebuild may exist
@@ -239,7 +239,7 @@ class RebuildParts:
         return self.config.at_root().replace(store_path_root_dir=os.path.join(self.output, SCRATCH))
 
     def _layout(self) -> StoreLayout:
-        found = read_layout(OsDisk(), self.root, config=self.config, commit_log_dir=self.commit_log_dir)
+        found = read_layout(Disk(), self.root, config=self.config, commit_log_dir=self.commit_log_dir)
         return found._replace(live=False, clean=self.clean)
 
     def _at(self, name: str) -> str:
@@ -250,7 +250,7 @@ class RebuildParts:
 
         The results of an earlier rebuild are replaced. Raises StoreError if a broker is using the store.
         """
-        disk = OsDisk()
+        disk = Disk()
         if lock_held(disk, self.root):
             raise StoreError(IN_USE, self.root)
         if sum(each.spare for each in made) > SPARE:
@@ -283,7 +283,7 @@ def plan_rebuild(root: str, output: str, parts: int, **look: Unpack[Look]) -> Re
     For `parts` see `RebuildParts`, for the other arguments `read_layout`. Raises StoreError if the store is
     in use or the output is inside it, and OSError.
     """
-    disk = OsDisk()
+    disk = Disk()
     layout = read_layout(disk, root, **look)
     output = os.path.realpath(output)
     if layout.live:

@@ -18,7 +18,7 @@ from cometmq.message import MessageExt
 from cometmq.protocol.ids import IdError, decode_offset_id
 from cometmq.protocol.properties.values import index_hash, index_keys
 from cometmq.protocol.record.one import Facts, decode_record
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.inspect.findings import Findings
@@ -41,7 +41,7 @@ class RecordFinder:
     def __init__(
         self, root: str, *, disk: Disk | None = None, progress: Progress = no_progress, **look: Unpack[Look]
     ) -> None:
-        self._disk = disk or OsDisk()
+        self._disk = disk or Disk()
         self.layout = read_layout(self._disk, root, **look)
         self._files = ReadOnlyFiles(self._disk)
         self._log = LogReader(self._files, self.layout.config)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from cometmq.store.base.clock import Clock
-from cometmq.store.base.disk import Disk, OsDisk
+from cometmq.store.base.disk import Disk
 from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
 from cometmq.store.derived.queue_ext import ExtFiles
@@ -109,7 +109,7 @@ def store_stats(
 
     `progress` receives the number of counted queues, and their total.
     """
-    disk, clock = disk or OsDisk(), clock or Clock()
+    disk, clock = disk or Disk(), clock or Clock()
     layout = read_layout(disk, root, **look)
     with ReadOnlyFiles(disk) as files:
         log = LogReader(files, layout.config)

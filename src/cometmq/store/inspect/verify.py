@@ -25,7 +25,7 @@ from cometmq.store.base.checkpoint import (
     is_position_whole,
 )
 from cometmq.store.base.config import CHECKPOINT
-from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, OsDisk, read_file
+from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Disk, read_file
 from cometmq.store.base.files import ReadOnlyFiles
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, WARNING, Finding, Findings
 from cometmq.store.inspect.index_check import IndexCheck
@@ -89,7 +89,7 @@ def verify(
         StoreError: There is no store, or it belongs to a running raft member, whose committed end is unknown.
         OSError: A file cannot be read.
     """
-    disk = disk or OsDisk()
+    disk = disk or Disk()
     layout = read_layout(disk, root, **look)
     if layout.live and layout.config.enable_d_leger_commit_log:
         raise StoreError("a running raft member cannot be checked; stop it first", layout.root)

@@ -13,7 +13,7 @@ import os
 
 from cometmq import logs
 from cometmq.errors import ProtocolError, StoreCorrupt
-from cometmq.store.base.disk import Disk, OsDisk, read_file, write_new_file
+from cometmq.store.base.disk import Disk, read_file, write_new_file
 from cometmq.store.tables.table_checks import SEALED, TABLE_RULES, Table, read_table, render, seal
 
 log = logs.logger(__name__)
@@ -24,7 +24,7 @@ class JsonTable:
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path = path
-        self._disk = disk or OsDisk()
+        self._disk = disk or Disk()
         name = os.path.basename(path)
         self._rule = TABLE_RULES.get(name)
         self._sealed = name in SEALED

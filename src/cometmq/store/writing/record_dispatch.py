@@ -6,6 +6,7 @@ Records with the next offset of their queue are processed in groups, all others 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from itertools import compress
 from typing import Any
 
@@ -80,30 +81,26 @@ def key_columns(group: RecordGroup, keys: list[bytes] | None) -> list[Sequence[A
     return [numbers, group.position.tolist(), group.store_ms.tolist(), group.properties, given]
 
 
+@dataclass(eq=False)
 class RecordDispatch:
     """Makes encoded records visible: adds their units to the consume queues and their keys to the index.
 
     All methods must be called on the loop.
 
-    Args:
+    Attributes:
         former_ends: The end that each queue had at the last clean stop, by topic and queue id.
         not_served: Called with a description of each record that fits into no queue.
     """
 
-    def __init__(
-        self,
-        queues: QueueTable,
-        index: IndexService,
-        deleted: DeletedTopics,
-        config: StoreConfig,
-        former_ends: Mapping[str, Mapping[int, int]],
-        not_served: Callable[[str], None],
-    ) -> None:
-        self._queues = queues
-        self._index = index
-        self._deleted = deleted
+    queues: QueueTable
+    index: IndexService
+    deleted: DeletedTopics
+    config: InitVar[StoreConfig]
+    former_ends: InitVar[Mapping[str, Mapping[int, int]]]
+    not_served: Callable[[str], None]
+
+    def __post_init__(self, config: StoreConfig, former_ends: Mapping[str, Mapping[int, int]]) -> None:
         self._delays = config.delay_levels_ms
-        self._not_served = not_served
         self._order = QueueOrder(former_ends, self._push, self._leave_out)
         self._touched: set[ConsumeQueue] = set()
         self.watched: Watched = frozenset()
@@ -142,12 +139,12 @@ class RecordDispatch:
     def _index_group(self, group: RecordGroup, keys: list[bytes] | None, indexed: range) -> None:
         positions = group.position
         wanted = (indexed.start <= positions) & (positions < indexed.stop)
-        if self._deleted:
-            wanted &= ~self._deleted.hidden(group)
+        if self.deleted:
+            wanted &= ~self.deleted.hidden(group)
         columns = key_columns(group, keys)
         if not wanted.all():
             columns = [list(compress(column, wanted.tolist())) for column in columns]
-        self._index.add(*columns)
+        self.index.add(*columns)
 
     def _push(self, queue: ConsumeQueue, facts: Facts) -> None:
         code, offset = tags_code_of(facts, self._delays), facts.queue_offset
@@ -158,14 +155,14 @@ class RecordDispatch:
 
     def _leave_out(self, facts: Facts, end: int, _following: Facts | None) -> None:
         place = f"queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id}"
-        self._not_served(f"record at {facts.position}: {place} where {end} was expected")
+        self.not_served(f"record at {facts.position}: {place} where {end} was expected")
 
     def _queue_group(self, group: RecordGroup, codes: list[int], start: int, may_wait: bool) -> None:
         """Add units to the queues for the records in `group` that lie at or after log position `start`."""
-        by_key, waiting = self._queues.by_key, self._order.waiting
+        by_key, waiting = self.queues.by_key, self._order.waiting
         names, properties = group.names, group.properties
         touched, watched = self._touched, self.watched
-        careful = bool(self._deleted)
+        careful = bool(self.deleted)
         columns = [column.tolist() for column in group[:7]]
         for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
             zip(*columns, strict=True)
@@ -198,16 +195,16 @@ class RecordDispatch:
     def _queue_one(self, facts: Facts, may_wait: bool) -> None:
         """Add the unit of one record after all checks. One without a valid place in a queue is left out."""
         topic, queue_id = facts.topic, facts.queue_id
-        if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
+        if not facts.queued or (self.deleted and self.deleted.hides(topic, facts.position)):
             return
         try:
-            queue = self._queues.of_record(topic, queue_id)
+            queue = self.queues.of_record(topic, queue_id)
         except QueueRefused as refusal:
-            self._not_served(f"record at {facts.position}: {refusal.remark}")
+            self.not_served(f"record at {facts.position}: {refusal.remark}")
             return
         if facts.queue_offset == 0 < queue.max_offset and self.on_restart is not None:
             self.on_restart(queue, facts.position)
-            queue = self._queues.of_record(topic, queue_id)
+            queue = self.queues.of_record(topic, queue_id)
         if not self._order.add(queue, facts, may_wait=may_wait):
             raise StartEarlier(
                 f"consume queue {topic}/{queue_id} ends at offset {queue.max_offset}, but the next record "
