@@ -248,7 +248,7 @@ def test_directories_that_go_while_they_are_synced_are_no_failure(tmp_path: Path
 
 async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_path: Path) -> None:
     store, disk = running(tmp_path)
-    await store.purge.raise_min_offsets("T", {0: 1})
+    await store.topic_retention.raise_min_offsets("T", {0: 1})
     deleting = await held_up(store, disk, "rename", "deletedTopics.json")
     send(store, b"late")
     disk.fail("rename", first=2, times=1000, match="deletedTopics.json")  # the second write of the table

@@ -73,7 +73,10 @@ QUESTIONS: dict[str, tuple[Callable[[MessageStore], Awaitable[object]], object]]
         lambda store: store.executor.query(lambda reads: len(store.lookups.record_at(0, reads) or b"")),
         91 + 800 + 1 + 7,
     ),
-    "purge plan": (lambda store: store.purge.plan("T", before_ms=START_MS + 250_000), [(0, 0, 250, 500)]),
+    "purge plan": (
+        lambda store: store.topic_retention.plan_purge("T", before_ms=START_MS + 250_000),
+        [(0, 0, 250, 500)],
+    ),
 }
 
 
