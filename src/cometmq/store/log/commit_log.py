@@ -127,7 +127,7 @@ class CommitLog:
             return -1
 
     def segment_to_reserve(self) -> int | None:
-        """Return the base of the next segment if it is to be reserved now: the current one is half full."""
+        """Return the base of the next segment if it is time to reserve it: the current one is half full."""
         if self.segment_base < 0 or self._reserving is not None:
             return None
         base = self.segment_base + self.segment_size

@@ -105,7 +105,7 @@ class BlockCache:
         self.get = self._blocks.get
 
     def should_load(self, number: int, requested: int) -> bool:
-        """Return whether, with this call, at least DENSE records of a block are requested: then load it."""
+        """Return whether to load a block: with this call, at least DENSE of its records are requested."""
         requested += self._requested.pop(number, 0)
         if requested >= DENSE:
             return True
