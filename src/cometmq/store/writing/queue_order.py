@@ -77,7 +77,7 @@ class QueueOrder:
         return SPARE - self._spare
 
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Return whether a record may follow a gap in its queue. Gaps without space in the log use up SPARE."""
+        """Return whether a record may follow a gap in its queue. Gaps without space in the log use SPARE."""
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
             return gap >= 0
