@@ -7,14 +7,14 @@ from tests.kit.waiting import until
 
 from cometmq.broker.replication.waits import Waits
 from cometmq.protocol.codes import ResponseCode
-from cometmq.store import SystemClock
+from cometmq.store import Clock
 
 LATE = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
 
 class World:
     def __init__(self) -> None:
-        self.waits = Waits(SystemClock(), LATE)
+        self.waits = Waits(Clock(), LATE)
         self.ended: list[tuple[int, int]] = []
 
     def add(self, brokers: int, position: int, timeout_s: float = 60.0) -> None:

@@ -186,6 +186,11 @@ class EntryTail:
 class Appender:
     """Encodes messages into the write buffer of the commit log. All methods must be called on the loop."""
 
+    __slots__ = (
+        "_encoded", "_first_unput", "_flags", "_gap", "_groups", "_log", "_queues", "_refused", "_time_ms",
+        "entries", "limits", "pending", "store_host", "why_closed",
+    )  # fmt: skip
+
     def __init__(
         self,
         commit_log: CommitLog,
@@ -309,8 +314,9 @@ class Appender:
         self._encode_or_refuse(messages, limits, makes_room=makes_room)
         refusals = {id(message): refusal for message, refusal in self._refused[known:]}
         del self._refused[known:]
-        numbered = enumerate(messages) if refusals else ()
-        return {number: refusals[id(each)] for number, each in numbered if id(each) in refusals}
+        if not refusals:
+            return {}
+        return {number: refusals[id(each)] for number, each in enumerate(messages) if id(each) in refusals}
 
     def append_batch(
         self,
@@ -534,12 +540,13 @@ class Appender:
         self._first_unput = len(self._encoded)
 
     def _refuse_if_closed(self, *, makes_room: bool = False) -> None:
-        unavailable = ResponseCode.SERVICE_NOT_AVAILABLE
         if self.why_closed:
-            raise StoreRefused(unavailable, f"no messages are accepted: {self.why_closed}")
+            why = f"no messages are accepted: {self.why_closed}"
+            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
         reasons = self._flags.reasons
         if reasons and not (makes_room and reasons.keys() == {Flag.DISK_FULL}):
-            raise StoreRefused(unavailable, f"the store accepts no messages: {self._flags.why()}")
+            why = f"the store accepts no messages: {self._flags.why()}"
+            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
         """Return length and name of the topic for the records of a queue, or raise StoreRefused."""
