@@ -59,22 +59,11 @@ class BadRows:
     def refused(self, message: RowMessage, refusal: BrokerError) -> None:
         """Add a row for a message that a broker refused permanently."""
         pairs = decode_properties(message.properties)
-        own = {"tags": pairs.pop("TAGS", None), "keys": pairs.pop("KEYS", None)}
-        msg_id, _ = pairs.pop("UNIQ_KEY", None), pairs.pop("WAIT", None)
-        self.add(
-            {
-                "field": "message",
-                "problem": str(refusal),
-                "topic": message.topic,
-                "body": message.body,
-                "properties": list(pairs.items()),
-                "flag": message.flag,
-                "delay_level": message.delay_level,
-                "sharding_key": message.sharding_key,
-                "msg_id": msg_id,
-                **own,
-            }
-        )
+        pairs.pop("WAIT", None)
+        names = {"tags": "TAGS", "keys": "KEYS", "msg_id": "UNIQ_KEY"}
+        own = {name: pairs.pop(key, None) for name, key in names.items()}
+        row = message._asdict() | own | {"properties": list(pairs.items())}
+        self.add(row | {"field": "message", "problem": str(refusal)})
 
     def flush(self) -> None:
         """Write the buffered rows. Readers of the table see a complete file or none."""

@@ -44,14 +44,10 @@ _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)
 _COLUMNS: dict[str, tuple[type, ...]] = {
     "body": (BinaryType, StringType),
-    "topic": _TEXT,
-    "tags": _TEXT,
-    "keys": _TEXT,
+    **dict.fromkeys(("topic", "tags", "keys"), _TEXT),
     "properties": (MapType,),
-    "flag": _NUMBER,
-    "delay_level": _NUMBER,
-    "sharding_key": _TEXT,
-    "msg_id": _TEXT,
+    **dict.fromkeys(("flag", "delay_level"), _NUMBER),
+    **dict.fromkeys(("sharding_key", "msg_id"), _TEXT),
 }
 # Properties that brokers and clients set for a stored message. On a new message they would be wrong, so they
 # are not copied.

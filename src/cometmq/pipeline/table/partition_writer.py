@@ -102,11 +102,8 @@ class PartitionWriter:
     ) -> None:  # fmt: skip
         self._topic_in_files = topic_in_files
         self._file_bytes = file_bytes
-        self._filesystem = filesystem
-        self._root = root
-        self._staging = staging
-        self._compression = compression
-        self._level = level
+        self._place = (filesystem, root, staging)
+        self._how: dict[str, Any] = {"compression": compression, "compression_level": level}
         self._open: dict[Partition, _OpenFile] = {}
         self._buffered = 0
         self.files: list[dict[str, Any]] = []
@@ -136,18 +133,11 @@ class PartitionWriter:
     def _create(self, partition: Partition, schema: pa.Schema) -> _OpenFile:
         columns = schema.names
         of_bodies = leaves("value", schema.field("value").type) if "value" in columns else []
-        file = StagedFile(
-            self._filesystem,
-            self._root,
-            self._staging,
-            partition.directory,
-            "part",
-            schema,
-            compression=self._compression,
-            compression_level=self._level,
-            use_dictionary=[name for name in _DICTIONARY if name.split(".")[0] in columns] + of_bodies,
-            write_statistics=[name for name in columns if name not in _NO_STATISTICS] + of_bodies,
-        )
+        how = self._how | {
+            "use_dictionary": [name for name in _DICTIONARY if name.split(".")[0] in columns] + of_bodies,
+            "write_statistics": [name for name in columns if name not in _NO_STATISTICS] + of_bodies,
+        }
+        file = StagedFile(*self._place, partition.directory, "part", schema, **how)
         return _OpenFile(partition, file)
 
     def _write_group(self, file: _OpenFile) -> None:
