@@ -39,6 +39,7 @@ COMMON = {
     "clock",
     "yaml_file",
     "command_options",
+    "contexts",
 }
 
 # The rooms that each room may import, beside COMMON; "*" is any.
@@ -53,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "clock": set(),
     "yaml_file": set(),
     "command_options": set(),
+    "contexts": set(),
     "protocol": set(),
     "remoting": set(),
     "store": set(),

@@ -27,6 +27,7 @@ LEFT_OUT = ("protocol/codes.py", "grpc/rpc/enums.py", "testing/")
 # Used from outside: entry points, the name of a Spark format, functions for notebooks (docs/pipeline.md), and
 # a clock that tests control.
 FROM_OUTSIDE = {
+    "CometMQBroker",  # of Taskiq
     *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
     "wait_stopped",  # a method of all clients
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),

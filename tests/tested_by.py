@@ -51,6 +51,7 @@ broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/job cli/pipeline/reading cli/pipeline/writing
 cli/test_client_commands.py: cli/options
+cli/test_context.py: contexts
 cli/test_lazy.py: cli/app command_options
 cli/test_running.py: cli/conf
 cli/test_send_input.py: cli/send

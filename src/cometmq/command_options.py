@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from cometmq import contexts
+from cometmq.settings import NAMESRV_ENV
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_NUMBER = 9e9  # 285 years in seconds, about the longest time for which a thread can wait
@@ -49,11 +54,53 @@ def stacked(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
+def set_environment(ctx: click.Context, name: str, value: str) -> None:
+    """Set an environment variable for clients while the command runs."""
+    before = os.environ.get(name)
+    if value == before:
+        return
+    os.environ[name] = value
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    ctx.call_on_close(restore)
+
+
+def _or_of_context(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Return the given name servers. If there are none, use the chosen context, if there is one."""
+    given = ctx.get_parameter_source(param.name or "")
+    if ctx.resilient_parsing or given is ParameterSource.COMMANDLINE:
+        return value
+    if given is ParameterSource.ENVIRONMENT:
+        if contexts.CONTEXT_ENV in os.environ:
+            raise click.UsageError(
+                f"The environment has name servers ({' or '.join(NAMESRV_ENV)}) and {contexts.CONTEXT_ENV}."
+            )
+        return value
+    context = contexts.chosen()
+    if context is None:
+        return value
+    variables = context.variables()
+    if not variables.keys().isdisjoint(os.environ):
+        raise click.UsageError(
+            "The context has an account or TLS settings, and the environment or an option has some, too: "
+            "name the name servers with -n to use the latter."
+        )
+    for name, text in variables.items():
+        set_environment(ctx, name, text)
+    return context.namesrv
+
+
 namesrv = partial(
     opt,
     metavar="LIST",
-    envvar="NAMESRV_ADDR",
+    envvar=list(NAMESRV_ENV),
     default="127.0.0.1:9876",
-    show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
+    show_default="COMETMQ_NAMESRV, NAMESRV_ADDR, the context, else 127.0.0.1:9876",
+    callback=_or_of_context,
     help="Name servers, separated by ';'.",
 )

@@ -32,6 +32,8 @@ TEXT_MAX = 4096
 BODY_MAX = 64 << 10
 """Maximum bytes of a request that changes settings. All settings of a broker together take 8 KiB."""
 
+NAMESRV_ENV = ("COMETMQ_NAMESRV", "NAMESRV_ADDR")
+"""The environment variables that name the name servers; the first one that is set counts."""
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
 """Directory of the configuration files in CometMQ's Python package."""
 _BOM = b"\xef\xbb\xbf"
@@ -68,6 +70,14 @@ class Change(Enum):
 
 START, FIXED = Change.AT_NEXT_START, Change.NEVER_BY_REQUEST
 A = TypeVar("A")
+
+
+def environment_namesrv() -> tuple[str, str]:
+    """Return the environment variable that names the name servers, and its value, "" if there is none."""
+    for name in NAMESRV_ENV:
+        if value := os.environ.get(name):
+            return name, value
+    return NAMESRV_ENV[-1], ""
 
 
 @cache

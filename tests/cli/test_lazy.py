@@ -16,6 +16,7 @@ from cometmq.cli.app import EPILOG, cometmq
 from cometmq.cli.outcome import run_command
 from cometmq.cli.running import mqshutdown
 from cometmq.cli.servers import mqbroker, mqnamesrv
+from cometmq.settings import NAMESRV_ENV
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, click.Command] = {
@@ -137,6 +138,7 @@ def test_the_lists_have_headings_and_columns_as_wide_as_the_longest_name(typed: 
 def test_the_help_names_every_environment_variable() -> None:
     texts = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
     used = {name for each in (OWN_VARIABLE, READ_VARIABLE) for text in texts for name in each.findall(text)}
+    used.update(NAMESRV_ENV)
     assert {"JAVA_HOME", "SPARK_REMOTE", "NAMESRV_ADDR", "COMETMQ_TLS"} <= used
     assert set(re.findall(r"\b[A-Z0-9]+_[A-Z0-9_]+\b", EPILOG)) == used
 

@@ -107,6 +107,7 @@ SECTIONS = {
     "Operate": {
         "admin": ("cometmq.admin.commands:mqadmin", "Manage topics, groups and brokers (same as mqadmin)."),
         "console": ("cometmq.cli.standalone:console", "Run the web console."),
+        "context": ("cometmq.cli.context:context", "Name clusters, and choose the one that commands use."),
         "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
         "dlq": ("cometmq.cli.operate:dlq", "List, show and resend dead letters."),
         "timers": ("cometmq.cli.operate:timers", "List delayed and scheduled messages, and cancel them."),
@@ -139,12 +140,15 @@ Example, the last two in another terminal:
 
 \b
 Environment variables:
-  NAMESRV_ADDR             Name servers of commands, clients and brokers,
+  COMETMQ_NAMESRV, NAMESRV_ADDR
+                           Name servers of commands, clients and brokers,
                            separated by ';'.
+  COMETMQ_CONTEXT          Context of commands without name servers.
   COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN
                            Account that signs the requests.
   COMETMQ_TLS              TLS of clients: RocketMQ's settings file, or true.
   COMETMQ_ADDRESS_MAP      Other addresses for brokers: 'FROM=TO;FROM=TO'.
+  COMETMQ_MCP_TOKEN        Token of the clients of cometmq mcp --http.
   COMETMQ_LOG_LEVEL        Minimum level of log lines, for example DEBUG.
   COMETMQ_LOG_FORMAT       json: a JSON object for each log line.
   COMETMQ_RUN_DIR          Directory of the running servers' process ids.
@@ -156,9 +160,9 @@ Environment variables:
                            Java and Python of a local Spark.
   AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3
                            Address of an S3-compatible storage for jobs.
-  XDG_RUNTIME_DIR, XDG_CACHE_HOME
-                           Parents of the default directories for process ids
-                           and for message bodies.
+  XDG_RUNTIME_DIR, XDG_CACHE_HOME, XDG_CONFIG_HOME
+                           Parents of the default directories for process ids,
+                           for message bodies and for contexts.
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import os
 import re
 import signal
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cometmq.command_options import F, FiniteRange, namesrv, opt, stacked
+from cometmq.command_options import F, FiniteRange, namesrv, opt, set_environment, stacked
 from cometmq.text import is_utf8, printable, printable_json
 
 if TYPE_CHECKING:
@@ -32,25 +31,20 @@ def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, st
     """Return a callback that sets an environment variable for clients while the command runs."""
 
     def put(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-        before = os.environ.get(name)
-        if value is None or value == before:
-            return
-        os.environ[name] = value
-
-        def restore() -> None:
-            if before is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = before
-
-        ctx.call_on_close(restore)
+        if value is not None:
+            set_environment(ctx, name, value)
 
     return put
 
 
 def _access(flag: str, env: str, metavar: str, text: str) -> Callable[[F], F]:
     return click.option(
-        flag, metavar=metavar, expose_value=False, callback=_into_environment(env), help=f"{text} Else {env}."
+        flag,
+        metavar=metavar,
+        expose_value=False,
+        is_eager=True,
+        callback=_into_environment(env),
+        help=f"{text} Else {env}.",
     )
 
 

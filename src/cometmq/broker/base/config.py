@@ -8,7 +8,6 @@ logged with the most similar known key. Each number is annotated with its range.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from cometmq.metrics import MetricsSettings
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import MAX_QUEUES_PER_TOPIC, MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP
-from cometmq.settings import FIXED, INT_MAX, LONG_MAX, START, Range
+from cometmq.settings import FIXED, INT_MAX, LONG_MAX, START, Range, environment_namesrv
 from cometmq.store import SLAVE, StoreConfig
 
 log = logs.logger(__name__)
@@ -88,9 +87,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     grpc_cluster_route_enable: Annotated[bool, START] = False  # CometMQ only: other masters in gRPC routes
     grpc_trace_enable: Annotated[bool, START] = False  # CometMQ only: message traces for 5.x clients
     vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ only: whether to open port `listenPort` - 2
-    namesrv_addr: Annotated[str, FIXED] = msgspec.field(
-        default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")
-    )
+    namesrv_addr: Annotated[str, FIXED] = msgspec.field(default_factory=lambda: environment_namesrv()[1])
     fetch_namesrv_addr_by_address_server: Annotated[bool, FIXED] = False
     rmq_address_server_domain: Annotated[str, FIXED] = DEFAULT_DOMAIN
     rmq_address_server_sub_group: Annotated[str, FIXED] = DEFAULT_SUB_GROUP

@@ -16,7 +16,7 @@ from cometmq.protocol.acl import Credentials, credentials_of
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
-from cometmq.settings import BOOLEANS, hints_of
+from cometmq.settings import BOOLEANS, environment_namesrv, hints_of
 
 CREDENTIALS_ENV = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_SECURITY_TOKEN")
 TLS_ENV = "COMETMQ_TLS"
@@ -208,19 +208,18 @@ def namesrv_addresses(
 ) -> tuple[str, ...]:
     """Return `host:port` of each name server, none if an address server supplies them. Raises ConfigError.
 
-    `namesrv` holds addresses, as text separated by `;` or `,`. None: NAMESRV_ADDR of the environment,
-    otherwise the address server `namesrv_domain`, otherwise 127.0.0.1:9876.
+    `namesrv` holds addresses, as text separated by `;` or `,`. None: COMETMQ_NAMESRV or NAMESRV_ADDR of the
+    environment, otherwise the address server `namesrv_domain`, otherwise 127.0.0.1:9876.
     """
-    environment = os.environ.get("NAMESRV_ADDR")
+    variable, environment = environment_namesrv()
     given = namesrv if namesrv is not None else environment
     if not given and namesrv is None:
         if namesrv_domain is not None:
             return ()
         given = "127.0.0.1:9876"
-    assert given is not None
-    # The command line passes the value of NAMESRV_ADDR as the argument `namesrv`. So if the two are equal, an
+    # The command line passes the value of the variable as the argument `namesrv`. So if the two are equal, an
     # error about the value names the environment variable instead of the argument.
-    key = "NAMESRV_ADDR" if given == environment else "namesrv"
+    key = variable if given == environment else "namesrv"
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
     for address in addresses:

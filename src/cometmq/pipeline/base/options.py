@@ -33,7 +33,7 @@ from cometmq.protocol.codes import (
     is_legal_name,
 )
 from cometmq.protocol.sql import compile_sql
-from cometmq.settings import BOOLEANS, INT_MAX, LONG_MAX
+from cometmq.settings import BOOLEANS, INT_MAX, LONG_MAX, environment_namesrv
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +317,8 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
 
 
 def _addresses(given: Given) -> tuple[str, ...]:
-    text = given.text("namesrv") or os.environ.get("NAMESRV_ADDR")
-    if text is None:
+    text = given.text("namesrv") or environment_namesrv()[1]
+    if not text:
         raise ConfigError("namesrv", "", "host:port of the name server (or NAMESRV_ADDR in the environment)")
     return parse_addresses(text)
 

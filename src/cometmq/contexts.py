@@ -1,0 +1,88 @@
+"""Contexts: named clusters, each with its name servers, account and TLS, in a private file of the user.
+
+Commands use the chosen context if they are given no name servers. COMETMQ_CONTEXT chooses one, else `cometmq
+context use`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from cometmq.errors import ConfigError
+from cometmq.private import replace_private
+from cometmq.text import did_you_mean
+
+CONTEXT_ENV = "COMETMQ_CONTEXT"
+MAX_BYTES = 1 << 20
+
+
+class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A cluster, and how to reach it. Fields are as the environment variables of `variables`."""
+
+    namesrv: str
+    access_key: str = ""
+    secret_key: str = ""
+    tls: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that tell clients the account and the TLS settings."""
+        pairs = {
+            "COMETMQ_ACCESS_KEY": self.access_key,
+            "COMETMQ_SECRET_KEY": self.secret_key,
+            "COMETMQ_TLS": self.tls,
+        }
+        return {name: value for name, value in pairs.items() if value}
+
+
+class Contexts(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the file. `current` is the name of the context in use, or ""."""
+
+    current: str = ""
+    contexts: dict[str, Context] = {}
+
+    def named(self, name: str) -> Context:
+        """Return a context. Raises ConfigError."""
+        if name not in self.contexts:
+            raise ConfigError("context", name, f"a known one.{did_you_mean(name, self.contexts)}")
+        return self.contexts[name]
+
+    def save(self) -> None:
+        """Write the file durably, with mode 0600. Raises OSError."""
+        content = msgspec.json.format(msgspec.json.encode(self), indent=2)
+        replace_private(str(path()), content + b"\n")
+
+
+def path() -> Path:
+    """Return the path of the file: `cometmq/contexts.json` below XDG_CONFIG_HOME, or ~/.config."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "cometmq" / "contexts.json"
+
+
+def load() -> Contexts:
+    """Return the content of the file, empty if there is none. Raises ConfigError."""
+    where = path()
+    try:
+        with where.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Contexts()
+    except OSError as error:
+        raise ConfigError("contexts", str(where), f"a file that can be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError("contexts", str(where), f"at most {MAX_BYTES} bytes")
+    try:
+        return msgspec.json.decode(content, type=Contexts)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError("contexts", str(where), f"JSON as `cometmq context` writes it: {error}") from None
+
+
+def chosen() -> Context | None:
+    """Return the context that commands use, None if there is none. Raises ConfigError."""
+    name = os.environ.get(CONTEXT_ENV)
+    if name is None:
+        contexts = load()
+        return contexts.named(contexts.current) if contexts.current else None
+    return load().named(name)
