@@ -147,6 +147,7 @@ Environment variables:
   COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN
                            Account that signs the requests.
   COMETMQ_TLS              TLS of clients: RocketMQ's settings file, or true.
+  COMETMQ_MCP_TOKEN        Bearer token of clients of `cometmq mcp --http`.
   COMETMQ_ADDRESS_MAP      Other addresses for brokers: 'FROM=TO;FROM=TO'.
   COMETMQ_MCP_TOKEN        Token of the clients of cometmq mcp --http.
   COMETMQ_LOG_LEVEL        Minimum level of log lines, for example DEBUG.
