@@ -43,6 +43,26 @@ def opt(names: str, **how: Any) -> Callable[[F], F]:
     return click.option(*words, **how)
 
 
+def number(names: str, low: int = 0, high: int | None = None, **how: Any) -> Callable[[F], F]:
+    """Return an option with an integer in a range."""
+    return opt(names, type=click.IntRange(low, high), **how)
+
+
+flag = partial(opt, is_flag=True)
+
+
+def nonempty_name(text: str) -> str:
+    """Return a name without surrounding white space. Raises click.BadParameter if nothing remains."""
+    name = text.strip()
+    if not name:
+        raise click.BadParameter("a name cannot be empty")
+    return name
+
+
+name_option = partial(opt, type=nonempty_name, metavar="NAME")
+switch = partial(opt, type=bool, default=False, metavar="BOOL")
+
+
 def stacked(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return a decorator that adds several options, which the help lists in this order."""
 

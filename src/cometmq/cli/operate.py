@@ -11,17 +11,7 @@ import msgspec
 
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands.shell import (
-    changes,
-    execute,
-    nonempty_name,
-    result_options,
-    show,
-    show_json,
-    show_problem,
-    tell,
-    wants_json,
-)
+from cometmq.admin.commands import shell
 from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import (
@@ -34,7 +24,7 @@ from cometmq.admin.values import (
 )
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import COUNT, HELP, check_utf8, json_line, moment, namesrv_option, with_admin
-from cometmq.command_options import FiniteRange, opt, stacked
+from cometmq.command_options import FiniteRange, nonempty_name, opt, stacked
 from cometmq.message import WaitingMessage
 from cometmq.protocol.bodies.admin import RaftStatus
 from cometmq.text import counted, local_time, printable
@@ -94,11 +84,11 @@ def _change(name: str, action: str, text: str) -> None:
     @raft.command(name, help=text)
     @namesrv_option
     @broker_option
-    @changes
+    @shell.changes
     @click.argument("member")
     @with_admin
     async def change(admin: Admin, broker: str | None, member: str) -> None:
-        await execute(await operations.change_raft_group(admin, action, member, broker))
+        await shell.execute(await operations.change_raft_group(admin, action, member, broker))
         click.echo(f"{name} {printable(member)}: started; `cometmq raft status` shows the progress")
 
 
@@ -160,7 +150,7 @@ async def show_timer(admin: Admin, topic: str | None, broker: str | None, key: s
 @timers.command("cancel")
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @namesrv_option
-@changes
+@shell.changes
 @with_admin
 async def cancel_timers(admin: Admin, handles: tuple[str, ...]) -> None:
     """Cancel the delivery of scheduled messages, by the handles that `send` and `list` print.
@@ -168,7 +158,7 @@ async def cancel_timers(admin: Admin, handles: tuple[str, ...]) -> None:
     Messages at a delay level have no handle and cannot be cancelled.
     """
     operation = await operations.cancel_timers(admin, handles)
-    await execute(operation, lambda msg_id: click.echo(f"cancelled: {printable(msg_id, None)}"))
+    await shell.execute(operation, lambda msg_id: click.echo(f"cancelled: {printable(msg_id, None)}"))
 
 
 def _print_timer(waiting: WaitingMessage, as_json: bool) -> None:
@@ -231,7 +221,7 @@ def dlq() -> None:
 @namesrv_option
 @selecting_options
 @LIMIT
-@result_options
+@shell.result_options
 @with_admin
 async def list_letters(admin: Admin, group: str | None, limit: int | None, **wanted: Any) -> None:
     """List the dead letters of GROUP. Without GROUP, list each group's number of dead letters."""
@@ -239,26 +229,26 @@ async def list_letters(admin: Admin, group: str | None, limit: int | None, **wan
         if any(value is not None for value in (limit, *wanted.values())):
             raise click.UsageError("These options select messages of a GROUP: specify one.")
         counts = await admin.dead_letter_counts()
-        tell(counts, count_table(counts))
+        shell.tell(counts, count_table(counts))
         return
     await warn_of_retry_limits(admin, group)
     shown = 0
     async for message in admin.dead_letters(selection(group, **wanted)):
         letter = view(message)
         # A list may be long, so each message is printed when it arrives: one JSON object per line.
-        tell(letter, letter_lines(letter, title=not shown), indent=None)
+        shell.tell(letter, letter_lines(letter, title=not shown), indent=None)
         shown += 1
         if shown == limit:
             break
     if not shown:
-        show_problem(f"group {group} has no such dead letters")
+        shell.show_problem(f"group {group} has no such dead letters")
 
 
 @dlq.command("show", context_settings=HELP)
 @click.argument("group", type=nonempty_name)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @namesrv_option
-@result_options
+@shell.result_options
 @with_admin
 async def show_letters(admin: Admin, group: str, ids: tuple[str, ...]) -> None:
     """Show dead letters of GROUP in full.
@@ -269,14 +259,14 @@ async def show_letters(admin: Admin, group: str, ids: tuple[str, ...]) -> None:
     async for message in admin.dead_letters(selection(group, ids)):
         found += 1
         letter = view(message)
-        if wants_json():
-            show_json(letter, indent=None)
+        if shell.wants_json():
+            shell.show_json(letter, indent=None)
             continue
         try:
             again = "yes" if await admin.was_resent(group, message) else "no"
         except IndexSilent as error:
             again = str(error)
-        show(details(letter, again))
+        shell.show(details(letter, again))
     if not found:
         raise click.ClickException(f"group {group} has no dead letter with this id")
 
@@ -298,7 +288,7 @@ async def show_letters(admin: Admin, group: str, ids: tuple[str, ...]) -> None:
 @opt("--again", is_flag=True, help="Include dead letters that were resent before.")
 @opt("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @opt("--rate", type=FiniteRange(min=0, min_open=True), metavar="N", help="At most N messages per second.")
-@result_options
+@shell.result_options
 @with_admin
 async def resend(
     admin: Admin,
@@ -326,11 +316,11 @@ async def resend(
     try:
         async for result in admin.resend(selection(group, ids, **wanted), how):
             states[result.state] += 1
-            tell(result, result_lines(result), indent=None)
+            shell.tell(result, result_lines(result), indent=None)
     except ResendStopped as error:
-        show_problem(f"{summary(states)}; run the command again to continue")
+        shell.show_problem(f"{summary(states)}; run the command again to continue")
         raise click.ClickException(str(error)) from None
-    show_problem(summary(states))
+    shell.show_problem(summary(states))
     if states[Resend.FAILED] or (ids and not states):
         raise click.exceptions.Exit(1)
 
@@ -341,7 +331,7 @@ async def warn_of_retry_limits(admin: Admin, group: str) -> None:
     if limits.differ:
         named = sorted(limits.members.items())[:16]
         members = ", ".join(f"{client_id} {limit}" for client_id, limit in named)
-        show_problem(
+        shell.show_problem(
             f"{group} allows different numbers of retries, and the failing member decides, before the "
             f"group's retryMaxTimes={limits.group}: {members}"
         )

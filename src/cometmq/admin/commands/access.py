@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands.shell import (
-    Target,
-    admin_command,
-    changes,
-    execute,
-    name_option,
-    switch,
-    target_options,
-    tell,
-)
+from cometmq.admin.commands import shell
 from cometmq.admin.servers import AclVersion
-from cometmq.command_options import opt
+from cometmq.command_options import name_option, opt, switch
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 
@@ -23,13 +14,13 @@ HIDDEN = "******"
 KEY = name_option("-a --accessKey", required=True, help="The account.")
 
 
-async def _addrs(admin: Admin, at: Target) -> list[str]:
+async def _addrs(admin: Admin, at: shell.Target) -> list[str]:
     """Return the address of the broker, or those of all brokers of the cluster, including slaves."""
     return [at.broker_addr] if at.broker_addr else await admin.addrs_in(at.cluster or "")
 
 
-@admin_command("updateAclConfig")
-@target_options
+@shell.admin_command("updateAclConfig")
+@shell.target_options
 @KEY
 @opt("-s --secretKey", required=True, metavar="SECRET", help="Secret of the account, at least 7 characters.")
 @opt(
@@ -50,10 +41,10 @@ async def _addrs(admin: Admin, at: Target) -> list[str]:
 @opt("-t --topicPerms topics", metavar="LIST", help="Permissions by topic: topicA=DENY,topicD=SUB.")
 @opt("-g --groupPerms groups", metavar="LIST", help="Permissions by group: groupA=DENY,groupD=SUB.")
 @switch("-m --admin is_admin", help="Permission for administration requests.", default=None)
-@changes
+@shell.changes
 async def update_acl_config(
     admin: Admin,
-    at: Target,
+    at: shell.Target,
     access_key: str,
     secret_key: str,
     white: str | None,
@@ -75,9 +66,9 @@ async def update_acl_config(
         group_perms=groups,
     )
     addrs = await _addrs(admin, at)
-    await execute(operations.put_account(admin, addrs, header))
+    await shell.execute(operations.put_account(admin, addrs, header))
     listed = ", ".join([] if topics is None else topics.split(","))
-    tell(
+    shell.tell(
         {"accessKey": header.access_key, "brokerAddrs": addrs},
         [
             f"PlainAccessConfig{{accessKey='{header.access_key}', secretKey='{HIDDEN}', "
@@ -88,19 +79,19 @@ async def update_acl_config(
     )
 
 
-@admin_command("deleteAclConfig")
-@target_options
+@shell.admin_command("deleteAclConfig")
+@shell.target_options
 @KEY
-@changes
-async def delete_acl_config(admin: Admin, at: Target, access_key: str) -> None:
+@shell.changes
+async def delete_acl_config(admin: Admin, at: shell.Target, access_key: str) -> None:
     """Delete an ACL account at brokers."""
     key, addrs = access_key.strip(), await _addrs(admin, at)
-    await execute(operations.delete_account(admin, addrs, key))
-    tell({"accessKey": key, "brokerAddrs": addrs}, [f"account's accesskey is:{key}"])
+    await shell.execute(operations.delete_account(admin, addrs, key))
+    shell.tell({"accessKey": key, "brokerAddrs": addrs}, [f"account's accesskey is:{key}"])
 
 
-@admin_command("updateGlobalWhiteAddr")
-@target_options
+@shell.admin_command("updateGlobalWhiteAddr")
+@shell.target_options
 @opt(
     "-g --globalWhiteRemoteAddresses patterns",
     required=True,
@@ -108,24 +99,24 @@ async def delete_acl_config(admin: Admin, at: Target, access_key: str) -> None:
     help="Addresses whose requests need no signature, such as 10.10.103.*,192.168.0.*.",
 )
 @opt("-p --aclFileFullPath file", default="", metavar="FILE", help="Access file at the broker.")
-@changes
-async def update_global_white_addr(admin: Admin, at: Target, patterns: str, file: str) -> None:
+@shell.changes
+async def update_global_white_addr(admin: Admin, at: shell.Target, patterns: str, file: str) -> None:
     """Set the addresses that need no ACL account."""
     addrs = await _addrs(admin, at)
     target = at.broker_addr or at.cluster or ""
-    await execute(operations.set_white_list(admin, target, addrs, [patterns.strip()], file))
-    tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, [])
+    await shell.execute(operations.set_white_list(admin, target, addrs, [patterns.strip()], file))
+    shell.tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, [])
 
 
-@admin_command("clusterAclConfigVersion")
-@target_options
-async def cluster_acl_config_version(admin: Admin, at: Target) -> None:
+@shell.admin_command("clusterAclConfigVersion")
+@shell.target_options
+async def cluster_acl_config_version(admin: Admin, at: shell.Target) -> None:
     """List the brokers' ACL files with version and time of the last change."""
     addrs = await at.addrs(admin)
     found = [version for addr in addrs for version in await admin.acl_versions(addr)]
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
     titles = [] if at.broker_addr else [_line(*columns, "#AclLastUpdateTime")]
-    tell(found, [*titles, *map(_row, found), f"get {at.kind}'s plain access config version success."])
+    shell.tell(found, [*titles, *map(_row, found), f"get {at.kind}'s plain access config version success."])
 
 
 def _row(version: AclVersion) -> str:

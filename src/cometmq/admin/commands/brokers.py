@@ -12,35 +12,16 @@ import msgspec
 
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands import formats
-from cometmq.admin.commands.shell import (
-    BROKER,
-    TOPIC,
-    Target,
-    admin_command,
-    announce,
-    changes,
-    execute,
-    flag,
-    name_option,
-    number,
-    raise_if_incomplete,
-    show,
-    show_json,
-    show_problem,
-    target_options,
-    tell,
-    wants_json,
-)
+from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import was_deleted
 from cometmq.admin.stats import counted_runtime
 from cometmq.admin.values import PermChange, SettingsChange, TopicStats
-from cometmq.command_options import opt
+from cometmq.command_options import flag, name_option, number, opt
 from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 
-@admin_command(
+@shell.admin_command(
     "clusterList",
     flag("-m --moreStats", help="Print more stats."),
     number("-i --interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds."),
@@ -50,15 +31,15 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
     """List clusters and their brokers, with message rates."""
     while True:
         brokers = await admin.brokers(cluster)
-        if wants_json():
-            show_json(brokers)
+        if shell.wants_json():
+            shell.show_json(brokers)
         elif more_stats:
-            show(formats.cluster_totals(brokers))
+            shell.show(formats.cluster_totals(brokers))
         else:
-            show(formats.cluster_list(brokers, int(time.time() * 1000)))
+            shell.show(formats.cluster_list(brokers, int(time.time() * 1000)))
         for broker in brokers:
-            if broker.problem and not wants_json():  # The JSON output already contains `problem`
-                show_problem(f"{broker.broker_addr}: {broker.problem}")
+            if broker.problem and not shell.wants_json():  # The JSON output already contains `problem`
+                shell.show_problem(f"{broker.broker_addr}: {broker.problem}")
         if interval is None:
             if any(broker.problem for broker in brokers):
                 raise click.exceptions.Exit(1)
@@ -66,40 +47,40 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
         await asyncio.sleep(interval)
 
 
-@admin_command("brokerStatus")
-@target_options
-async def broker_status(admin: Admin, at: Target) -> None:
+@shell.admin_command("brokerStatus")
+@shell.target_options
+async def broker_status(admin: Admin, at: shell.Target) -> None:
     """Show the runtime data of brokers."""
     if at.broker_addr:
         runtime = counted_runtime(await admin.runtime(at.broker_addr))
-        tell(runtime, formats.broker_status(runtime))
+        shell.tell(runtime, formats.broker_status(runtime))
         return
     brokers = await admin.brokers(at.cluster)
-    if wants_json():
-        show_json(
+    if shell.wants_json():
+        shell.show_json(
             [msgspec.to_builtins(each) | {"runtime": counted_runtime(each.runtime)} for each in brokers]
         )
-    for broker in () if wants_json() else brokers:
+    for broker in () if shell.wants_json() else brokers:
         if broker.problem:
-            show_problem(f"{broker.broker_addr}: {broker.problem}")
+            shell.show_problem(f"{broker.broker_addr}: {broker.problem}")
         else:
-            show(formats.broker_status(counted_runtime(broker.runtime), broker.broker_addr))
+            shell.show(formats.broker_status(counted_runtime(broker.runtime), broker.broker_addr))
     if any(broker.problem for broker in brokers):
         raise click.exceptions.Exit(1)
 
 
 MAYBE_TARGET = (
-    BROKER,
+    shell.BROKER,
     name_option("-c --cluster", help="All masters of this cluster. Without -b and -c, of all clusters."),
 )
 
 
-@admin_command("getBrokerConfig", target_options)
-async def get_broker_config(admin: Admin, at: Target) -> None:
+@shell.admin_command("getBrokerConfig", shell.target_options)
+async def get_broker_config(admin: Admin, at: shell.Target) -> None:
     """Show the settings of brokers."""
     if at.broker_addr:
         settings = await admin.broker_config(at.broker_addr)
-        tell(settings, [*formats.settings(at.broker_addr, settings), ""])
+        shell.tell(settings, [*formats.settings(at.broker_addr, settings), ""])
         return
     found: dict[str, dict[str, str]] = {}
     for master, slaves in (await admin.cluster_addrs(at.cluster, slaves=True)).items():
@@ -107,21 +88,23 @@ async def get_broker_config(admin: Admin, at: Target) -> None:
         titles |= {slave: f"My Master: {master}=====Slave: {slave}" for slave in slaves}
         for addr, title in titles.items():
             found[addr] = await admin.broker_config(addr)
-            if not wants_json():
-                show([*formats.settings(title, found[addr]), ""])
-    if wants_json():
-        show_json(found)
+            if not shell.wants_json():
+                shell.show([*formats.settings(title, found[addr]), ""])
+    if shell.wants_json():
+        shell.show_json(found)
 
 
-@admin_command(
+@shell.admin_command(
     "updateBrokerConfig",
-    target_options,
+    shell.target_options,
     flag("-a --updateAllBroker all_brokers", help="With -c: include the slaves (5.x)."),
     opt("-k --key", required=True, type=str.strip, metavar="KEY", help="Setting."),
     opt("-v --value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
-    changes,
+    shell.changes,
 )
-async def update_broker_config(admin: Admin, at: Target, all_brokers: bool, key: str, value: str) -> None:
+async def update_broker_config(
+    admin: Admin, at: shell.Target, all_brokers: bool, key: str, value: str
+) -> None:
     """Update a setting of brokers.
 
     A running broker applies the setting immediately or at its next start, and writes it to its settings file.
@@ -131,8 +114,10 @@ async def update_broker_config(admin: Admin, at: Target, all_brokers: bool, key:
     if at.cluster:
         for master, slaves in (await admin.cluster_addrs(at.cluster, slaves=all_brokers)).items():
             addrs += [master, *slaves]
-    done: list[SettingsChange] = await execute(operations.set_broker(admin, addrs, key, value), show_change)
-    tell(done, [])
+    done: list[SettingsChange] = await shell.execute(
+        operations.set_broker(admin, addrs, key, value), show_change
+    )
+    shell.tell(done, [])
     if any(change.unknown for change in done):
         raise click.exceptions.Exit(1)
 
@@ -143,42 +128,42 @@ NO_FILE = "no settings file (mqbroker -c FILE): the change is lost at the broker
 def show_change(change: SettingsChange) -> None:
     """Print what a broker reports about a change of its settings, such as settings that take effect later."""
     if change.not_written:
-        show_problem(f"{change.broker_addr}: {NO_FILE}")
+        shell.show_problem(f"{change.broker_addr}: {NO_FILE}")
     for key in change.without_effect:
-        show_problem(f"{change.broker_addr}: {key} is accepted but has no effect on this broker")
+        shell.show_problem(f"{change.broker_addr}: {key} is accepted but has no effect on this broker")
     for key in change.at_next_start:
         written = "counts" if change.not_written else "is written, and takes effect"
-        show_problem(f"{change.broker_addr}: {key} {written} at the next start")
+        shell.show_problem(f"{change.broker_addr}: {key} {written} at the next start")
     for key in change.unknown:
-        show_problem(f"{change.broker_addr}: {key} is unknown and was ignored")
+        shell.show_problem(f"{change.broker_addr}: {key} is unknown and was ignored")
 
 
 async def clean(admin: Admin, name: str, broker_addr: str | None, cluster: str | None) -> None:
     """Run a cleanup at one broker, the masters of a cluster or all masters."""
     addrs = [broker_addr] if broker_addr else list(await admin.cluster_addrs(cluster))
-    await execute(operations.clean(admin, name, addrs))
-    tell({"brokerAddrs": addrs}, ["success"])
+    await shell.execute(operations.clean(admin, name, addrs))
+    shell.tell({"brokerAddrs": addrs}, ["success"])
 
 
-@admin_command("cleanExpiredCQ", *MAYBE_TARGET, changes)
+@shell.admin_command("cleanExpiredCQ", *MAYBE_TARGET, shell.changes)
 async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Delete consume-queue files whose messages have expired."""
     await clean(admin, "broker.clean_queues", broker_addr, cluster)
 
 
-@admin_command("cleanUnusedTopic", *MAYBE_TARGET, changes)
+@shell.admin_command("cleanUnusedTopic", *MAYBE_TARGET, shell.changes)
 async def clean_unused_topic(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Delete the queues of topics that are not configured."""
     await clean(admin, "broker.clean_topics", broker_addr, cluster)
 
 
-@admin_command("deleteExpiredCommitLog", *MAYBE_TARGET, changes)
+@shell.admin_command("deleteExpiredCommitLog", *MAYBE_TARGET, shell.changes)
 async def delete_expired_commit_log(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Delete expired commit-log files now."""
     await clean(admin, "broker.clean_log", broker_addr, cluster)
 
 
-@admin_command(
+@shell.admin_command(
     "statsAll",
     flag("-a --activeTopic active", help="Only topics that are in use."),
     name_option("-t --topic", help="Only this topic."),
@@ -198,19 +183,19 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
             continue
         found = [row for row in found if not active or row.in_msg_24_hours or row.out_msg_24_hours]
         rows += found
-        if not wants_json():
-            show(formats.topic_stats(found, title=not shown))
+        if not shell.wants_json():
+            shell.show(formats.topic_stats(found, title=not shown))
             shown = True
-    if wants_json():
-        show_json(rows)
+    if shell.wants_json():
+        shell.show_json(rows)
     elif not shown:
-        show(formats.topic_stats([], title=True))
-    raise_if_incomplete(missing)
+        shell.show(formats.topic_stats([], title=True))
+    shell.raise_if_incomplete(missing)
 
 
-@admin_command(
+@shell.admin_command(
     "queryCq",
-    TOPIC,
+    shell.TOPIC,
     number("-q --queue queue_id", required=True, help="Queue id."),
     number("-i --index", high=2**63 - 1, required=True, help="First entry."),
     number("-c --count", low=1, high=4096, default=10, show_default=True, help="Entries."),
@@ -232,7 +217,7 @@ async def query_cq(
 ) -> None:
     """Show entries of a consume queue."""
     found = await admin.consume_queue(topic, queue_id, index, count, broker_addr=broker_addr, group=group)
-    tell(found, formats.consume_queue(found, index))
+    shell.tell(found, formats.consume_queue(found, index))
 
 
 NAMESPACE = name_option("-s --namespace", required=True, help="Namespace.")
@@ -241,26 +226,26 @@ VALUE = opt("-v --value", required=True, type=str.strip, metavar="TEXT", help="V
 BROKER_NAME = name_option("-b --brokerName", required=True, help="Name of the broker.")
 
 
-@admin_command("updateKvConfig", NAMESPACE, KEY, VALUE, changes)
+@shell.admin_command("updateKvConfig", NAMESPACE, KEY, VALUE, shell.changes)
 async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> None:
     """Create or update a KV config entry at all name servers."""
-    announce(f"set key {key} of namespace {namespace} to {value}")
+    shell.announce(f"set key {key} of namespace {namespace} to {value}")
     await admin.put_kv_config(namespace, key, value)
     set_to = {"namespace": namespace, "key": key, "value": value}
-    tell(set_to, ["create or update kv config to namespace success."])
+    shell.tell(set_to, ["create or update kv config to namespace success."])
 
 
-@admin_command("deleteKvConfig", NAMESPACE, KEY, changes)
+@shell.admin_command("deleteKvConfig", NAMESPACE, KEY, shell.changes)
 async def delete_kv_config(admin: Admin, namespace: str, key: str) -> None:
     """Delete a KV config entry at all name servers."""
     value = await admin.kv_config(namespace, key)
-    announce(f"delete key {key} of namespace {namespace}, whose value is {value}", danger=True)
+    shell.announce(f"delete key {key} of namespace {namespace}, whose value is {value}", danger=True)
     await admin.delete_kv_config(namespace, key)
     deleted = {"namespace": namespace, "key": key, "value": value}
-    tell(deleted, ["delete kv config from namespace success."])
+    shell.tell(deleted, ["delete kv config from namespace success."])
 
 
-@admin_command("wipeWritePerm", BROKER_NAME, changes)
+@shell.admin_command("wipeWritePerm", BROKER_NAME, shell.changes)
 async def wipe_write_perm(admin: Admin, broker_name: str) -> None:
     """Remove the write permission of a broker's topics.
 
@@ -269,7 +254,7 @@ async def wipe_write_perm(admin: Admin, broker_name: str) -> None:
     await change_write_perm(admin, broker_name, "wipe")
 
 
-@admin_command("addWritePerm", BROKER_NAME, changes)
+@shell.admin_command("addWritePerm", BROKER_NAME, shell.changes)
 async def add_write_perm(admin: Admin, broker_name: str) -> None:
     """Restore the write permission of a broker's topics."""
     await change_write_perm(admin, broker_name, "add")
@@ -278,30 +263,30 @@ async def add_write_perm(admin: Admin, broker_name: str) -> None:
 async def change_write_perm(admin: Admin, broker_name: str, verb: str) -> None:
     """Print a line for each name server. Exit with code 1 if one of them refused."""
     operation = await operations.change_write_perm(admin, broker_name, allow=verb == "add")
-    done: list[PermChange] = await execute(operation)
-    tell(done, formats.perm_changes(verb, done))
+    done: list[PermChange] = await shell.execute(operation)
+    shell.tell(done, formats.perm_changes(verb, done))
     problems = [each for each in done if each.problem]
-    for each in () if wants_json() else problems:
-        show_problem(f"{each.namesrv}: {each.problem}")
+    for each in () if shell.wants_json() else problems:
+        shell.show_problem(f"{each.namesrv}: {each.problem}")
     if problems:
         raise click.exceptions.Exit(1)
 
 
-@admin_command("getNamesrvConfig")
+@shell.admin_command("getNamesrvConfig")
 async def get_namesrv_config(admin: Admin) -> None:
     """Show the settings of name servers."""
     found = await admin.namesrv_configs()
     lines = (line for addr, settings in found.items() for line in formats.settings(addr, settings))
-    tell(found, lines)
+    shell.tell(found, lines)
 
 
-@admin_command("updateNamesrvConfig", KEY, VALUE, changes)
+@shell.admin_command("updateNamesrvConfig", KEY, VALUE, shell.changes)
 async def update_namesrv_config(admin: Admin, key: str, value: str) -> None:
     """Update a setting of name servers."""
-    announce(f"set {key} to {value} at {', '.join(admin.client.namesrv.addrs)}")
+    shell.announce(f"set {key} to {value} at {', '.join(admin.client.namesrv.addrs)}")
     addrs = await admin.update_namesrv_config({key: value})
     lines = [f"update name server config success![{', '.join(addrs)}]", f"{key} : {value}"]
-    tell({"namesrvs": addrs, "key": key, "value": value}, lines)
+    shell.tell({"namesrvs": addrs, "key": key, "value": value}, lines)
 
 
 container_option = opt(
@@ -312,32 +297,32 @@ container_option = opt(
 )
 
 
-@admin_command("haStatus")
-@target_options
+@shell.admin_command("haStatus")
+@shell.target_options
 @number("-i --interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds.")
-async def ha_status(admin: Admin, at: Target, interval: int | None) -> None:
+async def ha_status(admin: Admin, at: shell.Target, interval: int | None) -> None:
     """Show the replication status of brokers."""
     while True:
         found = {addr: await admin.ha_status(addr) for addr in await at.addrs(admin)}
-        tell(found, (line for addr, each in found.items() for line in formats.ha_status(addr, each)))
+        shell.tell(found, (line for addr, each in found.items() for line in formats.ha_status(addr, each)))
         if interval is None:
             return
         await asyncio.sleep(interval)
 
 
-@admin_command("resetMasterFlushOffset")
+@shell.admin_command("resetMasterFlushOffset")
 @opt("-b --brokerAddr", required=True, metavar="HOST:PORT", help="This slave.")
 @number("-o --offset", high=2**63 - 1, required=True, help="Flushed offset of the master's log, in bytes.")
-@changes
+@shell.changes
 async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
     """Set the master's flush offset at a slave (5.x)."""
-    announce(f"set the master's flush offset to {offset} at {broker_addr}")
+    shell.announce(f"set the master's flush offset to {offset} at {broker_addr}")
     await admin.reset_master_flush_offset(broker_addr.strip(), offset)
     facts = {"brokerAddr": broker_addr, "masterFlushOffset": offset}
-    tell(facts, [f"reset master flush offset to {offset} success"])
+    shell.tell(facts, [f"reset master flush offset to {offset} success"])
 
 
-@admin_command("addBroker")
+@shell.admin_command("addBroker")
 @container_option
 @opt(
     "-b --brokerConfigPath path",
@@ -345,15 +330,15 @@ async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int)
     metavar="FILE",
     help="Settings file of the broker, on the container's machine.",
 )
-@changes
+@shell.changes
 async def add_broker(admin: Admin, container: str, path: str) -> None:
     """Add a broker to a broker container of RocketMQ 5.x."""
-    announce(f"start the broker of {path} at {container}")
+    shell.announce(f"start the broker of {path} at {container}")
     await admin.add_broker(container.strip(), path.strip())
-    tell({"container": container, "path": path}, [f"add broker to {container.strip()} success"])
+    shell.tell({"container": container, "path": path}, [f"add broker to {container.strip()} success"])
 
 
-@admin_command("removeBroker")
+@shell.admin_command("removeBroker")
 @container_option
 @opt(
     "-b --brokerIdentity identity",
@@ -361,15 +346,17 @@ async def add_broker(admin: Admin, container: str, path: str) -> None:
     metavar="CLUSTER:BROKER:ID",
     help="The broker. For a DLedger member, ID is the number in the member's name.",
 )
-@changes
+@shell.changes
 async def remove_broker(admin: Admin, container: str, identity: str) -> None:
     """Remove a broker from a broker container of RocketMQ 5.x."""
     words = [word.strip() for word in identity.split(":")]
     if len(words) != 3 or not all(words) or not (words[2].isascii() and words[2].isdigit()):
         raise click.BadParameter(f"{identity!r} is not CLUSTER:BROKER:ID", param_hint="-b/--brokerIdentity")
-    announce(f"stop the broker {identity} at {container}")
+    shell.announce(f"stop the broker {identity} at {container}")
     await admin.remove_broker(container.strip(), words[0], words[1], int(words[2]))
-    tell({"container": container, "broker": identity}, [f"remove broker from {container.strip()} success"])
+    shell.tell(
+        {"container": container, "broker": identity}, [f"remove broker from {container.strip()} success"]
+    )
 
 
 DIRECTORY = opt(
@@ -393,15 +380,15 @@ def write(directory: str, name: str, value: Any) -> None:
     with os.fdopen(handle, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2) + b"\n")
     os.replace(new, path)
-    tell({"path": path}, [f"export {path} success"])
+    shell.tell({"path": path}, [f"export {path} success"])
 
 
-@admin_command(
+@shell.admin_command(
     "exportMetadata",
     name_option(
         "-c --clusterName cluster", help="Cluster to export; queue numbers are summed over its masters."
     ),
-    BROKER,
+    shell.BROKER,
     DIRECTORY,
     flag("-t --topic topics", help="Only topics."),
     flag("-g --subscriptionGroup groups", help="Only groups."),
@@ -441,13 +428,13 @@ async def export_metadata(
     )
 
 
-@admin_command("exportConfigs", EXPORTED, DIRECTORY)
+@shell.admin_command("exportConfigs", EXPORTED, DIRECTORY)
 async def export_configs(admin: Admin, cluster: str, directory: str) -> None:
     """Export the main settings of brokers to a file."""
     write(directory, "configs.json", await admin.cluster_configs(cluster))
 
 
-@admin_command("exportMetrics", EXPORTED, DIRECTORY)
+@shell.admin_command("exportMetrics", EXPORTED, DIRECTORY)
 async def export_metrics(admin: Admin, cluster: str, directory: str) -> None:
     """Export message rates, disk usage, topic and group counts, and client versions to a file."""
     write(directory, "metrics.json", await admin.cluster_metrics(cluster))

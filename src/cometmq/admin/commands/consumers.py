@@ -12,41 +12,11 @@ import msgspec
 
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands import formats
-from cometmq.admin.commands.shell import (
-    BROKER,
-    CLUSTER,
-    FILE,
-    ROUNDS,
-    TOPIC,
-    Target,
-    admin_command,
-    announce,
-    changes,
-    execute,
-    flag,
-    in_cluster,
-    incomplete,
-    list_of,
-    name_option,
-    number,
-    raise_if_incomplete,
-    set_list,
-    show,
-    show_error,
-    show_json,
-    show_problem,
-    switch,
-    target_options,
-    tell,
-    tell_known,
-    time_ms,
-    wants_json,
-)
+from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import OffsetWay, QueueReset
-from cometmq.command_options import FiniteRange, opt
+from cometmq.command_options import FiniteRange, flag, name_option, number, opt, switch
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
@@ -57,14 +27,14 @@ GROUP = name_option("-g --groupName group", required=True, help="Consumer group.
 CONSUMER_GROUP = name_option("-g --consumerGroup group", required=True, help="Consumer group.")
 
 
-@admin_command(
+@shell.admin_command(
     "consumerProgress",
     name_option(
         "-g --groupName group", help="Show this group queue by queue; default: a summary of all groups."
     ),
     switch("-s --showClientIP", help="Show which client holds each queue."),
     name_option("-t --topicName topic", help="Only this topic of the group."),
-    CLUSTER,
+    shell.CLUSTER,
 )
 async def consumer_progress(
     admin: Admin, group: str | None, show_client_ip: bool, topic: str | None, cluster: str | None
@@ -73,11 +43,11 @@ async def consumer_progress(
     if group is None:
         if topic is not None or cluster is not None:
             raise click.UsageError("-t/--topicName and -c/--cluster require -g/--groupName.")
-        await tell_known(lambda missing: admin.groups(missing=missing), formats.group_summaries)
+        await shell.tell_known(lambda missing: admin.groups(missing=missing), formats.group_summaries)
         return
     missing: dict[str, CometError] = {}
     found = await admin.progress(group, with_client_ip=show_client_ip, missing=missing)
-    in_place = await in_cluster(admin, cluster, found.queues)
+    in_place = await shell.in_cluster(admin, cluster, found.queues)
     rows = [row for row in in_place if topic in (None, row.topic)]
     if found.queues and not rows and not missing:
         if in_place:
@@ -90,15 +60,15 @@ async def consumer_progress(
     tps = None if missing else found.consume_tps
     progress = msgspec.structs.replace(found, consume_tps=tps, queues=rows)
     total = None if missing else progress.diff_total
-    tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip, total=total))
-    raise_if_incomplete(missing)
+    shell.tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip, total=total))
+    shell.raise_if_incomplete(missing)
 
 
-@admin_command(
+@shell.admin_command(
     "consumerStatus",
     CONSUMER_GROUP,
     name_option("-i --clientId", help="Show the running info of this member."),
-    BROKER,
+    shell.BROKER,
     flag("-s --jstack", help="With -i: show the member's threads, too."),
 )
 async def consumer_status(
@@ -115,42 +85,42 @@ async def consumer_status(
             "statusTable": info.status_table,
             "jstack": info.jstack,
         }
-        tell(value, formats.running_info(info))
+        shell.tell(value, formats.running_info(info))
         return
     found = await admin.subscriptions(group)
-    tell(found, formats.consumer_status(found))
+    shell.tell(found, formats.consumer_status(found))
 
 
-@admin_command("consumerConnection", CONSUMER_GROUP, BROKER)
+@shell.admin_command("consumerConnection", CONSUMER_GROUP, shell.BROKER)
 async def consumer_connection(admin: Admin, group: str, broker_addr: str | None) -> None:
     """Show a consumer group's clients and its subscriptions."""
     found = await admin.consumer_connection(group, broker_addr)
-    tell(found, formats.consumer_connection(found))
+    shell.tell(found, formats.consumer_connection(found))
 
 
-@admin_command(
+@shell.admin_command(
     "producerConnection",
     name_option("-g --producerGroup group", required=True, help="Producer group."),
-    TOPIC,
+    shell.TOPIC,
 )
 async def producer_connection(admin: Admin, group: str, topic: str) -> None:
     """Show a producer group's clients."""
     found = await admin.producer_connection(group, topic)
-    tell(found, formats.producer_connection(found))
+    shell.tell(found, formats.producer_connection(found))
 
 
-@admin_command(
+@shell.admin_command(
     "producer", opt("-b --broker broker_addr", required=True, metavar="HOST:PORT", help="This broker.")
 )
 async def producer(admin: Admin, broker_addr: str) -> None:
     """List the producers that are connected to a broker."""
     found = await admin.producers(broker_addr)
-    tell(found, formats.producers(found))
+    shell.tell(found, formats.producers(found))
 
 
-@admin_command(
+@shell.admin_command(
     "updateSubGroup",
-    target_options,
+    shell.target_options,
     GROUP,
     switch("-s --consumeEnable", default=True, help="Allow the group to consume."),
     switch("-m --consumeFromMinEnable", help="Consume from the first message."),
@@ -177,10 +147,10 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         help="Notify members when the group's members change.",
     ),
     opt("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes of the group (5.x)."),
-    changes,
+    shell.changes,
 )
 async def update_sub_group(
-    admin: Admin, at: Target, group: str, notify: bool, attributes: str | None, **more: Any
+    admin: Admin, at: shell.Target, group: str, notify: bool, attributes: str | None, **more: Any
 ) -> None:
     """Create or update a subscription group.
 
@@ -191,27 +161,27 @@ async def update_sub_group(
         group_name=group, notify_consumer_ids_changed_enable=notify, attributes=given or None, **more
     )
     addrs = await at.addrs(admin)
-    await execute(operations.update_group(admin, group, dict.fromkeys(addrs, config)))
-    tell({"brokerAddrs": addrs, "config": config}, [formats.group_config_line(config)])
+    await shell.execute(operations.update_group(admin, group, dict.fromkeys(addrs, config)))
+    shell.tell({"brokerAddrs": addrs, "config": config}, [formats.group_config_line(config)])
 
 
-@admin_command("updateSubGroupList", target_options, FILE, changes)
-async def update_sub_group_list(admin: Admin, at: Target, filename: str) -> None:
+@shell.admin_command("updateSubGroupList", shell.target_options, shell.FILE, shell.changes)
+async def update_sub_group_list(admin: Admin, at: shell.Target, filename: str) -> None:
     """Create or update subscription groups from a file (5.x)."""
-    configs = list_of(filename, SubscriptionGroupConfig)
+    configs = shell.list_of(filename, SubscriptionGroupConfig)
     names = [each.group_name for each in configs]
     sends = admin.update_groups(configs, broker_addr=at.broker_addr, cluster=at.cluster)
-    await set_list(at, admin, "groups", names, sends, "subscription group")
+    await shell.set_list(at, admin, "groups", names, sends, "subscription group")
 
 
-@admin_command(
+@shell.admin_command(
     "deleteSubGroup",
-    target_options,
+    shell.target_options,
     GROUP,
     switch("-r --removeOffset", help="Delete the group's offsets, too."),
-    changes,
+    shell.changes,
 )
-async def delete_sub_group(admin: Admin, at: Target, group: str, remove_offset: bool) -> None:
+async def delete_sub_group(admin: Admin, at: shell.Target, group: str, remove_offset: bool) -> None:
     """Delete a subscription group at brokers.
 
     With a cluster, the group's retry and dead-letter topics are deleted, too.
@@ -220,20 +190,20 @@ async def delete_sub_group(admin: Admin, at: Target, group: str, remove_offset: 
     topics = await operations.group_topics(admin, group, cluster) if cluster else {}
     missing: dict[str, CometError] = {}
     names = await admin.group_names(missing=missing)
-    if group not in names and not missing and not wants_json():
+    if group not in names and not missing and not shell.wants_json():
         # A missing group is not an error, as in Apache's command, because scripts delete groups that may
         # already be deleted.
-        show_problem(str(UnknownNameError("consumer group", group, names)))
+        shell.show_problem(str(UnknownNameError("consumer group", group, names)))
     operation = await operations.delete_group(
         admin, group, addrs, topics, with_offsets=remove_offset, cluster=cluster
     )
-    await execute(operation)
-    tell({"group": group, "brokerAddrs": addrs, "topics": list(topics)}, [])
+    await shell.execute(operation)
+    shell.tell({"group": group, "brokerAddrs": addrs, "topics": list(topics)}, [])
 
 
-@admin_command(
+@shell.admin_command(
     "setConsumeMode",
-    target_options,
+    shell.target_options,
     name_option("-t --topicName topic", required=True, help="Topic name."),
     GROUP,
     opt(
@@ -249,32 +219,32 @@ async def delete_sub_group(admin: Admin, at: Target, group: str, remove_offset: 
         default=0,
         help="Number of further members that pop a member's queues; 0: all members pop all queues.",
     ),
-    changes,
+    shell.changes,
 )
 async def set_consume_mode(
-    admin: Admin, at: Target, topic: str, group: str, mode: str, pop_share_queue_num: int
+    admin: Admin, at: shell.Target, topic: str, group: str, mode: str, pop_share_queue_num: int
 ) -> None:
     """Set how push consumers of a group consume a topic (5.x, with clientRebalance=false)."""
     addrs = await at.addrs(admin)
     body = SetMessageRequestModeRequestBody(topic, group, mode.upper(), pop_share_queue_num)
-    await execute(operations.set_consume_mode(admin, body, addrs))
-    tell(
+    await shell.execute(operations.set_consume_mode(admin, body, addrs))
+    shell.tell(
         {"brokerAddrs": addrs, "mode": body},
         [f"topic[{topic}] group[{group}] consume mode[{body.mode}] popShareQueueNum[{pop_share_queue_num}]"],
     )
 
 
-@admin_command("getConsumerConfig", GROUP)
+@shell.admin_command("getConsumerConfig", GROUP)
 async def get_consumer_config(admin: Admin, group: str) -> None:
     """Show a subscription group's settings."""
     found = await admin.group_configs(group)
     if not found:
         await admin.brokers_of(group)  # `brokers_of` raises UnknownNameError if the group does not exist
         raise click.ClickException(f"group {group} exists, but no broker has settings of it")
-    tell(found, formats.group_configs(found))
+    shell.tell(found, formats.group_configs(found))
 
 
-@admin_command(
+@shell.admin_command(
     "brokerConsumeStats",
     opt("-b --brokerAddr", required=True, metavar="HOST:PORT", help="This broker."),
     number(
@@ -297,12 +267,12 @@ async def broker_consume_stats(
         row for row in found if row.queue.diff >= level and (row.queue.last_timestamp > 0 or row.queue.diff)
     ]
     total = sum(row.queue.diff for row in found)
-    tell({"queues": rows, "diffTotal": total}, formats.broker_consume_stats(rows, total))
+    shell.tell({"queues": rows, "diffTotal": total}, formats.broker_consume_stats(rows, total))
 
 
-@admin_command(
+@shell.admin_command(
     "startMonitoring",
-    ROUNDS,
+    shell.ROUNDS,
     opt(
         "--interval interval_s",
         type=FiniteRange(min=0.1),
@@ -319,16 +289,16 @@ async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) 
         began = time.monotonic()
         missing: dict[str, CometError] = {}
         async for undone in admin.undone(missing=missing):
-            if wants_json():
-                show_json(undone, indent=None)
+            if shell.wants_json():
+                shell.show_json(undone, indent=None)
             else:
-                show(formats.undone(undone))
+                shell.show(formats.undone(undone))
         done += 1
         if rounds is not None and done >= rounds:
-            raise_if_incomplete(missing)
+            shell.raise_if_incomplete(missing)
             return
-        if error := incomplete(missing):
-            show_error(error)
+        if error := shell.incomplete(missing):
+            shell.show_error(error)
         await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
 
@@ -343,10 +313,10 @@ FORCE = opt(
 )
 
 
-@admin_command(
+@shell.admin_command(
     "resetOffsetByTime",
     OFFSET_GROUP,
-    TOPIC,
+    shell.TOPIC,
     opt(
         "-s --timestamp moment",
         required=True,
@@ -363,7 +333,7 @@ FORCE = opt(
     number("-q --queue queue_id", metavar="ID", help="Only this queue; needs -b."),
     number("-o --offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),
     name_option("--cluster", help="Only the masters of this cluster."),
-    changes,
+    shell.changes,
 )
 async def reset_offset_by_time(
     admin: Admin,
@@ -384,7 +354,7 @@ async def reset_offset_by_time(
         raise click.UsageError("-q/--queue needs -b/--broker")
     if offset is not None and queue_id is None:
         raise click.UsageError("-o/--offset needs -q/--queue")
-    at_ms = END if moment in ("now", str(END)) else time_ms(moment)
+    at_ms = END if moment in ("now", str(END)) else shell.time_ms(moment)
     wanted = Reset(
         group=group,
         topic=topic,
@@ -404,7 +374,7 @@ async def reset_offset_by_time(
     await reset(admin, wanted, [title])
 
 
-@admin_command("skipAccumulatedMessage", OFFSET_GROUP, TOPIC, FORCE, CLUSTER, changes)
+@shell.admin_command("skipAccumulatedMessage", OFFSET_GROUP, shell.TOPIC, FORCE, shell.CLUSTER, shell.changes)
 async def skip_accumulated_message(
     admin: Admin, group: str, topic: str, force: bool | None, cluster: str | None
 ) -> None:
@@ -423,15 +393,15 @@ async def reset(admin: Admin, wanted: Reset, title: Iterable[str]) -> None:
     try:
         planned = await admin.plan_reset(wanted)
     except UnknownNameError as error:
-        if error.kind == "consumer group" and not wants_json():
-            show_problem("--force creates the offsets of an unknown group.")
+        if error.kind == "consumer group" and not shell.wants_json():
+            shell.show_problem("--force creates the offsets of an unknown group.")
         raise
-    announce(*(describe_reset(wanted, each) for each in planned), danger=True)
+    shell.announce(*(describe_reset(wanted, each) for each in planned), danger=True)
     done = await admin.reset_offset(wanted)
-    tell(done, [*title, *formats.resets(done)])
+    shell.tell(done, [*title, *formats.resets(done)])
     problems = [each for each in done if each.problem]
     for each in problems:
-        show_problem(f"{each.broker_name} queue {each.queue_id}: {each.problem}")
+        shell.show_problem(f"{each.broker_name} queue {each.queue_id}: {each.problem}")
     if problems:
         raise click.exceptions.Exit(1)
 
@@ -446,16 +416,16 @@ def describe_reset(wanted: Reset, each: QueueReset) -> str:
     return f"set {place} from {before} to {each.rollback_offset}, {how}"
 
 
-@admin_command(
+@shell.admin_command(
     "cloneGroupOffset",
     name_option("-s --srcGroup source", required=True, help="Group whose offsets are copied."),
     name_option("-d --destGroup target", required=True, help="Group whose offsets are set."),
-    TOPIC,
+    shell.TOPIC,
     opt(
         "-o --offline", metavar="BOOL", expose_value=False, help="Accepted for compatibility; has no effect."
     ),
     flag("--force", help="Create the offsets of an unknown group (CometMQ only)."),
-    changes,
+    shell.changes,
 )
 async def clone_group_offset(admin: Admin, source: str, target: str, topic: str, force: bool) -> None:
     """Copy another group's consumer offsets in a topic.
@@ -466,7 +436,7 @@ async def clone_group_offset(admin: Admin, source: str, target: str, topic: str,
     deeds = (
         f"set {target} at {row.broker_name} queue {row.queue_id} to {row.consumer_offset}" for row in rows
     )
-    announce(*deeds)
+    shell.announce(*deeds)
     rows = await admin.clone_offsets(source, target, topic, new_group=force)
     line = f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]"
-    tell(rows, [line])
+    shell.tell(rows, [line])

@@ -9,16 +9,8 @@ from functools import partial
 import click
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands.shell import (
-    BROKER,
-    CLUSTER,
-    admin_command,
-    flag,
-    name_option,
-    number,
-    tell,
-    tell_known,
-)
+from cometmq.admin.commands import shell
+from cometmq.command_options import flag, name_option, number
 from cometmq.protocol.bodies.admin import (
     LiteBrokerInfo,
     LiteClientInfo,
@@ -38,10 +30,10 @@ def _time(epoch_ms: int) -> str:
     return local_time(epoch_ms) if epoch_ms > 0 else "-"
 
 
-@admin_command(
+@shell.admin_command(
     "getBrokerLiteInfo",
-    BROKER,
-    CLUSTER,
+    shell.BROKER,
+    shell.CLUSTER,
     flag("-d --showDetail", help="Show parent topics and their groups, too."),
 )
 async def get_broker_lite_info(
@@ -52,7 +44,7 @@ async def get_broker_lite_info(
         raise click.UsageError("Give either -b/--brokerAddr or -c/--cluster.")
     addrs = await admin.target_addrs(broker_addr, cluster)
     found = {addr: await admin.lite_broker_info(addr) for addr in addrs}
-    tell(found, _brokers(found, show_detail))
+    shell.tell(found, _brokers(found, show_detail))
 
 
 def _brokers(found: Mapping[str, LiteBrokerInfo], detail: bool) -> Iterator[str]:
@@ -71,10 +63,10 @@ def _brokers(found: Mapping[str, LiteBrokerInfo], detail: bool) -> Iterator[str]
             yield f"Group Meta: {json.dumps(info.group_meta)}"
 
 
-@admin_command("getParentTopicInfo", PARENT)
+@shell.admin_command("getParentTopicInfo", PARENT)
 async def get_parent_topic_info(admin: Admin, parent: str) -> None:
     """Show the groups of a parent topic, and the number of its lite topics (5.5)."""
-    await tell_known(partial(admin.parent_topic, parent), partial(_parents, parent))
+    await shell.tell_known(partial(admin.parent_topic, parent), partial(_parents, parent))
 
 
 def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]:
@@ -85,7 +77,7 @@ def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]
         yield form % (name, info.ttl, info.lite_topic_count, info.lmq_num, f"[{', '.join(info.groups)}]")
 
 
-@admin_command(
+@shell.admin_command(
     "getLiteTopicInfo",
     PARENT,
     name_option("-l --liteTopic lite_topic", required=True, help="Lite topic."),
@@ -94,7 +86,7 @@ def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]
 async def get_lite_topic_info(admin: Admin, parent: str, lite_topic: str, show_client_id: bool) -> None:
     """Show the offsets of a lite topic, and the number of its subscribers (5.5)."""
     lines = partial(_topics, parent, lite_topic, show_client_id)
-    await tell_known(partial(admin.lite_topic, parent, lite_topic), lines)
+    await shell.tell_known(partial(admin.lite_topic, parent, lite_topic), lines)
 
 
 def _topics(parent: str, name: str, clients: bool, found: Mapping[str, LiteTopicInfo]) -> Iterator[str]:
@@ -114,7 +106,7 @@ def _topics(parent: str, name: str, clients: bool, found: Mapping[str, LiteTopic
             yield f"[{', '.join(f'{each.client_id}@{each.group}' for each in info.subscriber)}]"
 
 
-@admin_command(
+@shell.admin_command(
     "getLiteClientInfo",
     PARENT,
     GROUP,
@@ -126,7 +118,7 @@ async def get_lite_client_info(
 ) -> None:
     """Show the number of lite topics to which a client is subscribed (5.5)."""
     lines = partial(_clients, parent, group, client_id, show_detail)
-    await tell_known(partial(admin.lite_client, parent, group, client_id), lines)
+    await shell.tell_known(partial(admin.lite_client, parent, group, client_id), lines)
 
 
 def _clients(
@@ -142,7 +134,7 @@ def _clients(
             yield f"Lite Topics: [{', '.join(info.lite_topic_set)}]"
 
 
-@admin_command(
+@shell.admin_command(
     "getLiteGroupInfo",
     PARENT,
     GROUP,
@@ -154,7 +146,7 @@ async def get_lite_group_info(
 ) -> None:
     """Show the lite topics in which a group is the furthest behind (5.5)."""
     rows = _lags if lite_topic is None else _progress
-    await tell_known(
+    await shell.tell_known(
         partial(admin.lite_group, parent, group, lite_topic, top),
         lambda found: [f"Lite Group Info: [{group}] [{parent}]", *rows(found)],
     )
@@ -198,7 +190,7 @@ def _lag_table(rows: Iterable[LiteLag]) -> Iterator[str]:
         yield form % (place, row.lite_topic, row.lag_count, _time(row.earliest_unconsumed_timestamp))
 
 
-@admin_command(
+@shell.admin_command(
     "triggerLiteDispatch",
     PARENT,
     GROUP,
@@ -210,7 +202,7 @@ async def trigger_lite_dispatch(
 ) -> None:
     """Offer all lite topics with unconsumed messages to a group's clients once more (5.5)."""
     title = f"Group And Topic Info: [{group}] [{parent}]"
-    await tell_known(
+    await shell.tell_known(
         partial(admin.trigger_lite_dispatch, parent, group, client_id, broker_name),
         lambda found: [title, "", *(f"{name:<30} dispatched" for name in found)],
     )

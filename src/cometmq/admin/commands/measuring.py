@@ -9,23 +9,10 @@ from functools import partial
 import click
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands import formats
-from cometmq.admin.commands.shell import (
-    ROUNDS,
-    TOPIC,
-    admin_command,
-    name_option,
-    number,
-    show,
-    show_if_text,
-    show_json,
-    switch,
-    tell,
-    wants_json,
-)
+from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import SendTime
-from cometmq.command_options import FiniteRange, opt
+from cometmq.command_options import FiniteRange, name_option, number, opt, switch
 from cometmq.text import local_time
 
 COUNT = partial(number, low=1, high=1_000_000, show_default=True)
@@ -35,18 +22,21 @@ SIZE = partial(number, high=4 << 20, default=128, show_default=True, help="Size 
 FACTS = ("clusterName", "brokerName", "rt", "successCount", "failCount")
 
 
-@admin_command(
-    "checkMsgSendRT", TOPIC, COUNT("-a --amount", default=100, help="Messages to send."), SIZE("-s --size")
+@shell.admin_command(
+    "checkMsgSendRT",
+    shell.TOPIC,
+    COUNT("-a --amount", default=100, help="Messages to send."),
+    SIZE("-s --size"),
 )
 async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
     """Send messages to a topic and show response times. The messages are not deleted afterwards."""
     rows: list[SendTime] = []
     async for row in admin.send_times(topic, amount, size):
-        if not wants_json():
-            show(formats.send_time(row, title=not rows))
+        if not shell.wants_json():
+            shell.show(formats.send_time(row, title=not rows))
         rows.append(row)
     average = mean_without_first(rows)
-    tell({"sends": rows, "averageMillis": average}, [f"Avg RT: {formats.fixed(average, 2)}"])
+    shell.tell({"sends": rows, "averageMillis": average}, [f"Avg RT: {formats.fixed(average, 2)}"])
     fail_if_none_was_sent(rows)
 
 
@@ -66,7 +56,7 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
         raise click.ClickException(f"no message was sent{why}")
 
 
-@admin_command(
+@shell.admin_command(
     "sendMsgStatus",
     name_option("-b --brokerName", required=True, help="Broker to send to (the topic has its name)."),
     SIZE("-s --messageSize size"),
@@ -77,14 +67,14 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
     rows: list[SendTime] = []
     async for row in admin.send_times(broker_name, count + 1, size):
         rows.append(row)
-        if len(rows) > 1 and not wants_json():  # The first send also connects, so its time is not shown
-            show([formats.send_status(row, broker_name)])
-    if wants_json():
-        show_json(rows[1:])
+        if len(rows) > 1 and not shell.wants_json():  # The first send also connects, so its time is not shown
+            shell.show([formats.send_status(row, broker_name)])
+    if shell.wants_json():
+        shell.show_json(rows[1:])
     fail_if_none_was_sent(rows)
 
 
-@admin_command(
+@shell.admin_command(
     "clusterRT",
     COUNT("-a --amount", default=100, help="Messages per broker and round."),
     SIZE("-s --size"),
@@ -103,7 +93,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
         show_default=True,
         help="Seconds between two rounds.",
     ),
-    ROUNDS,
+    shell.ROUNDS,
 )
 async def cluster_rt(
     admin: Admin,
@@ -118,7 +108,7 @@ async def cluster_rt(
     """Send messages to every broker periodically, and show response times."""
     if not as_log:
         titles = ("#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount")
-        show_if_text(formats.CLUSTER_RT_TITLES % titles)
+        shell.show_if_text(formats.CLUSTER_RT_TITLES % titles)
     done = 0
     while True:
         table = (await admin.cluster_info()).cluster_addr_table
@@ -134,7 +124,7 @@ async def cluster_rt(
                 if as_log:
                     now = local_time(int(time.time() * 1000))
                     line = f"{now}|{room}|{name}|{broker}|{formats.fixed(mean, 0)}"
-                tell(dict(zip(FACTS, facts, strict=True)), [line], indent=None)
+                shell.tell(dict(zip(FACTS, facts, strict=True)), [line], indent=None)
         done += 1
         if rounds is not None and done >= rounds:
             return

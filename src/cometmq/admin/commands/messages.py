@@ -14,30 +14,11 @@ import click
 import msgspec
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands import formats
-from cometmq.admin.commands.shell import (
-    BODY_FORMAT,
-    CLUSTER,
-    TOPIC,
-    admin_command,
-    announce,
-    changes,
-    flag,
-    in_cluster,
-    name_option,
-    number,
-    show,
-    show_if_text,
-    show_json,
-    switch,
-    tell,
-    time_ms,
-    wants_json,
-)
+from cometmq.admin.commands import formats, shell
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS
-from cometmq.command_options import F, opt
+from cometmq.command_options import F, flag, name_option, number, opt, switch
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -56,7 +37,7 @@ def consume_directly_options(command: F) -> F:
     return client(group(command))
 
 
-@admin_command("queryMsgById")
+@shell.admin_command("queryMsgById")
 @opt(
     "-i --msgId msg_ids",
     required=True,
@@ -75,7 +56,7 @@ def consume_directly_options(command: F) -> F:
     expose_value=False,
     help="Accepted for compatibility; has no effect.",
 )
-@BODY_FORMAT
+@shell.BODY_FORMAT
 @opt("-c --cluster", metavar="NAME", expose_value=False, help="Accepted for compatibility; an id suffices.")
 async def query_msg_by_id(
     admin: Admin,
@@ -95,14 +76,14 @@ async def query_msg_by_id(
         for message in messages:
             result = await admin.send_again(message)
             prepared = f"prepare resend msg. originalMsgId={message.offset_msg_id}"
-            tell(SendView.of(result), [prepared, *formats.send_result(result)])
+            shell.tell(SendView.of(result), [prepared, *formats.send_result(result)])
     else:
         await show_messages(admin, messages, offset_id=True, charset=charset)
 
 
-@admin_command(
+@shell.admin_command(
     "queryMsgByKey",
-    TOPIC,
+    shell.TOPIC,
     opt("-k --msgKey key", required=True, type=str.strip, metavar="KEY", help="Message key."),
     *TIMES,
     number(
@@ -113,23 +94,23 @@ async def query_msg_by_id(
         show_default=True,
         help="Maximum number of messages.",
     ),
-    CLUSTER,
+    shell.CLUSTER,
 )
 async def query_msg_by_key(
     admin: Admin, topic: str, key: str, begin: int, end: int, limit: int, cluster: str | None
 ) -> None:
     """List messages by key."""
     found = await admin.messages_by_key(topic, key, limit, begin_ms=begin, end_ms=end)
-    messages = await in_cluster(admin, cluster, found)
-    tell([MessageView.of(message) for message in messages], formats.key_hits(messages))
+    messages = await shell.in_cluster(admin, cluster, found)
+    shell.tell([MessageView.of(message) for message in messages], formats.key_hits(messages))
 
 
-@admin_command("queryMsgByUniqueKey")
+@shell.admin_command("queryMsgByUniqueKey")
 @opt("-i --msgId", required=True, metavar="ID", help="Message id.")
 @consume_directly_options
-@TOPIC
+@shell.TOPIC
 @flag("-a --showAll", help=f"Print all matching messages, at most {MAX_UNIQUE_HITS}.")
-@CLUSTER
+@shell.CLUSTER
 async def query_msg_by_unique_key(
     admin: Admin,
     msg_id: str,
@@ -141,7 +122,7 @@ async def query_msg_by_unique_key(
 ) -> None:
     """Show a message by its unique key."""
     hits = await admin.messages_by_unique_key(topic, msg_id.strip(), MAX_UNIQUE_HITS)
-    messages = await in_cluster(admin, cluster, hits)
+    messages = await shell.in_cluster(admin, cluster, hits)
     if not messages:
         raise click.ClickException(f"no message with id {msg_id} in topic {topic}")
     if group and client_id:
@@ -150,7 +131,7 @@ async def query_msg_by_unique_key(
         await show_messages(admin, messages if show_all else messages[:1], offset_id=False)
 
 
-@admin_command("resumeCheckHalfMessage")
+@shell.admin_command("resumeCheckHalfMessage")
 @opt(
     "-i --msgId msg_ids",
     required=True,
@@ -158,18 +139,18 @@ async def query_msg_by_unique_key(
     help="Ids, separated by ',': unique keys as producers have them, or offset ids in "
     "TRANS_CHECK_MAX_TIME_TOPIC.",
 )
-@changes
+@shell.changes
 async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     """Resume the checks of a transaction that reached the maximum number of checks."""
     ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
-    announce(*(f"resume the checks of transaction {msg_id}" for msg_id in ids))
+    shell.announce(*(f"resume the checks of transaction {msg_id}" for msg_id in ids))
     for msg_id in ids:
         message = await admin.resume_check(msg_id)
         view = {"msgId": message.msg_id, "storeHost": message.store_host}
-        tell(view, [f"resumed {message.msg_id} at {message.store_host}"])
+        shell.tell(view, [f"resumed {message.msg_id} at {message.store_host}"])
 
 
-@admin_command("queryMsgTraceById")
+@shell.admin_command("queryMsgTraceById")
 @opt("-i --msgId", required=True, metavar="ID", help="Message id.")
 @name_option("-t --traceTopic topic", default=TRACE_TOPIC, show_default=True, help="Trace topic.")
 @TIMES[0]
@@ -188,16 +169,16 @@ async def query_msg_trace_by_id(
     """Show a message's trace."""
     msg_id = msg_id.strip()
     found = await admin.traces(msg_id, topic, limit, begin_ms=begin, end_ms=end)
-    if wants_json():
-        show_json(found)
+    if shell.wants_json():
+        shell.show_json(found)
     elif found:
-        show(formats.message_traces(found))
+        shell.show(formats.message_traces(found))
     else:
         raise click.ClickException(f"no trace of message {msg_id} in topic {topic}")
 
 
-@admin_command("sendMessage")
-@TOPIC
+@shell.admin_command("sendMessage")
+@shell.TOPIC
 @opt("-p --body", required=True, metavar="TEXT", help="Message body, as UTF-8 text.")
 @opt("-k --key keys", metavar="KEYS", help="Message keys, separated by blanks.")
 @opt("-c --tags", metavar="TAG", help="Message tag.")
@@ -219,7 +200,7 @@ async def send_message(
         raise click.UsageError("Give -b/--broker and -i/--qid together.")
     message = Message(topic=topic, body=body.encode(), tags=tags, keys=tuple((keys or "").split()))
     result = await admin.send(message, broker_name=broker_name, queue_id=queue_id, traced=trace)
-    tell(SendView.of(result), formats.send_result(result))
+    shell.tell(SendView.of(result), formats.send_result(result))
 
 
 def past_time(text: str) -> int:
@@ -237,8 +218,8 @@ def past_time(text: str) -> int:
     return moment
 
 
-@admin_command("consumeMessage")
-@TOPIC
+@shell.admin_command("consumeMessage")
+@shell.TOPIC
 @name_option("-b --brokerName", help="Only this broker.")
 @number("-i --queueId", metavar="ID", help="Only this queue; needs -b.")
 @number("-o --offset", metavar="OFFSET", help="Offset of the first message to consume; needs -i.")
@@ -280,7 +261,7 @@ async def consume_directly(admin: Admin, messages: list[MessageExt], group: str,
     """Have one consumer process the messages, and print the results of its listener."""
     for message in messages:
         result = await admin.consume_directly(group, client_id, message.offset_msg_id)
-        tell(result, formats.direct_result(result))
+        shell.tell(result, formats.direct_result(result))
 
 
 async def show_messages(
@@ -290,15 +271,15 @@ async def show_messages(
 
     With `charset`, print the body, too. With `--json`, print all messages as JSON instead.
     """
-    if wants_json():
-        show_json([MessageView.of(message) for message in messages])
+    if shell.wants_json():
+        shell.show_json([MessageView.of(message) for message in messages])
         return
     for message in messages:
-        show(formats.message_details(message, body_path=write_body(message), offset_id=offset_id))
+        shell.show(formats.message_details(message, body_path=write_body(message), offset_id=offset_id))
         if charset is not None:
-            show([f"{'Message Body:':<20} {bytes(message.body).decode(charset, 'replace')}"])
-        show(formats.message_tracks(await admin.tracks(message)))
-        show([""])
+            shell.show([f"{'Message Body:':<20} {bytes(message.body).decode(charset, 'replace')}"])
+        shell.show(formats.message_tracks(await admin.tracks(message)))
+        shell.show([""])
 
 
 QUEUE_ID = number("-i --queueId", required=True, help="Queue id.")
@@ -313,8 +294,13 @@ EXPRESSION = opt(
     help="Subscription expression, for example TagA || TagB.",
 )
 SPAN = (
-    opt("-b --beginTimestamp begin_ms", type=time_ms, metavar="TIME", help="Start of the time range."),
-    opt("-e --endTimestamp end_ms", type=time_ms, metavar="TIME", help="End of the time range (exclusive)."),
+    opt("-b --beginTimestamp begin_ms", type=shell.time_ms, metavar="TIME", help="Start of the time range."),
+    opt(
+        "-e --endTimestamp end_ms",
+        type=shell.time_ms,
+        metavar="TIME",
+        help="End of the time range (exclusive).",
+    ),
 )
 
 
@@ -323,10 +309,10 @@ NO_BODY = "NOT PRINT BODY"
 
 def show_line(message: MessageExt, body: str) -> None:
     """Print a message when it arrives, in one line, also with `--json`, because a list may be long."""
-    if wants_json():
-        show_json(MessageView.of(message), indent=None)
+    if shell.wants_json():
+        shell.show_json(MessageView.of(message), indent=None)
     else:
-        show([f"MSGID: {message.msg_id} {formats.message_text(message)} BODY: {body}"])
+        shell.show([f"MSGID: {message.msg_id} {formats.message_text(message)} BODY: {body}"])
 
 
 def text_of(body: bytes, charset: str) -> str:
@@ -337,9 +323,9 @@ def text_of(body: bytes, charset: str) -> str:
         raise click.BadParameter(f"unknown charset {charset!r}", param_hint="-c/--charsetName") from None
 
 
-@admin_command(
+@shell.admin_command(
     "printMsg",
-    TOPIC,
+    shell.TOPIC,
     CHARSET,
     EXPRESSION,
     *SPAN,
@@ -350,16 +336,16 @@ async def print_msg(admin: Admin, charset: str, print_body: bool, **span: Any) -
     text_of(b"-", charset)  # Report an unknown charset even if all message bodies are empty
     whole = ReadRange(count=None, **span)
     async for queue, first, behind in admin.queue_bounds(whole):
-        show_if_text(f"minOffset={first}, maxOffset={behind}, {formats.queue_text(queue)}")
+        shell.show_if_text(f"minOffset={first}, maxOffset={behind}, {formats.queue_text(queue)}")
         wanted = msgspec.structs.replace(whole, broker_name=queue.broker_name, queue_id=queue.queue_id)
         async for message in admin.read(wanted):
             show_line(message, text_of(bytes(message.body), charset) if print_body else NO_BODY)
-        show_if_text("-" * 56)
+        shell.show_if_text("-" * 56)
 
 
-@admin_command(
+@shell.admin_command(
     "printMsgByQueue",
-    TOPIC,
+    shell.TOPIC,
     name_option("-a --brokerName", required=True, help="Name of the broker."),
     QUEUE_ID,
     CHARSET,
@@ -380,19 +366,19 @@ async def print_msg_by_queue(
             tags[message.tags] += 1
         if print_message:
             show_line(message, text_of(bytes(message.body), charset) if print_body else NO_BODY)
-    if calculate and wants_json():
-        show_json({"tags": dict(tags.most_common())}, indent=None)
+    if calculate and shell.wants_json():
+        shell.show_json({"tags": dict(tags.most_common())}, indent=None)
     elif calculate:
-        show(f"Tag: {tag:<30} Count: {count}" for tag, count in tags.most_common())
+        shell.show(f"Tag: {tag:<30} Count: {count}" for tag, count in tags.most_common())
 
 
-@admin_command(
+@shell.admin_command(
     "queryMsgByOffset",
-    TOPIC,
+    shell.TOPIC,
     name_option("-b --brokerName", required=True, help="Name of the broker."),
     QUEUE_ID,
     number("-o --offset", high=2**63 - 1, required=True, help="Offset in the queue."),
-    BODY_FORMAT,
+    shell.BODY_FORMAT,
 )
 async def query_msg_by_offset(
     admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, charset: str | None

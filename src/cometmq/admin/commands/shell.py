@@ -19,7 +19,7 @@ from cometmq.admin.errors import Incomplete
 from cometmq.admin.operations import Operation
 from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import environment_credentials
-from cometmq.command_options import F, namesrv, opt
+from cometmq.command_options import F, name_option, namesrv, number, opt
 from cometmq.errors import BodyError, CometError, ConfigError, YamlError
 from cometmq.protocol.json_body import Body
 from cometmq.protocol.lenient import loads
@@ -42,26 +42,8 @@ Work = Callable[..., Awaitable[None]]
 MAX_PROBLEM_CHARS = 4096  # Maximum length of a printed error; a server's remark may be very long
 
 
-def number(names: str, low: int = 0, high: int | None = None, **how: Any) -> Callable[[F], F]:
-    """Return an option with an integer in a range."""
-    return opt(names, type=click.IntRange(low, high), **how)
-
-
-flag = functools.partial(opt, is_flag=True)
-
-
-def nonempty_name(text: str) -> str:
-    """Return a name without surrounding white space. Raises click.BadParameter if nothing remains."""
-    name = text.strip()
-    if not name:
-        raise click.BadParameter("a name cannot be empty")
-    return name
-
-
-name_option = functools.partial(opt, type=nonempty_name, metavar="NAME")
 TOPIC = name_option("-t --topic", required=True, help="Topic name.")
 BROKER = opt("-b --brokerAddr", metavar="HOST:PORT", help="This broker.")
-switch = functools.partial(opt, type=bool, default=False, metavar="BOOL")
 NAMESRV = namesrv("-n --namesrvAddr namesrv")
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 

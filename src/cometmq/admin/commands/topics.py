@@ -10,33 +10,9 @@ import msgspec
 
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin, TopicSettings
-from cometmq.admin.commands import formats
-from cometmq.admin.commands.shell import (
-    CLUSTER,
-    FILE,
-    TOPIC,
-    Target,
-    admin_command,
-    announce,
-    changes,
-    execute,
-    flag,
-    in_cluster,
-    list_of,
-    number,
-    set_list,
-    show,
-    show_if_text,
-    show_json,
-    switch,
-    target_options,
-    tell,
-    tell_known,
-    time_ms,
-    wants_json,
-)
+from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import UnknownNameError
-from cometmq.command_options import opt
+from cometmq.command_options import flag, number, opt, switch
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
@@ -46,9 +22,9 @@ PERMS = click.Choice(["2", "4", "6"])
 PERM = partial(opt, "-p --perm", type=PERMS, help="Permission: 2 write, 4 read, 6 both.")
 
 
-@admin_command("updateTopic")
-@target_options
-@TOPIC
+@shell.admin_command("updateTopic")
+@shell.target_options
+@shell.TOPIC
 @QUEUES("-r --readQueueNums", help="Number of read queues.")
 @QUEUES("-w --writeQueueNums", help="Number of write queues.")
 @PERM(default="6", show_default=True)
@@ -60,34 +36,34 @@ PERM = partial(opt, "-p --perm", type=PERMS, help="Permission: 2 write, 4 read, 
     metavar="+KEY=VALUE,-KEY",
     help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
 )
-@changes
-async def update_topic(admin: Admin, at: Target, topic: str, perm: str, **more: Any) -> None:
+@shell.changes
+async def update_topic(admin: Admin, at: shell.Target, topic: str, perm: str, **more: Any) -> None:
     """Create or update a topic."""
     settings = TopicSettings(topic=topic, perm=int(perm), **more)
     conf, addrs = None, await at.addrs(admin)
     operation = operations.update_topic(admin, topic, dict.fromkeys(addrs, settings))
     deeds = [f"register the queues of ordered topic {topic} at the name servers"] if settings.order else []
-    announce(*operation.describe(), *deeds)
-    await execute(operation)
+    shell.announce(*operation.describe(), *deeds)
+    await shell.execute(operation)
     if settings.order:
         conf = await admin.set_order_conf(settings, broker_addr=at.broker_addr, cluster=at.cluster)
-        show_if_text(f"set {at.kind} orderConf. isOrder=true, orderConf=[{conf}]")
-    tell({**msgspec.to_builtins(settings), "brokerAddrs": addrs, "orderConf": conf}, [str(settings)])
+        shell.show_if_text(f"set {at.kind} orderConf. isOrder=true, orderConf=[{conf}]")
+    shell.tell({**msgspec.to_builtins(settings), "brokerAddrs": addrs, "orderConf": conf}, [str(settings)])
 
 
-@admin_command("updateTopicList", target_options, FILE, changes)
-async def update_topic_list(admin: Admin, at: Target, filename: str) -> None:
+@shell.admin_command("updateTopicList", shell.target_options, shell.FILE, shell.changes)
+async def update_topic_list(admin: Admin, at: shell.Target, filename: str) -> None:
     """Create or update the topics that are listed in a file. RocketMQ has this command since 5.x."""
-    topics = list_of(filename, TopicConfig)
+    topics = shell.list_of(filename, TopicConfig)
     names = [each.topic_name for each in topics]
     sends = admin.create_topics(topics, broker_addr=at.broker_addr, cluster=at.cluster)
-    await set_list(at, admin, "topics", names, sends, "topic")
+    await shell.set_list(at, admin, "topics", names, sends, "topic")
 
 
-@admin_command("deleteTopic")
-@TOPIC
+@shell.admin_command("deleteTopic")
+@shell.TOPIC
 @opt("-c --clusterName cluster", required=True, metavar="NAME", help="Cluster of the topic.")
-@changes
+@shell.changes
 async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     """Delete a topic and its messages at brokers and name servers."""
     operation = await operations.delete_topic(admin, topic, [cluster])
@@ -95,62 +71,62 @@ async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     if cluster not in found:
         elsewhere = f"; it is in {', '.join(found)}" if found else ""
         raise click.ClickException(f"topic {topic} does not exist in cluster {cluster}{elsewhere}")
-    await execute(operation)
-    tell({"topic": topic, "cluster": cluster, "brokerAddrs": operation.steps[0].addrs}, [])
+    await shell.execute(operation)
+    shell.tell({"topic": topic, "cluster": cluster, "brokerAddrs": operation.steps[0].addrs}, [])
 
 
-@admin_command("purgeTopic")
-@TOPIC
+@shell.admin_command("purgeTopic")
+@shell.TOPIC
 @number("-q --queueId", help="Only this queue of each broker.")
 @opt("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
 @flag("--yes", help="Delete; without --yes only show what would be deleted.")
 async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool) -> None:
     """Make all messages of a topic unreadable (cannot be undone)."""
-    before_ms = None if before is None else time_ms(before)
+    before_ms = None if before is None else shell.time_ms(before)
     purged = await admin.purge_topic(topic, queue_id=queue_id, before_ms=before_ms, execute=yes)
     if not purged and queue_id is not None:
         raise click.ClickException(f"topic {topic} has no messages in a queue {queue_id}")
-    if wants_json():
-        show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
+    if shell.wants_json():
+        shell.show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
         return
-    show(formats.purged(purged))
+    shell.show(formats.purged(purged))
     count = sum(queue.count for _, queue in purged)
     outcome = "purged." if yes else "would be deleted. Nothing was done; --yes deletes."
-    show([f"{counted(count, 'message')} {outcome}"])
+    shell.show([f"{counted(count, 'message')} {outcome}"])
 
 
-@admin_command("topicList")
+@shell.admin_command("topicList")
 @flag("-c --clusterModel", help="Show the cluster and the groups of each topic.")
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
     if cluster_model:
-        await tell_known(lambda missing: admin.topic_uses(missing=missing), formats.topic_uses)
+        await shell.tell_known(lambda missing: admin.topic_uses(missing=missing), formats.topic_uses)
     else:
         topics = await admin.topics()
-        tell(topics, topics)
+        shell.tell(topics, topics)
 
 
-@admin_command("topicRoute")
-@TOPIC
+@shell.admin_command("topicRoute")
+@shell.TOPIC
 @flag("-l --list as_list", help="Print columns instead of JSON.")
 async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
     """Show a topic's route."""
     route = await admin.route(topic)
-    if as_list and not wants_json():
-        show(formats.topic_route_table(route))
+    if as_list and not shell.wants_json():
+        shell.show(formats.topic_route_table(route))
     else:
-        show_json(route)
+        shell.show_json(route)
 
 
-@admin_command("topicStatus", TOPIC, CLUSTER)
+@shell.admin_command("topicStatus", shell.TOPIC, shell.CLUSTER)
 async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
     """Show minimum and maximum offset of a topic's queues."""
-    queues = await in_cluster(admin, cluster, await admin.topic_status(topic))
-    tell(queues, formats.topic_status(queues))
+    queues = await shell.in_cluster(admin, cluster, await admin.topic_status(topic))
+    shell.tell(queues, formats.topic_status(queues))
 
 
-@admin_command("updateTopicPerm", target_options, TOPIC, PERM(required=True), changes)
-async def update_topic_perm(admin: Admin, at: Target, topic: str, perm: str) -> None:
+@shell.admin_command("updateTopicPerm", shell.target_options, shell.TOPIC, PERM(required=True), shell.changes)
+async def update_topic_perm(admin: Admin, at: shell.Target, topic: str, perm: str) -> None:
     """Change a topic's permission."""
     new, broker_addr = int(perm), at.broker_addr
     if broker_addr:
@@ -160,29 +136,29 @@ async def update_topic_perm(admin: Admin, at: Target, topic: str, perm: str) -> 
             raise click.ClickException("new perm equals to the old one!")
     change = partial(admin.change_topic_perm, topic, new, broker_addr=broker_addr, cluster=at.cluster)
     planned = [(addr, old) async for addr, old, _ in change(execute=False)]
-    announce(*(f"update topic perm from {old} to {new} in {addr}" for addr, old in planned))
+    shell.announce(*(f"update topic perm from {old} to {new} in {addr}" for addr, old in planned))
     async for addr, old, settings in change():
-        show_if_text(f"update topic perm from {old} to {new} in {addr} success.")
+        shell.show_if_text(f"update topic perm from {old} to {new} in {addr} success.")
         if broker_addr:
-            show_if_text(f"{settings}.")
-    tell([{"brokerAddr": addr, "from": old, "to": new} for addr, old in planned], [])
+            shell.show_if_text(f"{settings}.")
+    shell.tell([{"brokerAddr": addr, "from": old, "to": new} for addr, old in planned], [])
 
 
-@admin_command("topicClusterList", TOPIC)
+@shell.admin_command("topicClusterList", shell.TOPIC)
 async def topic_cluster_list(admin: Admin, topic: str) -> None:
     """List the clusters that have a topic."""
     await admin.route(topic)  # `route` raises NoRouteError if the topic does not exist
     found = await admin.clusters_of(topic)
-    tell(found, found)
+    shell.tell(found, found)
 
 
-@admin_command(
+@shell.admin_command(
     "updateOrderConf",
-    TOPIC,
+    shell.TOPIC,
     opt("-v --orderConf conf", type=str.strip, metavar="BROKER:QUEUES;...", help="With put: the value."),
     opt("-m --method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."),
     flag("--force", help="With put: also for an unknown topic (CometMQ only)."),
-    changes,
+    shell.changes,
 )
 async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: str, force: bool) -> None:
     """Show, set or delete the queues of an ordered topic."""
@@ -191,7 +167,7 @@ async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: 
             raise click.UsageError("please set orderConf with option -v.")
         if not force and topic not in (known := await admin.topics()):
             raise UnknownNameError("topic", topic, known)
-        announce(f"set the order configuration of {topic} to {conf}")
+        shell.announce(f"set the order configuration of {topic} to {conf}")
         await admin.put_kv_config(ORDER_TOPIC_CONFIG, topic, conf)
         line = f"update orderConf success. topic=[{topic}], orderConf=[{conf}]"
     else:
@@ -200,15 +176,15 @@ async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: 
             raise click.ClickException(f"topic {topic} has no order configuration")
         line = f"get orderConf success. topic=[{topic}], orderConf=[{conf}]"
         if method == "delete":
-            announce(f"delete the order configuration of {topic}, which is {conf}", danger=True)
+            shell.announce(f"delete the order configuration of {topic}, which is {conf}", danger=True)
             await admin.delete_kv_config(ORDER_TOPIC_CONFIG, topic)
             line = f"delete orderConf success. topic=[{topic}]"
-    tell({"topic": topic, "orderConf": conf}, [line])
+    shell.tell({"topic": topic, "orderConf": conf}, [line])
 
 
-@admin_command(
+@shell.admin_command(
     "allocateMQ",
-    TOPIC,
+    shell.TOPIC,
     opt("-i --ipList clients", required=True, metavar="LIST", help="Client ids, separated by ','."),
 )
 async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
@@ -217,4 +193,4 @@ async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
     if not members:
         raise click.UsageError("-i/--ipList contains no member")
     value = {"result": await admin.allocation(topic, members)}
-    tell(value, [msgspec.json.encode(value, order="sorted").decode()])
+    shell.tell(value, [msgspec.json.encode(value, order="sorted").decode()])

@@ -19,15 +19,7 @@ from cometmq.cli.pipeline.job import (
     source_options,
 )
 from cometmq.command_options import opt
-from cometmq.pipeline.base.job_options import (
-    AuditOptions,
-    DedupOptions,
-    DlqOptions,
-    LagOptions,
-    RedriveOptions,
-    ThroughputOptions,
-    TraceOptions,
-)
+from cometmq.pipeline.base import job_options as jobs
 from cometmq.text import counted, local_time, printable
 
 if TYPE_CHECKING:
@@ -42,7 +34,7 @@ if TYPE_CHECKING:
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
 @source_options
-@options_of(AuditOptions)
+@options_of(jobs.AuditOptions)
 @report_option
 @job_options
 def audit(**settings: Any) -> None:
@@ -82,7 +74,7 @@ def finding_line(finding: Finding) -> str:
 @click.argument("topics", nargs=-1)
 @source_options
 @opt("-o --output", required=True, metavar="DIR", help="The table: a directory for this job only.")
-@options_of(DedupOptions)
+@options_of(jobs.DedupOptions)
 @job_options
 def dedup(**settings: Any) -> None:
     """Write TOPICS to a table with one message for each key, and write the duplicates to a second table."""
@@ -113,7 +105,7 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 @click.command(context_settings=HELP)
 @click.argument("groups", nargs=-1)
 @partial(source_options, give_namesrv=True)
-@options_of(DlqOptions)
+@options_of(jobs.DlqOptions)
 @opt("--redrive", is_flag=True, help="Resend the dead letters that --where selects (true: all).")
 @opt(
     "--into",
@@ -121,7 +113,7 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
     default="group",
     help="group: resend to the group only. topic: resend to all groups of the original topic.",
 )
-@options_of(RedriveOptions)
+@options_of(jobs.RedriveOptions)
 @job_options
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
     """Count the dead letters of GROUPS by group, topic, reason and hour, or resend some of them.
@@ -177,7 +169,7 @@ def report_redrive(summary: RedriveSummary) -> None:
 @click.command(context_settings=HELP)
 @click.argument("groups", nargs=-1)
 @namesrv_option
-@options_of(LagOptions)
+@options_of(jobs.LagOptions)
 @report_option
 @job_options
 def lag(**settings: Any) -> None:
@@ -212,7 +204,7 @@ def _span(span_s: float | None) -> str | None:
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
 @source_options
-@options_of(ThroughputOptions)
+@options_of(jobs.ThroughputOptions)
 @report_option
 @job_options
 def throughput(**settings: Any) -> None:
@@ -248,7 +240,7 @@ def report_throughput(summary: ThroughputSummary) -> None:
 
 @click.command(context_settings=HELP)
 @source_options
-@options_of(TraceOptions)
+@options_of(jobs.TraceOptions)
 @report_option
 @job_options
 def trace(**settings: Any) -> None:
