@@ -225,7 +225,7 @@ class BrokerParts:
         consumers, producers, stats, writer = self.consumers, self.producers, self.stats, self.writer
         check_read = self.security.check_read
         handlers: dict[int, Handler] = {}
-        pop_requests = PopProcessor(config, self.pops)
+        pop_requests = PopProcessor(self.pops)
         for part in (
             self.sends,
             ReplyProcessor(self.sends, producers, self._address),

@@ -108,13 +108,11 @@ class LiteProcessor:
         group, topic = check_group(entry.group, version), check_topic(entry.topic, version)
         client_id, service = _client_id(entry.client_id), self.service
         known = service.subscriptions.find(client_id, group)
-        if entry.action == "COMPLETE_REMOVE":
-            if known is not None:
-                service.unsubscribe(known, list(known.lmqs))
-            return
         lmqs = [lite.lmq_name(topic, name) for name in dict.fromkeys(entry.lite_topic_set)]
-        if entry.action == "PARTIAL_REMOVE":
-            if known is not None:
+        if entry.action in ("COMPLETE_REMOVE", "PARTIAL_REMOVE"):
+            if known is not None and entry.action == "COMPLETE_REMOVE":
+                service.unsubscribe(known, list(known.lmqs))
+            elif known is not None:
                 service.unsubscribe(known, lmqs, service.tables.groups.table.get(group))
             return
         if entry.action not in ("PARTIAL_ADD", "COMPLETE_ADD"):

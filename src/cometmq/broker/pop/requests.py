@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.replies import frame_of
 from cometmq.broker.filters.sql_filters import NotCompiled
@@ -43,10 +42,10 @@ from cometmq.store import Buffer
 class PopProcessor:
     """Handles the requests of pop consumers."""
 
-    config: BrokerConfig
     service: PopService
 
     def __post_init__(self) -> None:
+        self.config = self.service.config
         self.checks: PopChecks = self.service.checks
 
     # -- pops
