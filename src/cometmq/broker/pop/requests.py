@@ -16,21 +16,12 @@ from cometmq.broker.pop.retries import POP_CK
 from cometmq.broker.pop.revive import REVIVE_QUEUE
 from cometmq.broker.pop.service import PopService
 from cometmq.errors import CommandError, RecordError
-from cometmq.protocol import headers
+from cometmq.protocol import headers, pop
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
 from cometmq.protocol.bodies.pop import MAX_ACKS_PER_REQUEST
 from cometmq.protocol.codes import VERSION_4_9_7, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
-from cometmq.protocol.pop import (
-    ORDERED_REVIVE_QUEUE,
-    CountKey,
-    PopFormatError,
-    ReceiptHandle,
-    TopicKind,
-    encode_message_offsets,
-    encode_order_counts,
-    encode_start_offsets,
-)
+from cometmq.protocol.pop import ORDERED_REVIVE_QUEUE, CountKey, PopFormatError, ReceiptHandle, TopicKind
 from cometmq.protocol.properties.values import put
 from cometmq.protocol.record.layout import LENGTH, MAX_PROPERTIES, START
 from cometmq.protocol.record.one import record_parts, topic_part
@@ -218,11 +209,15 @@ def pop_response(request: PopRequest, code: int, broker_name: str) -> list[Buffe
     revive_queue = ORDERED_REVIVE_QUEUE if request.ordered else REVIVE_QUEUE
     ext = {
         "restNum": str(request.rest),
-        "startOffsetInfo": encode_start_offsets({(each.kind, each.queue_id): each.start for each in found}),
-        "msgOffsetInfo": encode_message_offsets({(each.kind, each.queue_id): each.offsets for each in found}),
+        "startOffsetInfo": pop.encode_start_offsets(
+            {(each.kind, each.queue_id): each.start for each in found}
+        ),
+        "msgOffsetInfo": pop.encode_message_offsets(
+            {(each.kind, each.queue_id): each.offsets for each in found}
+        ),
     }
     if request.ordered:
-        ext["orderCountInfo"] = encode_order_counts(_order_counts(found))
+        ext["orderCountInfo"] = pop.encode_order_counts(_order_counts(found))
     buffers: list[Buffer] = []
     for each in found:
         if each.kind is TopicKind.NORMAL:
