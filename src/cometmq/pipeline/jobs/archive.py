@@ -293,7 +293,7 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """Return the marks of the records before `offsets`: known ones, or the brokers' if not or `anew`."""
+        """Return the marks of the records before `offsets`: the known ones, and the others of the brokers."""
         same = {
             queue: mark
             for queue, mark in self.marks.items()

@@ -298,7 +298,7 @@ class SampleFiles:
         return spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
 
     def newest(self, spark: SparkSession) -> DataFrame | None:
-        """Return the newest hour's samples, or None: a broker may have been away at the newest one."""
+        """Return the newest hour's samples, or None: at the newest one, a broker may have been away."""
         names = [name for name in self.names() if _FILE.fullmatch(name)]
         last_ms = _taken_ms(names[-1]) if names else 0
         recent = [name for name in names[-_RECENT:] if _taken_ms(name) >= last_ms - _HOUR_MS]

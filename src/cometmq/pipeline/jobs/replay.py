@@ -308,7 +308,7 @@ def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, lis
 
 
 def target_queue(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the target queue: of the same broker and number, as in a restored cluster, or by number."""
+    """Return the target queue: the one of the same broker and number, or else one by the number."""
     same = [
         queue for queue in queues if queue == MessageQueue(queue.topic, source.broker_name, source.queue_id)
     ]

@@ -73,7 +73,7 @@ def report_on(
 
 
 def own_directory(output: str, job: str) -> str:
-    """Create the job's directory, and return its path or URI. Raises ConfigError if it has other files."""
+    """Create the job's directory, and return its path or URI. Raises ConfigError if others use it."""
     filesystem, root = open_filesystem(output)
     mark = f"{root}/{_MARK}"
     if filesystem.get_file_info(mark).type != fs.FileType.File:

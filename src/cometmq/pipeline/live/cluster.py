@@ -107,7 +107,7 @@ class Cluster:
         return sorted(topics.queues or found)
 
     def names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
-        """Return the topics' names: for a pattern those of the name servers, `wait` until the timeout."""
+        """Return the topics' names. A pattern asks the name servers, with `wait` until the timeout."""
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern, now = re.compile(topics.pattern), time.monotonic()
@@ -216,7 +216,7 @@ class Cluster:
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return an address to read from, preferably of the id. Raises NoRouteError or ConnectError."""
+        """Return an address to read from, that of the broker id first. Raises NoRouteError, ConnectError."""
         self._route(queue.topic)
         return self._reachable(queue, broker_id)
 

@@ -100,7 +100,7 @@ class GroupLog:
         return left_out
 
     def read(self) -> pa.Table:
-        """Return the recorded offsets (POSITIONS), oldest first, of up to a million of the newest."""
+        """Return the recorded offsets (POSITIONS), oldest first, of the newest up to a million."""
         pictures: list[pa.Table] = []
         for picture in self._pictures():
             if sum(one.num_rows for one in pictures) + picture.num_rows > _MOST_READ:
