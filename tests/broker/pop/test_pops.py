@@ -173,6 +173,19 @@ class TestWaiting:
         assert (await waiting).code == 210
         assert len(polls_) == 0
 
+    async def test_an_ordered_pop_that_leaves_last_leaves_no_topics_of_others(self, cluster, peer, consumer):
+        await create(peer)
+        polls_ = cluster.broker.parts.pops.pops.polls
+        waiting = []
+        for count, order in enumerate((False, True)):
+            waiting.append(asyncio.create_task(consumer.pop(hold_ms=20_000, order=order)))
+            await until(lambda count=count: len(polls_) == count + 1)
+        for _, opaque in list(polls_._numbered):  # noqa: SLF001
+            await peer.call(RequestCode.WITHDRAW_POP, WithdrawPopRequestHeader(request=opaque))
+        assert [each.code for each in await asyncio.gather(*waiting)] == [210, 210]
+        assert not polls_.waits_for(RETRY_TOPIC)
+        assert polls_.arrived([(RETRY_TOPIC, 0, 1, 0, 0)]) == []
+
     async def test_a_group_with_its_share_of_leases_is_refused(self, peer, consumer, monkeypatch):
         monkeypatch.setattr(leases, "MAX_LEASES", 4)
         monkeypatch.setattr(leases, "MIN_LEASES_PER_GROUP", 0)

@@ -105,6 +105,8 @@ class Polls(ParkedTable[P]):
         self._watch = watch
         self._keys: dict[PollKey, dict[P, None]] = {}
         self._by_topic: dict[str, dict[PollKey, None]] = {}
+        # All topics of a key's parked pops. Those of an ordered pop are the first ones of another pop.
+        self._topics: dict[PollKey, tuple[str, ...]] = {}
         self._numbered: dict[tuple[object, int], P] = {}  # By owner and number of the request
         self._weight = 0
 
@@ -125,6 +127,7 @@ class Polls(ParkedTable[P]):
         for topic in pop.topics:
             self._by_topic.setdefault(topic, {})[pop.key] = None
             self._watch(topic, pop.key.topic)
+        self._topics[pop.key] = max(self._topics.get(pop.key, ()), pop.topics, key=len)
         self._keys.setdefault(pop.key, {})[pop] = None
         self._numbered[pop.owner, pop.opaque] = pop
         self._weight += pop.weight
@@ -171,7 +174,7 @@ class Polls(ParkedTable[P]):
             if self._numbered.get((pop.owner, pop.opaque)) is pop:
                 del self._numbered[pop.owner, pop.opaque]
             if pop.key not in self._keys:
-                for topic in pop.topics:
+                for topic in self._topics.pop(pop.key):
                     remove(self._by_topic, topic, pop.key)
         return super()._unpark(found)
 
