@@ -14,7 +14,7 @@ from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull import pull
 from cometmq.protocol.bodies import BatchAckMessageRequestBody, pack_acks
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
 from cometmq.protocol.headers import (
     GroupQueueRequestHeader,
     PeekMessageRequestHeader,
@@ -220,6 +220,12 @@ class TestWaiting:
         await waiting
         pops.sweep()
         assert ("Orders", 1) not in queues
+
+    async def test_delayed_messages_are_delivered_after_a_pop_of_their_topic(self, cluster, peer, consumer):
+        parts = cluster.broker.parts
+        assert (await consumer.pop(topic=SCHEDULE_TOPIC, hold_ms=1)).code == 210
+        parts.pops.pops.sweep()
+        assert (SCHEDULE_TOPIC, 0) in parts.store.dispatcher.watched
 
     async def test_a_notification_leases_nothing(self, cluster, peer, consumer):
         await create(peer)

@@ -12,6 +12,7 @@ a limit can be put aside: then only its deadline wakes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -138,18 +139,21 @@ class LongPoll(ParkedTable[ParkedPull]):
         # The store reports new messages only of these queues: those with parked pulls, and those passed to
         # `watch`. Other modules must not change this table.
         self.queues: dict[Key, OnQueue] = {}
-        self._watched: set[Key] = set()
+        self._watched: Counter[Key] = Counter()  # The number of parts of the broker that watch each queue
         self._weights: dict[object, int] = {}  # The total weight of the parked pulls of each connection
 
     def watch(self, topic: str, queue_id: int) -> None:
         """Keep a queue in `queues` even if no pull is parked on it, so that its new messages are reported."""
-        self._watched.add((topic, queue_id))
+        self._watched[topic, queue_id] += 1
         self.queues.setdefault((topic, queue_id), OnQueue())
 
     def unwatch(self, topic: str, queue_id: int) -> None:
-        """End the effect of `watch`."""
+        """End the effect of one `watch`."""
         key = topic, queue_id
-        self._watched.discard(key)
+        self._watched[key] -= 1
+        if self._watched[key] > 0:
+            return
+        del self._watched[key]
         here = self.queues.get(key)
         if here is not None and not here.count:
             del self.queues[key]
