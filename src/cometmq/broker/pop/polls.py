@@ -158,10 +158,6 @@ class Polls(ParkedTable[P]):
                 found.append(next(iter(parked)))
         return self._unpark(found)
 
-    def wake_topic(self, topic: str) -> list[P]:
-        """Remove and return all pops that wait for a topic, for instance a deleted one."""
-        return self._unpark([pop for key in self._by_topic.get(topic, ()) for pop in self._keys[key]])
-
     def withdraw(self, owner: object, opaque: int) -> list[P]:
         """Remove and return the pop with this owner and request number, if there is one."""
         pop = self._numbered.get((owner, opaque))
