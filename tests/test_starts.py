@@ -20,7 +20,7 @@ FEW_BROKERS = (
     "cometmq.broker.replication.raft",
     "cometmq.broker.replication.ha_client",
     "cometmq.broker.access.guard",
-    "cometmq.protocol.sql.expressions",
+    "cometmq.protocol.sql.grammar",
 )
 
 

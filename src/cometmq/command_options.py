@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from cometmq import contexts
 from cometmq.settings import NAMESRV_ENV
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,6 +91,8 @@ def set_environment(ctx: click.Context, name: str, value: str) -> None:
 
 def _or_of_context(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Return the given name servers. If there are none, use the chosen context, if there is one."""
+    from cometmq import contexts  # not at the start of servers, which use none
+
     given = ctx.get_parameter_source(param.name or "")
     if ctx.resilient_parsing or given is ParameterSource.COMMANDLINE:
         return value
