@@ -105,7 +105,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     d_leger_peers: Annotated[str, FIXED] = ""
     d_leger_self_id: Annotated[str, FIXED] = ""
     preferred_leader_id: Annotated[str, FIXED] = ""
-    enable_batch_push: Annotated[bool, START] = False
+    enable_batch_push: bool = False
     store_path_d_ledger_commit_log: Annotated[str, FIXED] = ""
     message_delay_level: Annotated[str, START] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
