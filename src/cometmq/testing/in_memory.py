@@ -2,7 +2,7 @@
 
 Each test broker has a host address of 127.54.0.0/16 for which no socket is opened. While the broker runs,
 servers and clients of this process that listen on or connect to its host are connected in memory
-(`remoting/networks.py`). Code under test therefore needs only the address of the name server, as with any
+(`remoting/memory.py`). Code under test therefore needs only the address of the name server, as with any
 other broker.
 """
 

@@ -14,6 +14,7 @@ from cometmq.client.cluster import identity
 from cometmq.client.cluster.identity import KeyMaker, client_id_of, local_address
 from cometmq.client.cluster.options import environment_address_map, namesrv_addresses
 from cometmq.errors import ConfigError
+from cometmq.settings import NAMESRV_ENV
 
 
 def test_client_ids_are_unique_unless_named() -> None:
@@ -82,8 +83,9 @@ def test_name_server_addresses(given: str | list[str], expected: tuple[str, ...]
 
 @pytest.mark.parametrize("given", ["", ";", "host", "host:", ":1", "host:port", "host:70000", []])
 def test_what_is_no_address(given: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-    with pytest.raises(ConfigError, match="host:port"):
+    for name in NAMESRV_ENV:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"^namesrv = .*host:port"):
         namesrv_addresses(given)
 
 

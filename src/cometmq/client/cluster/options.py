@@ -219,7 +219,7 @@ def namesrv_addresses(
         given = "127.0.0.1:9876"
     # The command line passes the value of the variable as the argument `namesrv`. So if the two are equal, an
     # error about the value names the environment variable instead of the argument.
-    key = variable if given == environment else "namesrv"
+    key = variable if environment and given == environment else "namesrv"
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
     for address in addresses:

@@ -2,7 +2,7 @@
 
 Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 0.3 µs of CPU per message at 32
 messages per call. Records that are consecutive in the log are read together, so 32 of them cost one system
-call and one copy from the page cache. Other records come from cached blocks of the log (block_cache.py).
+call and one copy from the page cache. Other records come from cached blocks of the log (log/recent.py).
 """
 
 from __future__ import annotations
