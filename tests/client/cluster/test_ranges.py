@@ -32,7 +32,7 @@ OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
         "api_timeout_s": [0, "3"],
     },
     ProducerOptions: {
-        "send_timeout_s": [0, -1, math.nan],
+        "send_timeout_s": [0, -1, math.nan, None],
         "try_timeout_s": [0],
         "retry_times": [-1, 1.5],
         "compress_over": [-1],
@@ -52,7 +52,7 @@ OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
         "consume_from_where": ["FIRST_OFFSET", MessageModel.CLUSTERING],
         "consume_timestamp_ms": [-1, 1.5],
         "pull_batch_size": [0, 1025],
-        "suspend_timeout_s": [0],
+        "suspend_timeout_s": [0, None],
         "broker_suspend_s": [-1, 31],  # 31 is longer than the timeout of a pull
         "rebalance_interval_s": [0],
         "persist_interval_s": [0],
@@ -74,6 +74,7 @@ OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
         "pull_error_delay_s": [-1],
     },
     PullOptions: {
+        "suspend_timeout_s": [None],
         "broker_suspend_s": [-1, 31],
         "pull_timeout_s": [0],
         "max_body": [0],

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import NoneType
 from typing import Annotated, Any, get_args
 
 from cometmq.client.cluster.telemetry import Telemetry
@@ -36,12 +37,13 @@ def check_range(key: str, value: object, low: float, high: float = math.inf) -> 
 
 
 def check_ranges(options: Any) -> None:
-    """Check each field that is annotated with a range, as `Annotated[int, (1, 1024)]`, unless it is None."""
+    """Check each field that is annotated with a range, as `Annotated[int, (1, 1024)]`. Some may be None."""
     kind: type = type(options)
     for key, hint in hints_of(kind).items():
-        value = getattr(options, key)
-        for each in get_args(hint):
-            if isinstance(each, tuple) and value is not None:
+        value, (type_, *others) = getattr(options, key), get_args(hint) or (hint,)
+        may_be_none = NoneType in get_args(type_)
+        for each in others:
+            if isinstance(each, tuple) and not (may_be_none and value is None):
                 check_range(key, value, *each)
 
 
