@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from tests.kit.brokers import Cluster, create, records
 from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import ClientType, Code, LiteSubscriptionAction, MessageType
+from cometmq.grpc.service import receives
+from cometmq.grpc.service.delivered import Popped, popped_messages
+from cometmq.protocol.frame import Frame
 from cometmq.protocol.lite import lmq_name
 
 ADD, REMOVE, ALL = (
@@ -215,3 +219,20 @@ async def test_the_end_of_a_client_ends_its_subscriptions(lite: LiteCaller, clus
     assert subscriptions.count == 1
     await lite.caller.call("NotifyClientTermination", M.NotifyClientTerminationRequest())
     await until(lambda: subscriptions.count == 0)
+
+
+@pytest.mark.parametrize("name", [b"INNER_MULTI_QUEUE_OFFSET", b"__LITE_TOPIC"])
+async def test_damaged_properties_do_not_stop_a_receive(
+    lite: LiteCaller, name: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damaged(response: Frame, *given: str) -> Iterator[Popped]:
+        response.body = bytes(response.body).replace(name, b"X" + name[1:], 1)
+        return popped_messages(response, *given)
+
+    monkeypatch.setattr(receives, "popped_messages", damaged)
+    for lite_topic, body in (("s1", b"1"), ("s2", b"2")):
+        await lite.send(lite_topic, body)
+    await lite.subscribe("s1", "s2")
+    (left,) = await lite.receive()
+    other = b"1" if left.body == b"2" else b"2"
+    assert f"the properties of message {other.decode()} are damaged" in caplog.text

@@ -84,12 +84,17 @@ def _popped_from_lite_topics(
     for message, count in zip(_records(response.body), counts, strict=False):
         if message is None:
             continue
-        offset = int(message.properties[names.INNER_MULTI_QUEUE_OFFSET])
+        try:
+            lite_topic = message.properties[names.LITE_TOPIC]
+            offset = int(message.properties[names.INNER_MULTI_QUEUE_OFFSET])
+        except (KeyError, ValueError):
+            log.error("the properties of message %s are damaged, it is not delivered", message.msg_id)
+            continue
         handle = ReceiptHandle(
             offset, header.pop_time, header.invisible_time, header.revive_qid, TopicKind.NORMAL, broker_name,
             0, offset, message.physical_offset,
         )  # fmt: skip
-        yield Popped(message, handle, int(count or 0), message.properties[names.LITE_TOPIC])
+        yield Popped(message, handle, int(count or 0), lite_topic)
 
 
 def fill_message(message: Any, popped: Popped, topic: str, invisible_ms: int) -> None:
