@@ -309,6 +309,7 @@ async def test_only_the_leader_of_the_term_is_copied(group):
         answer = await group.peers[follower].call(RequestCode.COPY_SETTINGS, header)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert f"{follower} follows {leader} in term {term}" in answer.remark
+    assert (await group.peers[follower].call(RequestCode.COPY_SETTINGS)).remark.startswith("HeaderError")
 
 
 async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monkeypatch):

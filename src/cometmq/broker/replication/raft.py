@@ -249,8 +249,9 @@ class RaftReplication:
     @handles(RequestCode.COPY_SETTINGS)
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
         """Handle a request of the leader: copy the leader's topics and groups to this member's disk."""
+        header = frame.header(CopySettingsHeader)
         try:
-            await self._tables.copy(frame.header(CopySettingsHeader))
+            await self._tables.copy(header)
         except CommandError:
             raise
         except CometError as error:
