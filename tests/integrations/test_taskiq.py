@@ -9,14 +9,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psutil
 import pytest
-from taskiq import BrokerMessage, InMemoryBroker, TaskiqResult
+from taskiq import AckableMessage, BrokerMessage, InMemoryBroker, TaskiqResult
 from taskiq.api import run_receiver_task
 from tests.kit.waiting import PATIENCE_S, wait_until
 
@@ -172,6 +172,36 @@ class TestLeases:
         await first.kick(message("b"))
         await second.startup()
         assert (await asyncio.wait_for(anext(second.listen()), PATIENCE_S)).data == b"b"
+
+    async def test_a_broker_can_listen_again(self, make: Make) -> None:
+        """Taskiq's receivers do so after an error."""
+        broker = make(lease_s=60.0)
+        await broker.startup()
+        for text in ("a", "b"):
+            await broker.kick(message(text))
+            listening = broker.listen()
+            taken = await asyncio.wait_for(anext(listening), PATIENCE_S)
+            assert taken.data == text.encode()
+            await taken.ack()  # type: ignore[misc]
+            await listening.aclose()
+
+    async def test_a_broker_that_listens_twice_does_so_until_both_end(self, make: Make) -> None:
+        broker = make(lease_s=60.0)
+        await broker.startup()
+        first, second = broker.listen(), broker.listen()
+        both = [asyncio.create_task(_taken(each)) for each in (first, second)]
+        for text in ("a", "b"):
+            await broker.kick(message(text))
+        assert set(await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)) == {b"a", b"b"}
+        await first.aclose()
+        await broker.kick(message("c"))
+        assert await asyncio.wait_for(_taken(second), PATIENCE_S) == b"c"
+
+
+async def _taken(listening: AsyncGenerator[AckableMessage, None]) -> bytes:
+    taken = await anext(listening)
+    await taken.ack()  # type: ignore[misc]
+    return taken.data
 
 
 def message(text: str, **labels: Any) -> BrokerMessage:

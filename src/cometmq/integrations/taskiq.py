@@ -81,6 +81,9 @@ class CometMQBroker(AsyncBroker):
         self._client_options = client_options
         self._open: Session | None = None
         self._inbox: Inbox | None = None
+        self._arrived: asyncio.Queue[tuple[str, MessageExt]] = asyncio.Queue()
+        self._listening = 0
+        """The number of generators of listen() that receive from the inbox."""
 
     async def startup(self) -> None:
         """Connect to the cluster.
@@ -136,16 +139,12 @@ class CometMQBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Receive tasks until the generator is closed. Their leases are renewed until shutdown()."""
-        arrived: asyncio.Queue[tuple[str, MessageExt]] = asyncio.Queue()
-
-        def deliver(_queue: str, tag: str, message: MessageExt) -> None:
-            arrived.put_nowait((tag, message))
-
         session = self._session
         if self._inbox is None:
-            self._inbox = Inbox(session, deliver)
+            self._inbox, self._arrived, self._listening = Inbox(session, self._deliver), asyncio.Queue(), 0
             self._inbox.set_limit(self._prefetch)
-        inbox = self._inbox
+        inbox, arrived = self._inbox, self._arrived
+        self._listening += 1
         try:
             await inbox.consume(self._queue)
             while True:
@@ -153,7 +152,13 @@ class CometMQBroker(AsyncBroker):
                 if inbox.take(tag):
                     yield AckableMessage(data=message.body, ack=partial(_acknowledge, inbox, tag))
         finally:
-            await inbox.cancel(self._queue)
+            if inbox is self._inbox:
+                self._listening -= 1
+                if not self._listening:
+                    await inbox.cancel(self._queue)
+
+    def _deliver(self, _queue: str, tag: str, message: MessageExt) -> None:
+        self._arrived.put_nowait((tag, message))
 
     @property
     def _session(self) -> Session:
