@@ -98,12 +98,31 @@ class TestReading:
 
     async def test_messages_with_bodies_cut(self, client: Agent, topic: str) -> None:
         (found,) = (await call(client, "messages_by_key", topic=topic, key="k1"))["messages"]
-        assert found["body"] == "x" * module.MAX_BODY_CHARS + "… (5000 characters)"
+        assert found["body"] == "x" * module.MAX_TEXT_CHARS + "… (5000 characters)"
         assert found["keys"] == ["k1"]
         shown = await call(client, "message", msg_id=found["msgId"], topic=topic)
         assert shown["message"]["offsetMsgId"] == found["offsetMsgId"]
         newest = await call(client, "newest_messages", topic=topic)
         assert [each["msgId"] for each in newest["messages"]] == [found["msgId"]]
+
+    async def test_messages_of_hostile_senders_are_bounded(
+        self, client: Agent, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic = f"hostile-{uuid4().hex[:8]}"
+        with SyncProducer("agents", namesrv=broker.namesrv) as producer:
+            for _ in range(3):
+                wide = {"n" * 3000: "x"} | {f"p{number}": "v" for number in range(300)}
+                keys = ["k1", "k" * 10_000, *(f"key-{number}" for number in range(300))]
+                producer.send(Message(topic, b"x", keys=keys, tags="t" * 3000, properties=wide))
+        found = (await call(client, "newest_messages", topic=topic))["messages"]
+        assert len(found) == 3
+        longest = module.MAX_TEXT_CHARS + len("… (10000 characters)")
+        assert max(map(len, [*found[0]["keys"], *found[0]["properties"], found[0]["tags"]])) <= longest
+        assert found[0]["keys"][-1] == "… (302 items)"
+        assert len(found[0]["properties"]) == module.MAX_ITEMS + 1
+        monkeypatch.setattr(module, "MAX_CHARS", 25_000)
+        shown = await call(client, "messages_by_key", topic=topic, key="k1")
+        assert 0 < len(shown["messages"]) < shown["total"] == 3
 
     async def test_dead_letters(self, client: Agent, broker: LocalBroker, topic: str) -> None:
         group = f"g-{topic}"
@@ -194,7 +213,9 @@ class TestRefusals:
             ("create_topic", {"topic": "t", "cluster": "None"}, "None"),
             ("reset_offsets", {"group": "g", "topic": "t", "to": "later"}, "later"),
             ("resend_dead_letters", {"group": "g", "ids": []}, "ids"),
+            ("create_topic", {"topic": "t", "cluster": "DefaultCluster", "queues": 0}, "queues"),
             ("send_message", {"topic": "../x", "body": "x"}, "topic"),
+            ("send_message", {"topic": "not-made", "body": "x", "dry_run": False}, "no route"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -232,6 +253,11 @@ class TestCommand:
                 Client(streamable_http_client(url, http_client=http)) as client,
             ):
                 assert (await call(client, "cluster"))["total"] == 1
+
+    def test_a_new_token_is_printed(self, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COMETMQ_MCP_TOKEN", "")
+        with ServerProcess([*COMMAND, "-n", broker.namesrv, "--http", "0"], "^token ") as server:
+            assert len(server.wait_ready().split()[-1]) >= 16
 
     @pytest.mark.parametrize(
         ("arguments", "environment", "problem"),

@@ -63,7 +63,8 @@ async def _serve(app: object, host: str, port: int, token: str) -> None:
 
     config = uvicorn.Config(TokenGuard(app, token), host=host, port=port, log_level="warning")
     listening = config.bind_socket()
-    click.echo(f"mcp         http://{host}:{listening.getsockname()[1]}/mcp")
-    if TOKEN_ENV not in os.environ:
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"mcp         http://{shown}:{listening.getsockname()[1]}/mcp")
+    if not os.environ.get(TOKEN_ENV):
         click.echo(f"token       {token}")
     await uvicorn.Server(config).serve(sockets=[listening])

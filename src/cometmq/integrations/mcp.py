@@ -1,8 +1,8 @@
 """Tools by which agents examine a cluster, over the Model Context Protocol (`cometmq mcp`).
 
 The tools read, unless changes are allowed. A change describes its steps and does nothing until it is called
-with `dry_run` false. Answers are bounded, because models read them: lists have at most MAX_ITEMS items, and
-bodies at most MAX_BODY_CHARS characters. docs/mcp.md is the guide.
+with `dry_run` false. Answers are bounded, because models read them and strangers write parts of them: lists
+have at most MAX_ITEMS items and MAX_CHARS characters, and texts MAX_TEXT_CHARS. docs/mcp.md is the guide.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from cometmq.admin.messages import ReadRange
 from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import MessageView
 from cometmq.errors import CometError
-from cometmq.message import Message, MessageExt
+from cometmq.message import Message
 
 MAX_ITEMS = 200
 """The maximum number of items of a list in an answer."""
-MAX_BODY_CHARS = 2000
-"""The maximum number of characters of a body or property in an answer."""
+MAX_TEXT_CHARS = 2000
+"""The maximum number of characters of a text, such as a body, key or property, in an answer."""
+MAX_CHARS = 500_000
+"""The maximum number of characters of a list in an answer, in JSON. Its first item may have more."""
 MAX_CONCURRENT = 8
 """The maximum number of tools that run at once. Others wait."""
 TOOL_TIMEOUT_S = 60.0
@@ -45,6 +47,7 @@ INSTRUCTIONS = (
 )
 
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS, description="maximum number of items")]
+Queues = Annotated[int, Field(ge=1, description="number of queues of each broker")]
 Json = dict[str, Any]
 Tool = Callable[..., Awaitable[Json]]
 
@@ -71,7 +74,7 @@ class ReadingTools:
         """Show a topic: the offsets of its queues, and its rates by consumer group."""
         return {
             **_list("queues", await self._admin.topic_status(topic), MAX_ITEMS),
-            "rates": msgspec.to_builtins((await self._admin.topic_stats(topic))[:MAX_ITEMS]),
+            "rates": _fitting(await self._admin.topic_stats(topic), MAX_ITEMS),
         }
 
     async def groups(self, name_contains: str = "", limit: Limit = 100) -> Json:
@@ -97,18 +100,18 @@ class ReadingTools:
         """Find the messages of a topic by a key, or by the unique key that their producer assigned."""
         missing: dict[str, CometError] = {}
         found = await self._admin.messages_by_key(topic, key, limit, missing=missing)
-        return _list("messages", map(_shown, found), limit, missing)
+        return _list("messages", map(MessageView.of, found), limit, missing)
 
     async def message(self, msg_id: str, topic: str | None = None) -> Json:
         """Show a message by its id, and whether each consumer group of its topic has consumed it."""
         found = await self._admin.message_by_id(msg_id, topic)
         tracks = await self._admin.tracks(found)
-        return {"message": _shown(found), **_list("groups", tracks, MAX_ITEMS)}
+        return {"message": _bounded(MessageView.of(found)), **_list("groups", tracks, MAX_ITEMS)}
 
     async def newest_messages(self, topic: str, limit: Limit = 20) -> Json:
         """Show the newest messages of a topic, with bodies cut to 256 bytes."""
         newest = await self._admin.newest(ReadRange(topic=topic, count=limit))
-        return _list("messages", map(_shown, newest.messages), limit, newest.missing)
+        return _list("messages", map(MessageView.of, newest.messages), limit, newest.missing)
 
     async def message_trace(self, msg_id: str) -> Json:
         """Show the trace of a message by its unique key: who sent it, and who consumed it, when and how."""
@@ -119,12 +122,12 @@ class ReadingTools:
         """Show the dead letters of a consumer group. Without a group: their number by group."""
         if group is None:
             return _list("groups", await self._admin.dead_letter_counts(), limit)
-        found: list[Json] = []
+        found = []
         async for each in self._admin.dead_letters(Selection(group=group)):
-            found.append(_cut(msgspec.to_builtins(view(each))))
+            found.append(view(each))
             if len(found) == limit:
                 break
-        return {"deadLetters": found}
+        return {"deadLetters": _fitting(found, limit)}
 
     async def diagnose(self, topic: str | None = None, group: str | None = None) -> Json:
         """Examine the cluster, and explain what is wrong with it, with remedies."""
@@ -138,7 +141,7 @@ class ChangingTools:
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
-    async def create_topic(self, topic: str, cluster: str, queues: int = 8, dry_run: bool = True) -> Json:
+    async def create_topic(self, topic: str, cluster: str, queues: Queues = 8, dry_run: bool = True) -> Json:
         """Create a topic at all masters of a cluster. A topic that exists gets this number of queues."""
         addrs = await self._admin.master_addrs(cluster)
         settings = TopicSettings(topic=topic, read_queue_nums=queues, write_queue_nums=queues)
@@ -174,8 +177,8 @@ class ChangingTools:
     ) -> Json:
         """Send a message to a topic that exists."""
         message = Message(topic, body.encode(), tags=tag or None, keys=tuple(keys))
+        route = await self._admin.route(topic)  # Without it, a broker might create the topic
         if dry_run:
-            route = await self._admin.route(topic)
             return {"dryRun": True, "brokers": sorted(each.broker_name for each in route.broker_datas)}
         sent = await self._admin.send(message)
         return {"dryRun": False, "status": sent.status.name, "msgId": sent.msg_id, "queue": str(sent.queue)}
@@ -240,22 +243,36 @@ class TokenGuard:
 def _list(name: str, items: Iterable[Any], limit: int, missing: Any = None) -> Json:
     """Return the first items as JSON values, with their total number, and the brokers that did not answer."""
     found = list(items)
-    answer: Json = {name: msgspec.to_builtins(found[:limit]), "total": len(found)}
+    answer: Json = {name: _fitting(found, limit), "total": len(found)}
     if missing:
-        answer["missing"] = {broker: str(error) for broker, error in missing.items()}
+        answer["missing"] = _bounded({broker: str(error) for broker, error in missing.items()})
     return answer
 
 
-def _shown(message: MessageExt) -> Json:
-    return _cut(msgspec.to_builtins(MessageView.of(message)))
+def _fitting(items: Sequence[Any], limit: int) -> list[Any]:
+    """Return the first items as JSON values, as many as MAX_CHARS allows, at least one."""
+    fitting: list[Any] = []
+    left = MAX_CHARS
+    for item in items[:limit]:
+        value = _bounded(item)
+        left -= len(msgspec.json.encode(value))
+        if fitting and left < 0:
+            break
+        fitting.append(value)
+    return fitting
 
 
-def _cut(shown: Json) -> Json:
-    """Shorten a message's body and properties."""
-    shown["body"] = _short(shown["body"])
-    shown["properties"] = {key: _short(value) for key, value in shown["properties"].items()}
-    return shown
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_BODY_CHARS else f"{text[:MAX_BODY_CHARS]}… ({len(text)} characters)"
+def _bounded(value: Any) -> Any:
+    """Return a value as a JSON value with short texts and lists. A longer object tells how much it lacks."""
+    value = msgspec.to_builtins(value)
+    if isinstance(value, str):
+        return (
+            value if len(value) <= MAX_TEXT_CHARS else f"{value[:MAX_TEXT_CHARS]}… ({len(value)} characters)"
+        )
+    if isinstance(value, list):
+        left_out = [f"… ({len(value)} items)"] if len(value) > MAX_ITEMS else []
+        return [_bounded(each) for each in value[:MAX_ITEMS]] + left_out
+    if isinstance(value, dict):
+        bounded = {_bounded(name): _bounded(each) for name, each in list(value.items())[:MAX_ITEMS]}
+        return bounded | ({"…": f"{len(value)} items"} if len(value) > MAX_ITEMS else {})
+    return value
