@@ -97,7 +97,7 @@ def _or_of_context(ctx: click.Context, param: click.Parameter, value: str) -> st
     if ctx.resilient_parsing or given is ParameterSource.COMMANDLINE:
         return value
     if given is ParameterSource.ENVIRONMENT:
-        if contexts.CONTEXT_ENV in os.environ:
+        if os.environ.get(contexts.CONTEXT_ENV):
             raise click.UsageError(
                 f"The environment has name servers ({' or '.join(NAMESRV_ENV)}) and {contexts.CONTEXT_ENV}."
             )
@@ -106,7 +106,7 @@ def _or_of_context(ctx: click.Context, param: click.Parameter, value: str) -> st
     if context is None:
         return value
     variables = context.variables()
-    if not variables.keys().isdisjoint(os.environ):
+    if any(map(os.environ.get, context.conflicting())):
         raise click.UsageError(
             "The context has an account or TLS settings, and the environment or an option has some, too: "
             "name the name servers with -n to use the latter."

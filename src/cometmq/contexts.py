@@ -7,12 +7,14 @@ context use`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from cometmq.errors import ConfigError
-from cometmq.private import replace_private
+from cometmq.private import lock_file, make_private_directory, replace_private
 from cometmq.text import did_you_mean
 
 CONTEXT_ENV = "COMETMQ_CONTEXT"
@@ -36,6 +38,10 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         }
         return {name: value for name, value in pairs.items() if value}
 
+    def conflicting(self) -> set[str]:
+        """Return the variables that must not be set: a token would be sent with this account, for example."""
+        return self.variables().keys() | ({"COMETMQ_SECURITY_TOKEN"} if self.access_key else set())
+
 
 class Contexts(msgspec.Struct, forbid_unknown_fields=True):
     """The content of the file. `current` is the name of the context in use, or ""."""
@@ -50,9 +56,9 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
         return self.contexts[name]
 
     def save(self) -> None:
-        """Write the file durably, with mode 0600. Raises OSError."""
+        """Write the file, or that to which it is a link, durably and with mode 0600. Raises OSError."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2)
-        replace_private(str(path()), content + b"\n")
+        replace_private(os.path.realpath(path()), content + b"\n")
 
 
 def path() -> Path:
@@ -79,10 +85,25 @@ def load() -> Contexts:
         raise ConfigError("contexts", str(where), f"JSON as `cometmq context` writes it: {error}") from None
 
 
+@contextmanager
+def changing() -> Iterator[Contexts]:
+    """Yield the content of the file, and save it after the block. Raises ConfigError or OSError."""
+    where = str(path())
+    make_private_directory(os.path.dirname(where))
+    try:
+        unlock = lock_file(f"{where}.lock")
+    except BlockingIOError:
+        raise ConfigError("contexts", where, "a file that no other command changes at this moment") from None
+    try:
+        contexts = load()
+        yield contexts
+        contexts.save()
+    finally:
+        unlock()
+
+
 def chosen() -> Context | None:
     """Return the context that commands use, None if there is none. Raises ConfigError."""
-    name = os.environ.get(CONTEXT_ENV)
-    if name is None:
-        contexts = load()
-        return contexts.named(contexts.current) if contexts.current else None
-    return load().named(name)
+    contexts = load()
+    name = os.environ.get(CONTEXT_ENV) or contexts.current
+    return contexts.named(name) if name else None

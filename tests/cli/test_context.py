@@ -29,7 +29,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `cometmq context`, with a file of its own."""
     for name in ("XDG_CONFIG_HOME", contexts.CONTEXT_ENV, "COMETMQ_NAMESRV"):
         monkeypatch.delenv(name, raising=False)
-    for name in Context("n:1", "a", "s", "t").variables():
+    for name in Context("n:1", "a", "s", "t").conflicting():
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
 
@@ -61,6 +61,20 @@ class TestContexts:
             "prod", {"dev": Context("d:1"), "prod": Context("p:1;p:2", "me", "secret", "true")}
         )
         assert stat.S_IMODE(contexts.path().stat().st_mode) == 0o600
+
+    def test_the_file_may_be_a_link(self, run: Run, tmp_path: Path) -> None:
+        kept = tmp_path / "kept.json"
+        kept.write_text("{}")
+        contexts.path().parent.mkdir(parents=True)
+        contexts.path().symlink_to(kept)
+        assert run("add", "dev", "-n", "d:1").exit_code == 0
+        assert contexts.path().is_symlink()
+        assert "dev" in kept.read_text()
+
+    def test_one_command_changes_them_at_a_time(self, run: Run) -> None:
+        with contexts.changing():
+            done = run("add", "dev", "-n", "d:1")
+        assert "no other command" in str(done.exception)
 
     def test_the_list_has_no_secrets(self, run: Run) -> None:
         run("add", "prod", "-n", "p:1", "--access-key", "me", "--secret-key", "hidden", "--use")
@@ -138,6 +152,17 @@ class TestCommands:
     def test_two_accounts_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(contexts.CONTEXT_ENV, "prod")
         assert "name the name servers with -n" in what_is_used("--access-key", "you").replace("\n", " ")
+
+    def test_a_token_of_another_account_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(contexts.CONTEXT_ENV, "prod")
+        monkeypatch.setenv("COMETMQ_SECURITY_TOKEN", "of another")
+        assert "name the name servers with -n" in what_is_used().replace("\n", " ")
+
+    def test_empty_variables_count_as_not_set(self, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+        run("use", "prod")
+        for name in (contexts.CONTEXT_ENV, "COMETMQ_NAMESRV", "COMETMQ_ACCESS_KEY"):
+            monkeypatch.setenv(name, "")
+        assert what_is_used() == "p:1 me s true"
 
     def test_an_unknown_one_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(contexts.CONTEXT_ENV, "prd")

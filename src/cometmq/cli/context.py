@@ -27,7 +27,7 @@ def context() -> None:
 def list_contexts(as_json: bool) -> None:
     """List the contexts. A star marks the current one; secrets are not shown."""
     found = contexts.load()
-    current = os.environ.get(contexts.CONTEXT_ENV, found.current)
+    current = os.environ.get(contexts.CONTEXT_ENV) or found.current
     for name, each in sorted(found.contexts.items()):
         if as_json:
             shown = {"name": name, "current": name == current, "namesrv": each.namesrv}
@@ -61,31 +61,28 @@ def add(name: str, namesrv: str, access_key: str, secret_key: str | None, tls: s
         raise click.UsageError("--secret-key needs --access-key")
     if access_key and secret_key is None:
         secret_key = click.prompt("Secret key", hide_input=True)
-    found = contexts.load()
-    found.contexts[name] = contexts.Context(namesrv, access_key, secret_key or "", tls)
-    if use:
-        found.current = name
-    found.save()
+    with contexts.changing() as found:
+        found.contexts[name] = contexts.Context(namesrv, access_key, secret_key or "", tls)
+        if use:
+            found.current = name
 
 
 @context.command(context_settings=HELP)
 @click.argument("name", required=False, default="")
 def use(name: str) -> None:
     """Make NAME the current context; without NAME, no context is current."""
-    found = contexts.load()
-    if name:
-        found.named(name)
-    found.current = name
-    found.save()
+    with contexts.changing() as found:
+        if name:
+            found.named(name)
+        found.current = name
 
 
 @context.command(context_settings=HELP)
 @click.argument("name")
 def remove(name: str) -> None:
     """Remove the context NAME."""
-    found = contexts.load()
-    found.named(name)
-    del found.contexts[name]
-    if found.current == name:
-        found.current = ""
-    found.save()
+    with contexts.changing() as found:
+        found.named(name)
+        del found.contexts[name]
+        if found.current == name:
+            found.current = ""

@@ -142,7 +142,11 @@ class ChangingTools:
         self._admin = admin
 
     async def create_topic(self, topic: str, cluster: str, queues: Queues = 8, dry_run: bool = True) -> Json:
-        """Create a topic at all masters of a cluster. A topic that exists gets this number of queues."""
+        """Create a topic at all masters of a cluster.
+
+        A topic that exists gets this number of queues, and may be read and written: messages in queues beyond
+        the number are not consumed any more.
+        """
         addrs = await self._admin.master_addrs(cluster)
         settings = TopicSettings(topic=topic, read_queue_nums=queues, write_queue_nums=queues)
         change = operations.update_topic(self._admin, topic, dict.fromkeys(addrs, settings))
