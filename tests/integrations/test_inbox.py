@@ -26,7 +26,7 @@ class Scripted(QueueConsumer):
 
     async def ack(self, *messages: MessageExt) -> None:
         for each in messages:
-            if each.topic in self.done:
+            if each.topic in self.done and len(messages) == 1:
                 raise BrokerError(ResponseCode.NO_MESSAGE)
             if self.failures.get(each.topic):
                 raise self.failures[each.topic].pop()
@@ -83,6 +83,17 @@ class TestFailures:
         assert await inbox.flush()
         assert consumer.done == ["m"]
         await inbox.close()
+
+    async def test_concurrent_acknowledgements_share_a_request(self, inbox: Inbox) -> None:
+        """The requests about a broker that cannot be reached must not delay renewals at others."""
+        consumer = Scripted(m=[RemotingError("b:1")] * 100)
+        for _ in range(20):
+            inbox.settle(inbox._hold("q", consumer, MessageExt("m", b"")), Settlement.ACK)  # noqa: SLF001
+        assert not any(await asyncio.gather(*(inbox.flush() for _ in range(20))))
+        assert len(consumer.failures["m"]) >= 90  # the inbox itself tries again, too
+        consumer.failures.clear()
+        await inbox.close()
+        assert consumer.done == ["m"] * 20
 
     async def test_receiving_goes_on_after_any_error(self, inbox: Inbox) -> None:
         consumer = Scripted(receive=[ValueError("unexpected")])

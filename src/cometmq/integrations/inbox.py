@@ -60,6 +60,8 @@ class Inbox:
         """Settlements whose requests are not sent yet."""
         self._sending = 0
         """The number of messages of the requests in progress."""
+        self._flushes = 0
+        """The number of flushes that have begun to send requests."""
         self._tags = itertools.count(1)
         self._turns = itertools.count()
         self._room, self._work = asyncio.Event(), asyncio.Event()
@@ -216,8 +218,16 @@ class Inbox:
             self.settle(tag, Settlement.RELEASE)
 
     async def flush(self) -> bool:
-        """Send the requests of all settlements so far. Return False if some must be sent again."""
+        """Send the requests of all settlements so far. Return False if some must be sent again.
+
+        Calls that wait for their turn share the next flush. Otherwise each would try a broker that cannot be
+        reached, and renewals would wait for all of them.
+        """
+        flushes = self._flushes
         async with self._turn:
+            if self._flushes != flushes:
+                return not self._settled
+            self._flushes += 1
             unsent, self._settled = dict.fromkeys(self._settled), []
             self._sending = len(unsent)
 
