@@ -74,6 +74,23 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return faults
 
 
+def test_files_that_are_gone_need_no_deletion(tmp_path: Path) -> None:
+    """A compaction that was interrupted while it deleted files goes on, also on HDFS."""
+
+    class Hdfs(RemoteDisk):
+        def delete_file(self, path: str) -> None:
+            if not os.path.exists(path):
+                raise OSError(errno.EIO, "HDFS delete failed")
+            raise PermissionError(errno.EACCES, "not yours")
+
+    table = ArchiveTable(str(tmp_path / "archive"))
+    table.filesystem = Hdfs()
+    assert table._delete_files([str(tmp_path / "gone")]) == 1  # noqa: SLF001
+    (tmp_path / "kept").touch()
+    with pytest.raises(PermissionError):
+        table._delete_files([str(tmp_path / "kept")])  # noqa: SLF001
+
+
 def opened(output: str, local: bool, faults: Faults) -> ArchiveTable:
     table = ArchiveTable(output)
     disk: Any = LocalDisk() if local else RemoteDisk()

@@ -302,6 +302,23 @@ def test_an_answer_that_was_lost_does_not_double_the_batch(
     assert offsets(kind, output) == [("orders", 0)] * 2
 
 
+def test_the_whole_history_is_read_only_without_a_copy(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(opened("delta", output)) as table:
+        table.prepare()
+        table.commit(batch(table, 0))
+        DeltaTable(output).alter.set_table_properties({"delta.appendOnly": "false"})
+        history, limits = DeltaTable.history, list[Any]()
+
+        def noted(self: DeltaTable, limit: int | None = None) -> list[dict[str, Any]]:
+            limits.append(limit)
+            return history(self, limit)
+
+        monkeypatch.setattr(DeltaTable, "history", noted)
+        last = table.last_commit()
+    assert last is not None
+    assert (last["batch"], limits) == (0, [1])
+
+
 def test_a_position_that_is_nowhere_is_an_error(output: str) -> None:
     with closing(opened("delta", output)) as table:
         table.prepare()

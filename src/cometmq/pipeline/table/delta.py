@@ -74,8 +74,10 @@ class DeltaArchive(LakeTable):
         for info in self._table.history(1):
             if PROPERTY in info and (said := json.loads(info[PROPERTY]))["batch"] == batch:
                 return dict(said)
-        said = (json.loads(info[PROPERTY]) for info in self._table.history() if PROPERTY in info)
-        found = self._kept(batch) or next((commit for commit in said if commit["batch"] == batch), None)
+        found = self._kept(batch)
+        if found is None:  # The whole history is read only then: it may have thousands of files
+            said = (json.loads(info[PROPERTY]) for info in self._table.history() if PROPERTY in info)
+            found = next((commit for commit in said if commit["batch"] == batch), None)
         if found is None:
             problem = f"neither _cometmq/commits nor the log says where batch {batch} ended"
             raise ArchiveError(self.output, problem)

@@ -162,8 +162,11 @@ class Table(ABC):
 
     def _delete_files(self, paths: Collection[str]) -> int:
         for path in paths:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 self.filesystem.delete_file(path)
+            except OSError:  # HDFS, for one, does not tell that there is no such file
+                if self._has(path):
+                    raise
         return len(paths)
 
     def _has(self, path: str) -> bool:
