@@ -145,6 +145,11 @@ class TestReading:
         found = await call(client, "diagnose", topic=topic)
         assert not [each for each in found["findings"] if each["serious"]]
 
+    async def test_the_diagnosis_of_several_name_servers(self, admin: Admin, broker: LocalBroker) -> None:
+        namesrvs = f"{broker.namesrv}, {broker.namesrv.replace('127.0.0.1', 'localhost')}"
+        found = await call(Agent(make_server(admin, namesrvs)), "diagnose")
+        assert not [each for each in found["findings"] if each["serious"]]
+
     async def test_lists_say_how_many_there_are(self, client: Agent, topic: str) -> None:
         found = await call(client, "topics", limit=1)
         assert len(found["topics"]) == 1 < found["total"]

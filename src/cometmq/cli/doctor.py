@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
     if conf is not None:
         findings = asyncio.run(examine_settings(conf))
     else:
-        addrs = [addr.strip() for addr in namesrv.split(";") if addr.strip()]
+        addrs = [addr.strip() for addr in re.split("[;,]", namesrv) if addr.strip()]
         findings = asyncio.run(examination.examine(addrs, topic=topic, group=group))
     for each in findings:
         if as_json:

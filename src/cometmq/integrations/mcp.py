@@ -28,6 +28,7 @@ from cometmq.admin.doctor import examine
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import MessageView
+from cometmq.client.cluster.options import namesrv_addresses
 from cometmq.errors import CometError
 from cometmq.message import Message
 
@@ -131,8 +132,8 @@ class ReadingTools:
 
     async def diagnose(self, topic: str | None = None, group: str | None = None) -> Json:
         """Examine the cluster, and explain what is wrong with it, with remedies."""
-        addrs = [addr.strip() for addr in self._namesrv.split(";") if addr.strip()]
-        return _list("findings", await examine(addrs, topic=topic, group=group), MAX_ITEMS)
+        findings = await examine(namesrv_addresses(self._namesrv), topic=topic, group=group)
+        return _list("findings", findings, MAX_ITEMS)
 
 
 class ChangingTools:
