@@ -24,6 +24,8 @@ from cometmq.integrations.mcp import CHANGING, READING, make_server
 from cometmq.testing import LocalBroker, ServerProcess
 
 TOKEN = "a token that is long enough"
+WEBSOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+WEBSOCKET["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
 COMMAND = [sys.executable, "-m", "cometmq", "mcp"]
 
 
@@ -253,6 +255,7 @@ class TestCommand:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
                 async with httpx2.AsyncClient(headers=headers) as stranger:
                     assert (await stranger.post(url, json={})).status_code == 401
+                    assert (await stranger.get(url, headers=WEBSOCKET)).status_code == 401
             async with (
                 httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
                 Client(streamable_http_client(url, http_client=http)) as client,

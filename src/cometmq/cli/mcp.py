@@ -61,7 +61,7 @@ async def _serve(app: object, host: str, port: int, token: str) -> None:
 
     from cometmq.integrations.mcp import TokenGuard
 
-    config = uvicorn.Config(TokenGuard(app, token), host=host, port=port, log_level="warning")
+    config = uvicorn.Config(TokenGuard(app, token), host=host, port=port, log_level="warning", ws="none")
     listening = config.bind_socket()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"mcp         http://{shown}:{listening.getsockname()[1]}/mcp")
