@@ -21,7 +21,8 @@ from taskiq.api import run_receiver_task
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 from cometmq import SyncProducer
-from cometmq.errors import ClientStateError, ConfigError, RemotingError
+from cometmq.errors import ClientStateError, ConfigError, NoRouteError, RemotingError
+from cometmq.integrations.session import Session
 from cometmq.integrations.taskiq import CometMQBroker
 from cometmq.message import Message
 from cometmq.testing import LocalBroker, ServerProcess, local_broker
@@ -234,6 +235,21 @@ class TestRefusals:
     async def test_a_broker_that_is_not_started(self) -> None:
         with pytest.raises(ClientStateError, match="startup"):
             await CometMQBroker("127.0.0.1:1").kick(message("x"))
+
+    async def test_a_cluster_that_does_not_exist(self, make: Make) -> None:
+        with pytest.raises(NoRouteError, match="no cluster typo with a master"):
+            await make(cluster="typo").startup()
+
+    async def test_a_topic_that_is_not_registered_in_time(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def never(_self: Session, _topic: str) -> bool:
+            return False
+
+        monkeypatch.setattr("cometmq.integrations.session._ROUTE_S", 0.01)
+        monkeypatch.setattr(Session, "exists", never)
+        with pytest.raises(NoRouteError, match=r"not registered within 0\.01 s"):
+            await make().startup()
 
     async def test_no_cluster(self) -> None:
         with pytest.raises(RemotingError):

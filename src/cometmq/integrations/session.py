@@ -190,11 +190,20 @@ class Session:
         return True
 
     async def ensure_topic(self, topic: str, *, queues: int = 0, priorities: bool = False) -> None:
-        """Create a topic with `queues` (or the session's number) per broker at all masters if it is new."""
+        """Create a topic with `queues` (or the session's number) per broker at all masters if it is new.
+
+        Raises NoRouteError if there is no master, or if the name servers do not have the topic in time.
+        """
         if await self.exists(topic):
             return
         queues = queues or self._topic_queues
-        for addr in await self._masters():
+        masters = await self._masters()
+        if not masters:
+            where = "no cluster" if self._cluster is None else f"no cluster {self._cluster}"
+            raise NoRouteError(
+                topic, hint=f"the topic cannot be created: {where} with a master is registered"
+            )
+        for addr in masters:
             await self._client.brokers.create_topic(
                 addr,
                 topic,
@@ -202,9 +211,13 @@ class Session:
                 write_queue_nums=queues,
                 attributes="+message.type=PRIORITY" if priorities else None,
             )
-        async with asyncio.timeout(_ROUTE_S):
-            while not await self.exists(topic):  # noqa: ASYNC110 - another process changes the routes
-                await asyncio.sleep(PAUSE_S)
+        try:
+            async with asyncio.timeout(_ROUTE_S):
+                while not await self.exists(topic):  # noqa: ASYNC110 - another process changes the routes
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            hint = f"the topic was created, but not registered within {_ROUTE_S:g} s"
+            raise NoRouteError(topic, hint=hint) from None
 
     async def _masters(self) -> list[str]:
         info = await self._client.namesrv.cluster_info()
