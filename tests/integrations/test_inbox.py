@@ -107,6 +107,17 @@ class TestFailures:
         inbox._held.clear()  # noqa: SLF001
         await inbox.close()
 
+    async def test_one_task_receives_when_another_listener_begins_as_one_ends(self, inbox: Inbox) -> None:
+        async def consumer(_queue: str) -> QueueConsumer:
+            return Scripted(receive=[RemotingError("b:1")] * 100)
+
+        inbox._session.consumer = consumer  # type: ignore[method-assign]  # noqa: SLF001
+        await inbox.consume("q")
+        await asyncio.sleep(0)
+        await asyncio.gather(inbox.cancel("q"), inbox.consume("q"))
+        assert len(inbox._fetching) == 1  # noqa: SLF001
+        await inbox.close()
+
     async def test_a_large_prefetch_count_is_kept(self, inbox: Inbox) -> None:
         inbox.set_limit(5000)
         assert inbox.limit == 5000

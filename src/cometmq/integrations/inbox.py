@@ -67,7 +67,7 @@ class Inbox:
         self._room, self._work = asyncio.Event(), asyncio.Event()
         self._turn = asyncio.Lock()
         """Held during requests about leases: a renewal invalidates the handle of an acknowledgement."""
-        self._fetching = Tasks()
+        self._fetching, self._restarting = Tasks(), asyncio.Lock()
         self._readers: dict[str, Tasks] = {}
         self._keeper = self._loop.create_task(self._keep(), name="cometmq-leases")
 
@@ -139,9 +139,10 @@ class Inbox:
         self._room.set()
 
     async def _restart(self) -> None:
-        await self._fetching.finish(cancel=True)
-        if self._consumers:
-            self._fetching.start(self._fetch(dict(self._consumers)), name="cometmq-fetch")
+        async with self._restarting:
+            await self._fetching.finish(cancel=True)
+            if self._consumers:
+                self._fetching.start(self._fetch(dict(self._consumers)), name="cometmq-fetch")
 
     async def _fetch(self, consumers: dict[str, QueueConsumer]) -> None:
         while True:
