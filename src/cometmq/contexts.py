@@ -63,8 +63,8 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
 
 def path() -> Path:
     """Return the path of the file: `cometmq/contexts.json` below XDG_CONFIG_HOME, or ~/.config."""
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / "cometmq" / "contexts.json"
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(home, "cometmq", "contexts.json")
 
 
 def load() -> Contexts:
@@ -73,7 +73,7 @@ def load() -> Contexts:
     try:
         with where.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # The home of a service may be /dev/null
         return Contexts()
     except OSError as error:
         raise ConfigError("contexts", str(where), f"a file that can be read: {error.strerror}") from None

@@ -106,6 +106,12 @@ class TestContexts:
         assert problem in done.output + str(done.exception)
         assert list(contexts.load().contexts) == ["prod"]
 
+    def test_there_are_none_without_a_home(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/dev/null")
+        assert contexts.load() == Contexts()
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without an entry
+        assert contexts.load() == Contexts()
+
     @pytest.mark.parametrize(
         "content", ["", "[]", '{"x": 1}', '{"contexts": {"a": {}}}', "[" * 5000, "\ud800"]
     )
