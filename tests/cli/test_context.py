@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cometmq import contexts
+from cometmq.cli.app import pipeline
 from cometmq.cli.context import context
 from cometmq.cli.options import namesrv_option
 from cometmq.contexts import Context, Contexts
@@ -169,6 +170,29 @@ class TestCommands:
         for name in (contexts.CONTEXT_ENV, "COMETMQ_NAMESRV", "COMETMQ_ACCESS_KEY"):
             monkeypatch.setenv(name, "")
         assert what_is_used() == "p:1 me s true"
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["audit", "--source", "live:d:1"],
+            ["audit", "--source", "DIR", "--traces", "live:d:1"],
+            ["replay", "--source", "live:d:1", "--dry-run"],
+        ],
+        ids=" ".join,
+    )
+    def test_its_account_is_not_sent_to_another_source(
+        self, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    ) -> None:
+        def started(*_: object) -> None:
+            raise AssertionError("a session was started")
+
+        monkeypatch.setattr("cometmq.cli.pipeline.job.running", started)
+        monkeypatch.setattr("cometmq.cli.pipeline.writing.running", started)
+        monkeypatch.setenv(contexts.CONTEXT_ENV, "prod")
+        done = CliRunner().invoke(pipeline, arguments)
+        assert "name the name servers with -n" in " ".join(done.output.split())
+        own = [word.replace("d:1", "p:1") for word in arguments]
+        assert "a session was started" in str(CliRunner().invoke(pipeline, own).exception)
 
     def test_an_unknown_one_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(contexts.CONTEXT_ENV, "prd")

@@ -16,7 +16,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, get_origin
 
 import click
+from click.core import ParameterSource
 
+from cometmq import contexts
 from cometmq.cli.options import echo_json, moment, namesrv_option, progress_bar
 from cometmq.command_options import F, FiniteRange, opt, stacked
 from cometmq.errors import ConfigError
@@ -29,7 +31,34 @@ if TYPE_CHECKING:
     from cometmq.pipeline.base.report import Report
     from cometmq.pipeline.metrics import PipelineMetrics
 
+
+def _sources_of_context(command: F) -> F:
+    """Refuse live sources at other name servers than those of the context, whose account they would get."""
+
+    @functools.wraps(command)
+    def checked(**options: Any) -> Any:
+        at = click.get_current_context().get_parameter_source("namesrv")
+        context = contexts.chosen() if at is ParameterSource.DEFAULT else None
+        if context is None or not context.variables():
+            return command(**options)
+        for source in (options.get("source"), options.get("traces")):
+            elsewhere = _addresses(str(source).removeprefix("live:")) - _addresses(context.namesrv)
+            if str(source).startswith("live:") and elsewhere:
+                raise click.UsageError(
+                    f"{printable(str(source))} is not the cluster of the context, whose account would be sent "
+                    "there: name the name servers with -n."
+                )
+        return command(**options)
+
+    return checked  # type: ignore[return-value]
+
+
+def _addresses(namesrv: str) -> set[str]:
+    return {part.strip() for part in re.split("[;,]", namesrv) if part.strip()}
+
+
 job_options = stacked(
+    _sources_of_context,
     opt(
         "--master",
         metavar="URL",
