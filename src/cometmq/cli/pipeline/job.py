@@ -45,7 +45,7 @@ def _sources_of_context(command: F) -> F:
             elsewhere = _addresses(str(source).removeprefix("live:")) - _addresses(context.namesrv)
             if str(source).startswith("live:") and elsewhere:
                 raise click.UsageError(
-                    f"{printable(str(source))} is not the cluster of the context, whose account would be sent "
+                    f"{printable(str(source))} is not the cluster of the context, whose account would go "
                     "there: name the name servers with -n."
                 )
         return command(**options)
