@@ -18,6 +18,7 @@ from mcp.server import MCPServer
 
 from cometmq import ClientOptions, Message, SimpleConsumer, SyncProducer, TraceOptions
 from cometmq.admin import Admin
+from cometmq.admin.dead_letters import Selection
 from cometmq.cli.mcp import mcp
 from cometmq.integrations import mcp as module
 from cometmq.integrations.mcp import CHANGING, READING, make_server
@@ -185,6 +186,20 @@ class TestChanging:
         assert planned["state"] == "PLANNED"
         await call(client, "resend_dead_letters", **wanted, dry_run=False)
         await consume(broker, group, topic)
+
+    async def test_an_id_of_many_dead_letters(
+        self, client: Agent, broker: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A message's id is one of its properties, so senders may give many messages the same one."""
+        group = f"g-{topic}"
+        await consume(broker, group, topic, dead=True)
+        with SyncProducer("agents", namesrv=broker.namesrv) as producer:
+            producer.send(Message(topic, b"x"))
+        await consume(broker, group, topic, dead=True)
+        monkeypatch.setattr(module, "MAX_ITEMS", 1)
+        monkeypatch.setattr(Selection, "takes", lambda *_: True)
+        wanted = {"group": group, "ids": ["A"], "to_topic": True, "dry_run": False}
+        assert (await call(client, "resend_dead_letters", **wanted))["total"] == 1
 
     async def test_a_message(self, client: Agent, topic: str) -> None:
         planned = await call(client, "send_message", topic=topic, body="hello")

@@ -173,7 +173,7 @@ class ChangingTools:
         """Send dead letters of a group again, each once: to the group, or to all groups of its topic."""
         if not 0 < len(ids) <= MAX_ITEMS:
             raise ToolError(f"ids has {len(ids)} items, not 1 to {MAX_ITEMS}")
-        how = Resending(to_topic=to_topic, dry_run=dry_run)
+        how = Resending(to_topic=to_topic, dry_run=dry_run, limit=MAX_ITEMS)  # Senders can repeat an id
         results = self._admin.resend(Selection(group=group, ids=frozenset(ids)), how)
         return {"dryRun": dry_run, **_list("results", [each async for each in results], MAX_ITEMS)}
 
