@@ -153,6 +153,26 @@ class TestReading:
         found = await call(Agent(make_server(admin, namesrvs)), "diagnose")
         assert not [each for each in found["findings"] if each["serious"]]
 
+    async def test_brokers_are_asked_only_about_what_is_listed(
+        self, client: Agent, admin: Admin, topic: str, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await consume(broker, f"g-{topic}", topic)
+        asked, route, summary = list[str](), Admin.route, Admin._summary  # noqa: SLF001
+
+        async def noted_route(self: Admin, topic: str) -> Any:
+            asked.append(topic)
+            return await route(self, topic)
+
+        async def noted_summary(self: Admin, group: str, *arguments: Any) -> Any:
+            asked.append(group)
+            return await summary(self, group, *arguments)
+
+        monkeypatch.setattr(Admin, "route", noted_route)
+        monkeypatch.setattr(Admin, "_summary", noted_summary)
+        assert (await call(client, "topics", name_contains=topic))["total"] == 1
+        assert (await call(client, "groups", name_contains=topic))["total"] == 1
+        assert asked == [topic, f"g-{topic}"]
+
     async def test_lists_say_how_many_there_are(self, client: Agent, topic: str) -> None:
         found = await call(client, "topics", limit=1)
         assert len(found["topics"]) == 1 < found["total"]

@@ -184,16 +184,20 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
                 found[MessageQueue(topic, name, queue_id)] = offset
         return found
 
-    async def groups(self, *, missing: dict[str, CometError] | None = None) -> list[GroupSummary]:
+    async def groups(
+        self, containing: str = "", *, missing: dict[str, CometError] | None = None
+    ) -> list[GroupSummary]:
         """Return a summary of each consumer group, the largest lag first.
 
         Args:
+            containing: Only groups whose names contain this text.
             missing: Receives the error of each broker that fails, by broker name. If such a broker may have
                 messages for a group, the group's rate and lag are None. None: the first error is raised.
         """
         failures = {} if missing is None else missing
         places = await self.group_places(missing=missing)
-        found = [await self._summary(name, brokers, failures) for name, brokers in places.items()]
+        wanted = {name: brokers for name, brokers in places.items() if containing in name}
+        found = [await self._summary(name, brokers, failures) for name, brokers in wanted.items()]
         return sorted(found, key=lambda row: (-(row.diff_total or 0), row.group))
 
     # -- raft groups

@@ -196,10 +196,13 @@ class TopicAdmin(GroupStates):
         """Return the names of all topics, sorted, including system, retry and dead-letter topics."""
         return await self.client.namesrv.topics()
 
-    async def topic_uses(self, *, missing: dict[str, CometError] | None = None) -> list[TopicUse]:
-        """Return each topic with its cluster and consumer groups, without retry and dead-letter topics.
+    async def topic_uses(
+        self, topics: Sequence[str] | None = None, *, missing: dict[str, CometError] | None = None
+    ) -> list[TopicUse]:
+        """Return topics with their clusters and consumer groups, but no retry and dead-letter topics.
 
         Args:
+            topics: The topics. None: all.
             missing: Receives, by topic, the error of a broker that does not answer. The groups of this topic
                 are then left out. None: the first error is raised.
 
@@ -208,7 +211,7 @@ class TopicAdmin(GroupStates):
         """
         info = await self.client.namesrv.cluster_info()
         uses: list[TopicUse] = []
-        for topic in await self.topics():
+        for topic in await self.topics() if topics is None else topics:
             if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 continue
             found, consumers = list[str](), list[str]()

@@ -31,6 +31,7 @@ from cometmq.admin.values import MessageView
 from cometmq.client.cluster.options import namesrv_addresses
 from cometmq.errors import CometError
 from cometmq.message import Message
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 MAX_ITEMS = 200
 """The maximum number of items of a list in an answer."""
@@ -67,9 +68,11 @@ class ReadingTools:
     async def topics(self, name_contains: str = "", limit: Limit = 100) -> Json:
         """List topics, with the consumer groups of each."""
         missing: dict[str, CometError] = {}
-        uses = await self._admin.topic_uses(missing=missing)
-        found = [each for each in uses if name_contains in each.topic]
-        return _list("topics", found, limit, missing)
+        no_topics = (RETRY_PREFIX, DLQ_PREFIX)
+        names = [each for each in await self._admin.topics() if not each.startswith(no_topics)]
+        names = [each for each in names if name_contains in each]
+        uses = await self._admin.topic_uses(names[:limit], missing=missing)
+        return _list("topics", uses, limit, missing) | {"total": len(names)}
 
     async def topic(self, topic: str) -> Json:
         """Show a topic: the offsets of its queues, and its rates by consumer group."""
@@ -81,9 +84,7 @@ class ReadingTools:
     async def groups(self, name_contains: str = "", limit: Limit = 100) -> Json:
         """List consumer groups, with the members and the lag (`diffTotal`) of each."""
         missing: dict[str, CometError] = {}
-        summaries = await self._admin.groups(missing=missing)
-        found = [each for each in summaries if name_contains in each.group]
-        return _list("groups", found, limit, missing)
+        return _list("groups", await self._admin.groups(name_contains, missing=missing), limit, missing)
 
     async def group(self, group: str) -> Json:
         """Show the offsets and the lag of a consumer group, in total and by queue."""
