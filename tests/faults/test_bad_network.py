@@ -96,7 +96,7 @@ async def test_nothing_is_lost_or_invented_and_nobody_waits_for_ever(cluster: Cl
     took = time.monotonic() - began
     grown, more = resident_mib() - memory, sys.getallocatedblocks() - blocks
     print(f"{dict(total)} in {took:.0f} s; memory {memory:.0f} MiB and {grown:+.1f}, {more:+d} blocks")
-    assert total["sent"] > 20 * total["scenarios"] // 2
+    assert total["sent"] > 20 * total["scenarios"] // 5  # half of them and more on a quiet machine
     assert total["faults"] > 2 * total["scenarios"]
     assert total["unknown"] + total["duplicates"] > 0, "the faults did nothing"
     assert asyncio.all_tasks() == before
