@@ -62,11 +62,8 @@ _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 _ORDER_CONFIG_S = 1.0
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which the route of a missing topic is requested again. The topic may exist by then."""
-_LOOK_AGAIN_S, _COMPLETE_S = 0.5, 4.0
-"""Delay, in seconds, before the route of a missing or new topic is requested again.
-
-The delay doubles each time: up to the usual interval for a missing topic, to `_COMPLETE_S` for a new route.
-"""
+_LOOK_AGAIN_S = 0.5
+"""Delay, in seconds, before the route of a missing topic is requested again. It doubles each time."""
 _USED_WITHIN_S = 600.0
 """Seconds after which a route that no call has read is dropped. The newest unused routes stay."""
 
@@ -300,27 +297,20 @@ class ClientInstance(LifeCycle):
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
             await self._exempt_reply_topics(topic)
-        is_new = topic not in self.routes
         try:
             route = await self.namesrv.route_as(topic, partial(topic_route, topic))
         except NoRouteError:
-            if is_new and topic not in self._settling:
-                self._settle(topic, self.options.route_interval_s)
+            if topic not in self.routes and topic not in self._settling:
+                self._settle(topic)
             raise
         self._put(route)
-        if is_new:
-            if topic in self._settling:
-                self._settling[topic].cancel()
-            self._settle(topic, min(_COMPLETE_S, self.options.route_interval_s))
         return route
 
-    def _settle(self, topic: str, limit_s: float) -> None:
-        """Request a route again soon, then at growing intervals below `limit_s`.
-
-        A topic that was just created may have no route yet, or one without some of its brokers.
-        """
+    def _settle(self, topic: str) -> None:
+        """Request a missing route again soon, then at growing intervals: the topic may be a new one."""
 
         async def settle() -> None:
+            limit_s = self.options.route_interval_s
             pauses = Backoff(_LOOK_AGAIN_S, limit_s)
             while (pause_s := pauses.next_s()) < limit_s:
                 await asyncio.sleep(pause_s)

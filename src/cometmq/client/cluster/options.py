@@ -98,7 +98,7 @@ class ClientOptions:
             `172.18.0.3:10911=127.0.0.1:20911;…`.
         vip_channel: Send to the broker's port minus two (vipChannelEnabled), which old clusters reserve for
             sends.
-        route_interval_s: The interval at which routes are refreshed. New topics are asked for sooner.
+        route_interval_s: The interval at which routes are refreshed. Missing topics are asked for sooner.
         heartbeat_interval_s: The interval between heartbeats to the brokers.
         api_timeout_s: The timeout of each request without a timeout of its own.
         access_key: With `secret_key`: the account that signs each request to a broker. None: the environment
