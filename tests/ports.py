@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
 import socket
+from collections.abc import Iterator
 
 HOST = "127.0.0.1"
 FIRST, LAST = 15_000, 32_000
@@ -40,6 +42,14 @@ def free_port() -> int:
         if all(_is_free(each) for each in (port - 2, port, port + 1)):
             return port
     raise AssertionError(f"no three free ports between {FIRST} and {LAST}")
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """Give a port that refuses connections. It stays bound meanwhile, so that no other server gets it."""
+    with socket.socket() as held:
+        held.bind((HOST, 0))
+        yield held.getsockname()[1]
 
 
 def _is_free(port: int) -> bool:

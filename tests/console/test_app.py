@@ -22,6 +22,7 @@ from tests.console.conftest import (
     shown,
 )
 from tests.console.test_topics import known, made
+from tests.ports import HOST, closed_port
 
 from cometmq.cli.standalone import announcement
 from cometmq.client import SyncProducer
@@ -250,9 +251,8 @@ def test_a_console_that_others_reach_says_so(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_away_is_unavailable_and_not_empty(browser: Browser, tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # the port is bound but not listening
-        namesrv = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with closed_port() as port:
+        namesrv = f"{HOST}:{port}"
         with ServerProcess(console_command(namesrv, tmp_path), READY) as process:
             console = as_it_says(process, tmp_path, namesrv)
             context = browser.new_context(base_url=console.url)

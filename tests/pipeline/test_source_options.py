@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from tests.kit.waiting import wait_until
 from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, Stream, fake_cluster, position
 from tests.pipeline.feeding import Topic
+from tests.ports import HOST, closed_port
 
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
@@ -203,12 +202,10 @@ class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
     """The route still names the master, but nothing listens at its address."""
 
     @pytest.fixture
-    def fake(self, fake: FakeCluster) -> FakeCluster:
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            gone = f"127.0.0.1:{free.getsockname()[1]}"
-        fake.brokers = {0: gone, 2: fake.addr}
-        return fake
+    def fake(self, fake: FakeCluster) -> Iterator[FakeCluster]:
+        with closed_port() as port:
+            fake.brokers = {0: f"{HOST}:{port}", 2: fake.addr}
+            yield fake
 
     def test_a_batch_is_planned_and_read_from_its_replica(self, fake: FakeCluster) -> None:
         with Cluster((fake.addr,), timeout_ms=5000) as cluster:

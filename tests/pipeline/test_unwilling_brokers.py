@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, Stream, fake_cluster, position
+from tests.ports import HOST, closed_port
 
 from cometmq.errors import BrokerError, ConnectError, NoRouteError, RecordError, SendFailed
 from cometmq.message import MessageQueue
@@ -299,11 +300,11 @@ class TestAStreamWhoseBrokersAreAway:
 
     @pytest.mark.usefixtures("patient")
     def test_a_batch_read_names_the_address_after_its_time_out(self, fake: FakeCluster) -> None:
-        with fake_cluster() as gone:
-            fake.brokers = {0: gone.addr}
-        with Cluster((fake.addr,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
-            cluster.bounds([QUEUE])
-        assert caught.value.addr == gone.addr
+        with closed_port() as port:
+            fake.brokers = {0: f"{HOST}:{port}"}
+            with Cluster((fake.addr,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
+                cluster.bounds([QUEUE])
+        assert caught.value.addr == f"{HOST}:{port}"
 
 
 def ask_until_it_raises(stream: Stream, start: dict[str, Any]) -> None:

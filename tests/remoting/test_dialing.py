@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
+from tests.ports import closed_port
 
 from cometmq.errors import ConnectError
 from cometmq.protocol.frame import Frame
@@ -76,11 +77,10 @@ async def test_the_next_address_is_tried(first: str, addresses: Addresses) -> No
 
 
 async def test_without_an_address_that_accepts_the_first_failure_is_named(addresses: Addresses) -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # the port is bound but not listening
+    with closed_port() as port:
         addresses.of_host = ["127.0.0.1", "127.0.0.1"]
         with pytest.raises(ConnectError, match="Connection refused"):
-            await answer(7, f"{HOST}:{bound.getsockname()[1]}")
+            await answer(7, f"{HOST}:{port}")
 
 
 async def test_all_addresses_together_have_one_limit(addresses: Addresses) -> None:
