@@ -28,7 +28,7 @@ install: .venv/.installed  ## make .venv and install the project with everything
 	@touch $@
 
 java:  # checked before anything is installed or sent, not when Spark starts at last
-	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || \
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || \
 		{ echo "Java 17 or newer is needed for Spark: install it, or set JAVA_HOME" >&2; exit 1; }
 
 run: java install  ## start a cluster, send TPC-H orders, archive them with Spark, check, report
