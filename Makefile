@@ -60,10 +60,10 @@ test-rest: .venv/.compiled  ## the tests of test-all that test leaves out
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
-	$$(grep -rlE "long_form|LONG\b|COMETMQ_(CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
+	$$(grep -rlE "long_form|LONG\b|COMETMQ_(SIM|CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
 
 test-long: .venv/.compiled  ## the long forms of the tests that have one, more than half an hour
-	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
+	COMETMQ_LONG=1 COMETMQ_SIM_SEEDS=20000 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
 	$(PYTEST) -n 3 --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
