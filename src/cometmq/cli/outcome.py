@@ -47,6 +47,8 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Characters that the terminal cannot show, and undecodable bytes of arguments, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if f"_{prog.upper()}_COMPLETE" in os.environ:  # a shell asks for completions
+        import cometmq.cli.completion  # noqa: F401 - registers itself
     try:
         if sys.stdout is None:
             raise click.ClickException("standard output is closed")
