@@ -65,16 +65,22 @@ class Terminal:
                 self._seen = len(self.raw)
                 return text
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._master], [], [], left)[0]:
+            if left <= 0 or not self._read(left):
                 return None
-            try:
-                data = os.read(self._master, 65536)
-            except OSError:  # the last process has closed the terminal
-                return None
-            self.raw += data.decode("utf-8", "replace")
 
     def ends(self) -> int:
-        """Return the exit code of the process at its end."""
-        while self.until(r"\Z.", within_s=0.2) is not None:
+        """Read the rest of the output, and return the exit code of the process."""
+        while self._read(PATIENCE_S):
             pass
         return self.process.wait(PATIENCE_S)
+
+    def _read(self, within_s: float) -> bool:
+        """Read output; return False if there is none in time or the last process has closed the terminal."""
+        if not select.select([self._master], [], [], within_s)[0]:
+            return False
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:
+            return False
+        self.raw += data.decode("utf-8", "replace")
+        return bool(data)

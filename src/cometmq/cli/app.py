@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cometmq import __version__
+from cometmq.command_options import color_option
 from cometmq.text import did_you_mean
 
 MAX_LIST_LINE_CHARS = 500  # maximum characters of a line in the list of commands; click's default is 45
@@ -165,6 +166,8 @@ Environment variables:
   COMETMQ_LOG_FORMAT       json: a JSON object for each log line.
   COMETMQ_RUN_DIR          Directory of the running servers' process ids.
   COMETMQ_TRACEBACK        1: print the traceback of an error.
+  NO_COLOR, FORCE_COLOR    Not empty: output without colours, or with colours
+                           also in a pipe or a file.
   ROCKETMQ_HOME            RocketMQ's directory, with conf/ and tools.yml.
   SPARK_REMOTE, SPARK_MASTER
                            Spark of jobs without --master.
@@ -188,5 +191,6 @@ def pipeline() -> None:
 
 @click.command(cls=LazyGroup, sections=SECTIONS, epilog=EPILOG, context_settings=NAMES)
 @click.version_option(__version__, "-V", "--version", prog_name="cometmq")
+@color_option
 def cometmq() -> None:
     """Run and use a message queue compatible with RocketMQ, with its data pipeline on Spark."""

@@ -172,7 +172,7 @@ def test_the_environment_names_the_name_server(mq: Shell, monkeypatch: pytest.Mo
         (("help", "nonsense"), "The sub command nonsense not exist."),
         (("topicRoute",), "Missing option '-t'"),
         (("topicRoute", "-t", "x", "-z"), "No such option"),
-        (("topicRoute", "--topc", "x"), "Did you mean '--topic'?"),
+        (("topicRoute", "--topicc", "x"), "Did you mean '--topic'?"),
         (("getBrokerConfig",), "Missing option: -b/--brokerAddr or -c/--clusterName."),
         (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "tomorrow"), "'tomorrow' is not a time"),
         (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "now", "-q", "1"), "needs -b"),
