@@ -25,6 +25,7 @@ broker/test_client_requests.py: broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
 broker/test_consumers.py: broker/admin/clients
 broker/test_decision.py: broker/access/rights
+broker/test_dedup.py: broker/send/key_table
 broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/transactions/records
 broker/test_lite_topics.py: broker/lite/following broker/lite/pops broker/lite/requests broker/lite/service
@@ -54,7 +55,6 @@ cli/test_client_commands.py: cli/options
 cli/test_context.py: contexts
 cli/test_lazy.py: cli/app command_options
 cli/test_running.py: cli/conf
-cli/test_watching.py: admin/commands/watching
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/doctor cli/listening cli/operate cli/outcome cli/standalone
 cli/test_serving.py: remoting/loop

@@ -16,6 +16,7 @@ from cometmq.broker.base.config import MASTER_ID, BrokerConfig
 from cometmq.broker.lite.service import LiteService
 from cometmq.broker.pop.service import PopService
 from cometmq.broker.register import Registrar
+from cometmq.broker.send.dedup import Deduplication
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
@@ -46,6 +47,7 @@ class LeaderServices:
     transactions: TransactionService
     pops: PopService
     lite: LiteService
+    dedup: Deduplication
     follower_id: int
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class LeaderServices:
         for service in (self.schedule, self.timers, self.transactions, self.pops):
             service.restart()
         await asyncio.to_thread(self.transactions.load)
+        await self.dedup.scanned()
 
     def lead(self) -> None:
         """Become the master: start the leader services and register with the name servers."""

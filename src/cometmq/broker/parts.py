@@ -43,6 +43,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.register import Registrar
 from cometmq.broker.replication.replication import Replication, ReplicationContext
+from cometmq.broker.send.dedup import Deduplication
 from cometmq.broker.send.push_reply import ReplyProcessor
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
@@ -125,7 +126,7 @@ class BrokerParts:
             config, clock, store, self.stats, self.schedule, self.timers, self.protection, self.replication,
             self._settings_changed,
         )  # fmt: skip
-        self.more_metrics: list[Callable[[Families], None]] = []
+        self.more_metrics: list[Callable[[Families], None]] = [self.dedup.collect]
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
         if self._relay is not None:
@@ -170,7 +171,8 @@ class BrokerParts:
 
         leader_services = LeaderServices(
             self.config, self._clock, self.store, self.tables, self.registrar, self.schedule, self.timers,
-            self.transactions, self.pops, self.lite, broker_id_of(self.config.store.d_leger_self_id),
+            self.transactions, self.pops, self.lite, self.dedup,
+            broker_id_of(self.config.store.d_leger_self_id),
         )  # fmt: skip
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
         leader_services.leader_log = lambda: made.sync.master_log
@@ -196,14 +198,15 @@ class BrokerParts:
         writer.on_refused = self.lite.refused
         self.modes = ConsumeModes(config, tables, self.consumers, self.registrar.route)
         self.timed = TimedSends(config, clock, store, tables)
+        self.dedup = Deduplication(config, clock, store, tables.topics, writer, self.timed)
         self.sends = SendProcessor(
-            config, clock, store, tables, self.retry_rules, levels, stats, writer, self.timed,
+            config, clock, store, tables, self.retry_rules, levels, stats, writer, self.timed, self.dedup,
             self.lite.sent_properties,
         )  # fmt: skip
         self.timers = TimerService(clock, store, tables, self.timed, writer)
         self.schedule = ScheduleService(clock, store, tables, levels, writer)
         self.transactions = TransactionService(
-            config, clock, store, tables, self.producers, writer, address, self.security
+            config, clock, store, tables, self.producers, writer, address, self.dedup, self.security
         )
         notices = GroupNotices(config, tables.groups, self.consumers)
         self.clients = ClientProcessor(
@@ -290,6 +293,7 @@ class BrokerParts:
             self.pops.load()
         elif self.store.raft_log is None:  # In a raft group, a new leader never loads them
             self.pops.clear_files()
+        self.dedup.load()
 
     def resume(self) -> None:
         """Add topics that have messages to the table, and replace half messages that a crash has destroyed.
@@ -360,6 +364,7 @@ class BrokerParts:
         for server in servers:
             await server.stop(drain_s)
         await self.client.close()
+        await self.dedup.stop()
         await self.pops.save()
         await self.tables.stop()
         await self.store.stop()
@@ -393,6 +398,7 @@ class BrokerParts:
         self._limits_due = False
         self.store.topic_retention.set_limits(attributes.limits(self.tables.topics.table))
         self.lite.use_topics()
+        self.dedup.use_topics()
 
     def _sample(self) -> None:
         self.stats.sample(self._clock.time_ms(), mono_ms(self._clock))

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import click
 
-from cometmq.command_options import say
 from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
@@ -48,8 +47,6 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Characters that the terminal cannot show, and undecodable bytes of arguments, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
-    if f"_{prog.upper()}_COMPLETE" in os.environ:  # a shell asks for completions
-        import cometmq.cli.completion  # noqa: F401 - registers itself
     try:
         if sys.stdout is None:
             raise click.ClickException("standard output is closed")
@@ -99,7 +96,7 @@ def show_error(prog: str, error: Exception) -> None:
     if json_wanted():
         show_json_error(error, text)
     else:
-        say(f"{prog}: {text}", err=True, fg="red")
+        click.echo(f"{prog}: {text}", err=True)
 
 
 def show_usage_error(error: click.UsageError) -> None:
@@ -111,7 +108,7 @@ def show_usage_error(error: click.UsageError) -> None:
     if error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"Try '{error.ctx.command_path} --help' for help.\n", err=True)
-    say(f"Error: {text}", err=True, fg="red")
+    click.echo(f"Error: {text}", err=True)
 
 
 def show_json_error(error: Exception, text: str) -> None:

@@ -21,8 +21,8 @@ from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
 from cometmq.store.truncation import TruncateReport, truncate_log
-from cometmq.store.writing.appender import Appender, Body, TickMessage, Traits
-from cometmq.store.writing.record_dispatch import Arrivals
+from cometmq.store.writing.appender import Appender, BatchRecords, Body, TickMessage, Traits
+from cometmq.store.writing.record_dispatch import WAITING_TOPICS, Arrivals
 
 __all__ = [
     "CACHED",
@@ -38,9 +38,11 @@ __all__ = [
     "TOPICS",
     "UNIT_DTYPE",
     "WAITING",
+    "WAITING_TOPICS",
     "WIRE_NAMES",
     "Appender",
     "Arrivals",
+    "BatchRecords",
     "Body",
     "Buffer",
     "Clock",

@@ -18,7 +18,9 @@ from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.groups.clients import ProducerTable
+from cometmq.broker.send.dedup import Deduplication
 from cometmq.broker.send.stored_form import half_properties
+from cometmq.broker.send.timed import TimedSends
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.errors import CommandError
@@ -101,6 +103,10 @@ class World:
         self.service = TransactionService(
             config=config, clock=self.clock, store=store, tables=self.tables, producers=producers,
             writer=writer, address=BrokerAddress(config, "127.0.0.1", 10911),
+            dedup=Deduplication(
+                config, self.clock, store, self.tables.topics, writer,
+                TimedSends(config, self.clock, store, self.tables),
+            ),
         )  # fmt: skip
         self.tables.load()
         self.service.load()

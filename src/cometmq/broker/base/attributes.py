@@ -1,25 +1,33 @@
 """The attributes of topics and groups: their keys, and changes in 5.x's form `+key=value,-key`.
 
-`retention.ms` and `retention.bytes` exist only in CometMQ. `message.type` is for 5.x clients: the gRPC
-endpoint refuses messages of other types. `lite.topic.expiration` is for topics of the type LITE, and groups
-have attributes for lite topics. topics.json and subscriptionGroup.json store keys and values in the same form
-as 5.x's broker.
+`retention.ms`, `retention.bytes`, `dedup.window.ms` and `dedup.key` exist only in CometMQ. `message.type` is
+for 5.x clients: the gRPC endpoint refuses messages of other types. `lite.topic.expiration` is for topics of
+the type LITE, and groups have attributes for lite topics. topics.json and subscriptionGroup.json store keys
+and values in the same form as 5.x's broker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cometmq.errors import ConfigError
 from cometmq.protocol import lite
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
+from cometmq.protocol.properties.values import KEYS, UNIQ_KEY, is_reserved
 from cometmq.store import TopicLimit
 
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
+DEDUP_WINDOW_MS = "dedup.window.ms"
+DEDUP_KEY = "dedup.key"
+MAX_DEDUP_WINDOW_MS = 86_400_000
+_MAX_DEDUP_KEY_LENGTH = 127
 MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
-_KEYS = (RETENTION_MS, RETENTION_BYTES, lite.MESSAGE_TYPE, lite.EXPIRATION)
+_KEYS = (
+    RETENTION_MS, RETENTION_BYTES, DEDUP_WINDOW_MS, DEDUP_KEY, lite.MESSAGE_TYPE, lite.EXPIRATION,
+)  # fmt: skip
 _HOUR_MS = 3_600_000
 
 
@@ -42,6 +50,8 @@ def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours:
             result.pop(key, None)
         else:
             raise ConfigError("attributes", word, "+key=value or -key, separated by commas")
+    if DEDUP_WINDOW_MS in result and lite.is_lite_parent(result):
+        raise ConfigError(DEDUP_WINDOW_MS, result[DEDUP_WINDOW_MS], "no attribute of a topic of type LITE")
     return result
 
 
@@ -56,7 +66,17 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
         if value not in MESSAGE_TYPES:
             raise ConfigError(key, value, f"one of {', '.join(MESSAGE_TYPES)}")
         return
+    if key == DEDUP_KEY:
+        own = value not in (UNIQ_KEY, KEYS) and is_reserved(value)
+        if own or len(value) > _MAX_DEDUP_KEY_LENGTH or not value.isprintable():
+            raise ConfigError(key, value, f"{UNIQ_KEY}, {KEYS}, or the name of a user property")
+        return
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0
+    if key == DEDUP_WINDOW_MS:
+        if not 0 < number <= min(MAX_DEDUP_WINDOW_MS, reserved_hours * _HOUR_MS):
+            most = min(MAX_DEDUP_WINDOW_MS, reserved_hours * _HOUR_MS)
+            raise ConfigError(key, value, f"milliseconds from 1 to {most}")
+        return
     if key == lite.EXPIRATION:
         if value != "-1" and not 0 < number <= lite.MAX_EXPIRATION_MINUTES:
             raise ConfigError(key, value, f"-1, or minutes from 1 to {lite.MAX_EXPIRATION_MINUTES}")
@@ -69,6 +89,21 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
             key, value, f"at most {reserved_hours * _HOUR_MS}: segments are deleted after "
             f"fileReservedTime={reserved_hours} hours, with the messages of all topics in them",
         )  # fmt: skip
+
+
+class DedupRule(NamedTuple):
+    """The property that holds the key of a message, and the window in ms in which a key is stored once."""
+
+    name: bytes
+    window_ms: int
+
+
+def dedup_of(topic: TopicConfig) -> DedupRule | None:
+    """Return how sends to a topic are deduplicated, or None if they are not."""
+    window_ms = _number(topic.attributes, DEDUP_WINDOW_MS)
+    if not window_ms or topic.topic_name.startswith("%") or lite.is_lite_parent(topic.attributes):
+        return None
+    return DedupRule((topic.attributes or {}).get(DEDUP_KEY, UNIQ_KEY).encode(), window_ms)
 
 
 def has_priorities(topic: TopicConfig) -> bool:

@@ -39,6 +39,7 @@ _PERIOD = Range(10, INT_MAX, "milliseconds")
 _BYTES = Range(0, LONG_MAX, "bytes")
 _QUEUES = Range(1, MAX_QUEUES_PER_TOPIC)
 _PARKED = Range(1, MAX_PARKED_PULLS)
+_KEYS = Range(1, INT_MAX, "keys")
 _REPLICAS = Range(1, 32, "replicas, the master included")
 _PORT = Range(0, 65_535, "a port (0: any free one)")
 _GRPC_PORT = Range(-1, 65_535, "a port (0: any free one, -1: none)")
@@ -138,6 +139,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache's: 3 days
     # CometMQ only. Each timer message that waits for its delivery takes 30 bytes of memory.
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = 4_000_000
+    # CometMQ only. Each remembered key of a message takes 350 bytes of memory.
+    dedup_max_keys: Annotated[int, _KEYS] = 1_000_000
+    dedup_max_keys_per_topic: Annotated[int, _KEYS] = 500_000  # CometMQ only
     recall_message_enable: bool = True  # Whether messages can be recalled; Apache's default is false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True

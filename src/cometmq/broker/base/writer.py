@@ -85,6 +85,8 @@ class Writer:
         """The slaves or raft members, if any, that store a message before a waiting sender is answered."""
         self.on_refused: Callable[[TickMessage], object] = lambda _message: None
         """Called with each message that the store has refused, the newest first."""
+        self.on_committed: Callable[[], None] = lambda: None
+        """Called after each commit. The appended messages then have their positions."""
         self._stats = stats
         self._tick = tick
         self.configure()
@@ -129,6 +131,7 @@ class Writer:
         waiting_outcomes = [outcome for outcome, wait in self._outcomes if (wait and waits) or all_wait]
         self._outcomes = []
         commit = self.store.commit()
+        self.on_committed()
         for message, _ in reversed(commit.refused):
             self.on_refused(message)
         for message, refusal in commit.refused:

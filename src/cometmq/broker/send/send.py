@@ -13,7 +13,7 @@ take most of it, and this module about 3 µs.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,6 +26,8 @@ from cometmq.broker.base.replies import Sender, recall_field, transaction_field
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.send.dedup import Deduplication, First
+from cometmq.broker.send.key_table import KeyTable
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.send.stored_form import (
@@ -75,7 +77,7 @@ from cometmq.protocol.record.one import properties_of
 from cometmq.protocol.sql.java_values import Mismatch, to_int
 from cometmq.protocol.timers import RECALL_FOUND
 from cometmq.remoting import Connection, Shortcut
-from cometmq.store import Appender, Clock, MessageStore, StoreRefused, TickMessage, Traits
+from cometmq.store import Appender, Clock, MessageStore, NotInMemory, StoreRefused, TickMessage, Traits
 from cometmq.text import printable
 
 BORN_V6 = int(SysFlag.BORN_HOST_V6)
@@ -101,13 +103,14 @@ class SendRules(NamedTuple):
     """The data of a topic that is needed to handle sends to the topic. This data is cached.
 
     The bits of `sys_flag` are added to the sysFlag of each message. `lite` means that the topic has lite
-    topics.
+    topics. `dedup` are the keys of the topic's messages if sends to it are deduplicated.
     """
 
     queue_limit: int
     write_queues: int
     sys_flag: int
     lite: bool
+    dedup: KeyTable | None
 
 
 @dataclass(eq=False)
@@ -123,6 +126,7 @@ class SendProcessor:
     stats: Stats
     writer: Writer
     timers: TimedSends
+    dedup: Deduplication
     lite_properties: Callable[[str, bytes], bytes]
     """Returns the stored properties of a message to a topic that has lite topics. Raises CommandError."""
 
@@ -154,7 +158,7 @@ class SendProcessor:
         self.templates.forget()
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-    def send_message(self, connection: Connection, frame: Frame) -> Frame | None:
+    def send_message(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         """Store one message or a batch. A batch is recognised by a header field, not by the request code."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
@@ -167,7 +171,22 @@ class SendProcessor:
         if queue_id < 0:
             queue_id = int(random.random() * rules.write_queues)
         if header.batch:
-            return self._send_batch(connection, frame, header, queue_id, rules.sys_flag)
+            return self._send_batch(connection, frame, header, queue_id, rules)
+        if rules.dedup is not None:
+            return self._send_once(connection, frame, header, queue_id, rules, rules.dedup)
+        self._store(connection, frame, header, queue_id, rules)
+        return None
+
+    def _store(
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: SendMessageRequestHeader,
+        queue_id: int,
+        rules: SendRules,
+    ) -> TickMessage:
+        """Store one message, whose sender the end of the tick answers."""
+        topic = header.topic
         delay_ms, more = None, b""
         sys_flag = header.sys_flag | rules.sys_flag
         form, unique = self._forms.find(header.properties, frame.version)
@@ -183,15 +202,14 @@ class SendProcessor:
                 # clients send them with the flags of the original message.
                 sys_flag &= ~TRANSACTION_BITS
             if place.timed is not None:
-                self._send_timed(connection, frame, header, place.timed, sys_flag, queue_id, form)
-                return None
+                return self._send_timed(connection, frame, header, place.timed, sys_flag, queue_id, form)
             if place.topic == TRANS_HALF_TOPIC:
                 if compat.is_5x(frame.version):
                     more = transaction_field(value_of(place.properties, b"UNIQ_KEY"))
                 if topic[0] != "%" and not rules.lite:
                     self.templates.look(frame, header, sys_flag)
             topic, queue_id, properties, delay_ms, _ = place
-        else:
+        elif rules.dedup is None:
             self.templates.look(frame, header, sys_flag)
         appender = self._appender
         try:
@@ -205,13 +223,47 @@ class SendProcessor:
             flag=header.flag, sys_flag=sys_flag, reconsume_times=header.reconsume_times or 0,
             tags_code=form.tags_code, delay_ms=delay_ms,
         )  # fmt: skip
-        appender.enqueue(
-            TickMessage(
-                sender, queue, frame.body, properties, header.born_timestamp, connection.peer_host,
-                unique if form.only_key else None, traits,
-            )
+        message = TickMessage(
+            sender, queue, frame.body, properties, header.born_timestamp, connection.peer_host,
+            unique if form.only_key else None, traits,
         )  # fmt: skip
+        appender.enqueue(message)
+        return message
+
+    def _send_once(
+        self,
+        connection: Connection,
+        frame: Frame,
+        header: SendMessageRequestHeader,
+        queue_id: int,
+        rules: SendRules,
+        table: KeyTable,
+    ) -> Awaitable[Frame | None] | None:
+        """Store one message, unless a message with its key was stored within the window of the topic."""
+        form, unique = self._forms.find(header.properties, frame.version)
+        properties = form.before + unique + form.behind
+        # Of the messages of transactions, those that are committed count (transactions/records.py).
+        is_half = not form.plain and is_transactional(properties, header.reconsume_times or 0)
+        key = b"" if is_half else table.key_of(properties)
+        try:
+            first = self.dedup.find(table, key) if key else None
+        except NotInMemory:
+            return self._send_after_reading(connection, frame, table, [key])
+        if first is not None:
+            self.dedup.repeat(connection, frame, table, first, waits=form.waits)
+            return None
+        message = self._store(connection, frame, header, queue_id, rules)
+        if key:
+            self.dedup.add(table, key, message)
         return None
+
+    async def _send_after_reading(
+        self, connection: Connection, frame: Frame, table: KeyTable, keys: Sequence[bytes]
+    ) -> Frame | None:
+        """Handle a send once the records of the first sends with its keys, which are on disk, are read."""
+        async with self.dedup.reading(table, keys):
+            answer = self.send_message(connection, frame)
+        return await answer if isinstance(answer, Awaitable) else answer
 
     def _send_timed(
         self,
@@ -222,7 +274,7 @@ class SendProcessor:
         sys_flag: int,
         queue_id: int,
         form: StoredForm,
-    ) -> None:
+    ) -> TickMessage:
         """Store a message with a delivery time. The response contains the recall handle."""
         try:
             message = self.timers.append(
@@ -246,6 +298,7 @@ class SendProcessor:
             connection.write(replies.reply(code, opaque, ids, queue_id, message.queue_offset, more))
 
         self.writer.appended(answer, form.waits)
+        return message
 
     def _send_batch(
         self,
@@ -253,13 +306,16 @@ class SendProcessor:
         frame: Frame,
         header: SendMessageRequestHeader,
         queue_id: int,
-        topic_flags: int,
-    ) -> Frame | None:
-        """Store the messages of a batch in one queue, with consecutive offsets: all or none."""
+        rules: SendRules,
+    ) -> Frame | Awaitable[Frame | None] | None:
+        """Store the messages of a batch in one queue, with consecutive offsets: all or none.
+
+        If sends to the topic are deduplicated, only the new messages are stored.
+        """
         problem = ""
         if header.topic.startswith(RETRY_PREFIX):
             problem = f"batch request does not support retry group {header.topic}"
-        elif self._rules[header.topic].lite:
+        elif rules.lite:
             problem = f"batches are not supported by {header.topic}, which has lite topics"
         elif header.sys_flag & TRANSACTION_BITS:
             problem = "a batch cannot be part of a transaction, but its sysFlag marks it as one"
@@ -267,29 +323,31 @@ class SendProcessor:
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, problem)
         shared, waits = self._shared_form(header.properties, compat.spreads_batch_properties(frame.version))
         born_host = connection.peer_host
-        sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
-        try:
-            batch = self.store.appender.append_batch(
-                header.topic, queue_id, frame.body, shared, sys_flag=sys_flag,
-                born_timestamp_ms=header.born_timestamp, born_host=born_host,
-                reconsume_times=header.reconsume_times or 0,
-            )  # fmt: skip
-        except StoreRefused as refusal:
-            raise self._refused(refusal) from None
-        if frame.is_oneway:
-            self.writer.appended()
-            return None
-        replies = self.writer.replies
-        ids = replies.message_ids(batch.physical_offsets)
-        opaque, queue_offset = frame.opaque, batch.queue_offset
-
-        def answer(code: int, remark: str | None) -> None:
-            if remark is not None:
-                connection.respond(frame, code, remark=remark)
-            else:
-                connection.write(replies.reply(code, opaque, ids, queue_id, queue_offset))
-
-        self.writer.appended(answer, waits)
+        sys_flag = header.sys_flag | rules.sys_flag | (BORN_V6 if len(born_host) != 8 else 0)
+        plan, body, table, batch = None, frame.body, rules.dedup, None
+        keys = [] if table is None else self.dedup.keys_of_batch(table, bytes(body))
+        if table is not None and any(keys):
+            try:
+                plan = self.dedup.plan(table, keys, bytes(body))
+            except NotInMemory:
+                return self._send_after_reading(connection, frame, table, keys)
+            body = plan.body
+        if plan is None or body:
+            try:
+                batch = self.store.appender.append_batch(
+                    header.topic, queue_id, body, shared, sys_flag=sys_flag,
+                    born_timestamp_ms=header.born_timestamp, born_host=born_host,
+                    reconsume_times=header.reconsume_times or 0,
+                )  # fmt: skip
+            except StoreRefused as refusal:
+                raise self._refused(refusal) from None
+        if table is not None and plan is not None:
+            answer = self.dedup.stored(table, plan, batch)
+        else:
+            assert batch is not None
+            ids = self.writer.replies.message_ids(batch.physical_offsets)
+            answer = First(ids, queue_id, batch.queue_offset)
+        self.dedup.respond(connection, frame, answer, waits=waits)
         return None
 
     def _form_of_batch(self, sent: str | None, spreads: bool) -> tuple[bytes, bool]:
@@ -328,6 +386,7 @@ class SendProcessor:
             known.write_queue_nums,
             MULTI_TAGS if known.topic_filter_type == "MULTI_TAG" else 0,
             is_lite_parent(known.attributes),
+            self.dedup.table_of(known),
         )
         self._rules[topic] = rules
         return rules

@@ -21,6 +21,8 @@ import msgspec
 from cometmq import logs
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.writer import SUCCESS, Writer
+from cometmq.broker.send.dedup import Deduplication
+from cometmq.broker.send.key_table import KeyTable
 from cometmq.broker.send.send import checked_destination
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.transactions.half import REMOVED, Half, with_beginning
@@ -28,7 +30,7 @@ from cometmq.errors import CommandError, StoreError
 from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from cometmq.protocol.properties.values import stored_tags_code
 from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
-from cometmq.store import Clock, ConsumeQueue, MessageStore, StoreRefused, TickMessage, Traits
+from cometmq.store import WAITING, Clock, ConsumeQueue, MessageStore, StoreRefused, TickMessage, Traits
 
 log = logs.logger(__name__)
 
@@ -75,6 +77,7 @@ class TransactionRecords(msgspec.Struct, eq=False):
     topics: TopicTable
     address: BrokerAddress
     writer: Writer
+    dedup: Deduplication
     _owed: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
@@ -138,14 +141,19 @@ class TransactionRecords(msgspec.Struct, eq=False):
     def end(self, endings: Sequence[Ending]) -> dict[int, CommandError]:
         """Append the records of transactions that end in this tick: first all messages, then all op messages.
 
+        A message that is a duplicate by its topic's attributes is not stored: its transaction only ends.
+
         Return the errors of those that could not be ended, by their index in `endings`.
         """
         failed: dict[int, CommandError] = {}
         twins: dict[int, TickMessage] = {}
         targets: dict[tuple[Hashable, ...], Target] = {}
+        keys: dict[tuple[KeyTable, bytes], int] = {}
         for number, ending in enumerate(endings):
             if ending.commits:
                 try:
+                    if self._is_duplicate(ending.half, keys, number):
+                        continue
                     twins[number] = self._committed(ending.half, ending.offset, targets)
                 # Even an unexpected error of one transaction must not affect others that end in this tick.
                 except Exception as error:
@@ -153,6 +161,9 @@ class TransactionRecords(msgspec.Struct, eq=False):
         numbers, appender = list(twins), self.store.appender
         refused = appender.append_all(list(twins.values()), appender.limits_within_store)
         failed |= {numbers[index]: _command_error(refusal) for index, refusal in refused.items()}
+        for (table, key), number in keys.items():
+            if number in twins and number not in failed:
+                self.dedup.add(table, key, twins[number])
         numbers = [number for number in range(len(endings)) if number not in failed]
         closed = [
             (endings[number].offset, twins[number].physical_offset if number in twins else 0)
@@ -170,6 +181,18 @@ class TransactionRecords(msgspec.Struct, eq=False):
             else:
                 failed[numbers[index]] = _command_error(refusal)
         return failed
+
+    def _is_duplicate(self, half: Half, keys: dict[tuple[KeyTable, bytes], int], number: int) -> bool:
+        """Return whether a message with a half message's key is stored; if not, add the key to `keys`."""
+        table = self.dedup.tables.get(half.form.real_topic)
+        key = b"" if table is None else table.key_of(half.properties)
+        if table is None or not key:
+            return False
+        if (table, key) in keys or self.dedup.find(table, key, WAITING) is not None:
+            table.duplicates += 1
+            return True
+        keys[table, key] = number
+        return False
 
     def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
         """Return the message that a commit stores, which closes the half message or copy at `offset`.

@@ -9,6 +9,7 @@ from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.groups.clients import ProducerTable
+from cometmq.broker.send.dedup import Deduplication
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.checks import TransactionChecks
 from cometmq.broker.transactions.ending import TransactionEnds
@@ -29,13 +30,16 @@ class TransactionService:
     producers: ProducerTable
     writer: Writer
     address: BrokerAddress
+    dedup: Deduplication
     security: Security = OPEN
 
     def __post_init__(self) -> None:
         self.ledger = Ledger()
         self.inherited = Inherited(self.store)
         clock, store, writer, address = self.clock, self.store, self.writer, self.address
-        records = self.records = TransactionRecords(clock, store, self.tables.topics, address, writer)
+        records = self.records = TransactionRecords(
+            clock, store, self.tables.topics, address, writer, self.dedup
+        )
         self.ends = TransactionEnds(
             clock, store, self.ledger, self.inherited, records, writer, self.security.check_write
         )

@@ -5,8 +5,8 @@ Queries that may examine many records are coroutines, which yield to the other w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 
 import msgspec
@@ -14,6 +14,7 @@ import numpy as np
 
 from cometmq import logs
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import PLACE_BYTES, place_of, record_facts, topic_of
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
@@ -181,6 +182,24 @@ class Lookup(msgspec.Struct, eq=False):
         if unit is None or unit[1] == FILLER_SIZE:
             return -1
         return self.store_time_at(unit[0], reads)
+
+    def groups_since(self, disk: Disk, timestamp_ms: int) -> Iterator[RecordGroup]:
+        """Yield the records of the log from the newest segment on that begins before a store time.
+
+        The record of an entry that its raft group has not committed is included. May be called in a thread.
+        """
+        scans = []
+        for base in reversed(list(self.commit_log.segments)):
+            path, log = self.commit_log.path_of(base), self.commit_log
+            scan = SegmentScan(disk, path, base, log.segment_size, check_crc=False, framing=log.framing)
+            scans.append(scan)
+            with suppress(FileNotFoundError), closing(scan.groups(base)) as groups:
+                first = next(groups, None)
+                if first is not None and first.store_ms[0] < timestamp_ms:
+                    break
+        for scan in reversed(scans):
+            with suppress(FileNotFoundError):  # Retention has deleted the segment
+                yield from scan.groups(scan.base)
 
     # -- offsets by time --------------------------------------------------------------------------
 

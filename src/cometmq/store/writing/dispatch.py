@@ -94,6 +94,8 @@ class Dispatcher:
         """The queues (topic, queue id) for which `dispatch` returns the new messages; None for all queues."""
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
         """Called with the messages that became visible because of a flush."""
+        self.on_received: Callable[[RecordGroup], None] = lambda _group: None
+        """Called with records that were received from a master or a raft leader and have become visible."""
 
     @property
     def waits(self) -> bool:
@@ -115,6 +117,7 @@ class Dispatcher:
                 count += len(group.sizes)
             elif type(group) is RecordGroup:
                 self._dispatch_received(group, arrivals)
+                self.on_received(group)
                 count += len(group.properties)
             else:
                 self._dispatch_messages(group, arrivals)

@@ -1,0 +1,80 @@
+"""The keys of one topic's newest messages, for the deduplication of its sends."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from cometmq.protocol.properties.values import NAME_END, VALUE_END
+
+# Longer keys are replaced by a digest, which is as long as no other key: so the memory of a key is bounded.
+_MAX_KEY_BYTES = 63
+_DIGEST_BYTES = 64
+
+Stored = OrderedDict[bytes, tuple[int, int]]
+"""For each key, the log position and the store time (ms) of its message, in the order of the log."""
+
+
+@dataclass(eq=False, slots=True)
+class KeyTable:
+    """The keys that a topic's messages of the last `window_ms` milliseconds have in the property `name`.
+
+    Attributes:
+        older: The keys of messages that were stored before those in `keys`, as a scan of the log has found.
+        duplicates: The number of messages that were not stored, because their keys were found.
+        forgotten: The number of keys that were removed within their window, because the table was full.
+    """
+
+    topic: str
+    name: bytes
+    window_ms: int
+    keys: Stored = field(default_factory=OrderedDict)
+    older: Stored = field(default_factory=OrderedDict)
+    duplicates: int = 0
+    forgotten: int = 0
+
+    def __len__(self) -> int:
+        return len(self.keys) + len(self.older)
+
+    def key_of(self, properties: bytes) -> bytes:
+        """Return the key of a message, or b"" if it has none.
+
+        The first value of the property counts: RocketMQ 4.9 appends the properties of a batch, among them the
+        batch's own unique key, to those of its messages.
+        """
+        marker = self.name + NAME_END
+        at = properties.find(marker)
+        while at > 0 and properties[at - 1] != VALUE_END[0]:
+            at = properties.find(marker, at + 1)
+        if at < 0:
+            return b""
+        end = properties.find(VALUE_END, at)
+        key = properties[at + len(marker) : end if end >= 0 else None]
+        return key if len(key) <= _MAX_KEY_BYTES else blake2b(key, digest_size=_DIGEST_BYTES).digest()
+
+    def find(self, key: bytes, now_ms: int) -> int | None:
+        """Return the log position of the message with a key, or None if there is none within the window.
+
+        A message whose store time is after `now_ms`, because the clock was set back, is within the window.
+        """
+        known = self.keys.get(key) or self.older.get(key)
+        return known[0] if known is not None and now_ms - known[1] <= self.window_ms else None
+
+    def put(self, key: bytes, position: int, store_ms: int, now_ms: int, most: int) -> None:
+        """Add the key of a message behind all others. If that are more than `most`, forget the oldest."""
+        self.older.pop(key, None)
+        self.keys.pop(key, None)
+        self.keys[key] = position, store_ms
+        for _ in range(2):  # More than one, so that the table shrinks when the window or the rate does
+            oldest = next(iter((self.older or self.keys).values()), None)
+            if oldest is None or now_ms - oldest[1] <= self.window_ms:
+                break
+            (self.older or self.keys).popitem(last=False)
+        self.limit(most, now_ms)
+
+    def limit(self, most: int, now_ms: int) -> None:
+        """Forget the oldest keys until there are at most `most`."""
+        while len(self) > most:
+            _, (_, store_ms) = (self.older or self.keys).popitem(last=False)
+            self.forgotten += now_ms - store_ms <= self.window_ms
