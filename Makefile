@@ -8,7 +8,7 @@ PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 # Many images set it. Each server that a test starts would compile all its modules again: 0.4 s of CPU each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench docs clean
+.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench docs dist sbom clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -28,7 +28,7 @@ install: .venv/.installed  ## make .venv and install the project with everything
 	@touch $@
 
 java:  # checked before anything is installed or sent, not when Spark starts at last
-	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || \
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || \
 		{ echo "Java 17 or newer is needed for Spark: install it, or set JAVA_HOME" >&2; exit 1; }
 
 run: java install  ## start a cluster, send TPC-H orders, archive them with Spark, check, report
@@ -60,10 +60,10 @@ test-rest: .venv/.compiled  ## the tests of test-all that test leaves out
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \
-	$$(grep -rlE "long_form|LONG\b|COMETMQ_(CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
+	$$(grep -rlE "long_form|LONG\b|COMETMQ_(SIM|CRASH|KILL|ARCHIVE|FAILOVER)_" tests --include="test_*.py")
 
 test-long: .venv/.compiled  ## the long forms of the tests that have one, more than half an hour
-	COMETMQ_LONG=1 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
+	COMETMQ_LONG=1 COMETMQ_SIM_SEEDS=20000 COMETMQ_CRASH_IMAGES=20000 COMETMQ_KILL_CYCLES=60 COMETMQ_ARCHIVE_KILLS=6 COMETMQ_FAILOVER_RUNS=20 \
 	$(PYTEST) -n 3 --hostile-frames 2000000 $(LONG_FORMS) $(TEST_ARGS)
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
@@ -72,6 +72,11 @@ bench: install  ## the side-by-side measurements (see docs/performance.md)
 docs: install  ## build the reference site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html; its search needs a server: $(BIN)/mkdocs serve"
+
+dist: install  ## build sdist, wheel and bill of materials into dist/
+	$(BIN)/python make_dist.py
+
+sbom: dist  ## the same: dist/*.cdx.json lists what an installation brings
 
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

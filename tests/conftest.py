@@ -67,7 +67,7 @@ def _uses_browser(item: pytest.Item) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--hostile-frames", type=int, default=140_000, help="frames of tests/faults/test_hostile_requests.py"
+        "--hostile-frames", type=int, default=100_000, help="frames of tests/faults/test_hostile_requests.py"
     )
 
 

@@ -170,6 +170,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyiceberg": ("pipeline/table/iceberg.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
+    "docker": ("testing/containers.py",),
+    "testcontainers": ("testing/containers.py",),
     "matplotlib": ("pipeline/base/report.py",),
     "argon2": ("console/auth/accounts.py",),
     "fastapi": ("console/app.py",),

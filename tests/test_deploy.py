@@ -18,6 +18,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from cometmq.broker.base.address import ports_of
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.protocol.java_properties import parse_properties
@@ -67,12 +68,24 @@ def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_image_is_not_root_and_checks_its_health() -> None:
-    assert re.search(r"^USER (?!0)\d+$", CONTAINER, re.MULTILINE)
+    assert re.search(r"^USER (?!0)\d+:(?!0)\d+$", CONTAINER, re.MULTILINE)
     check = re.search(r"HEALTHCHECK.*\n.*http://127.0.0.1:(\d+)(/\w+)", CONTAINER)
     assert check is not None
     assert check.groups() == ("5557", "/healthz")
     (command,) = re.findall(r"^CMD \[(.*)\]$", CONTAINER, re.MULTILINE)
     assert command.split(",")[0].strip('"') in COMMANDS
+
+
+def test_the_image_has_the_ports_of_both_servers() -> None:
+    broker = BrokerConfig.from_properties(parse_properties((CONF / "container" / "broker.conf").read_text()))
+    namesrv = NamesrvConfig.from_properties(
+        parse_properties((CONF / "container" / "namesrv.conf").read_text())
+    )
+    ports = {*(port for _, _, port in ports_of(broker)), broker.grpc_port, broker.listen_port - 2}
+    ports |= {namesrv.listen_port, *(port for _, _, port in namesrv.metrics_ports(""))}
+    assert {
+        int(port) for line in re.findall("^EXPOSE (.*)$", CONTAINER, re.MULTILINE) for port in line.split()
+    } == ports
 
 
 @pytest.mark.parametrize("name", ["broker.conf", "namesrv.conf"])

@@ -55,6 +55,7 @@ cli/test_client_commands.py: cli/options
 cli/test_context.py: contexts
 cli/test_lazy.py: cli/app command_options
 cli/test_running.py: cli/conf
+cli/test_watching.py: admin/commands/watching
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/doctor cli/listening cli/operate cli/outcome cli/standalone
 cli/test_serving.py: remoting/loop

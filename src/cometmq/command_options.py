@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from cometmq.settings import NAMESRV_ENV
+from cometmq.text import in_color
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_NUMBER = 9e9  # 285 years in seconds, about the longest time for which a thread can wait
@@ -125,3 +127,46 @@ namesrv = partial(
     callback=_or_of_context,
     help="Name servers, separated by ';'.",
 )
+
+_WATCH = "cometmq.watch"
+watch_option = click.option(
+    "--watch",
+    is_flag=False,
+    flag_value=2.0,
+    type=FiniteRange(min=0.1),
+    metavar="[SECONDS]",
+    expose_value=False,
+    callback=lambda ctx, _param, given: ctx.meta.update({_WATCH: given}),
+    help="Repeat every SECONDS, else every 2 s, until Ctrl-C.",
+)
+"""Adds `--watch` to a command that lists something (see admin/commands/watching.py)."""
+
+
+def watch_interval_s() -> float | None:
+    """Return the value of `--watch`, None without it."""
+    ctx = click.get_current_context(silent=True)
+    return ctx.meta.get(_WATCH) if ctx is not None else None
+
+
+def say(text: str, *, err: bool = False, **style: Any) -> None:
+    """Print a line to standard output or standard error, with click's `style` where colours are shown."""
+    line = click.style(text, **style) if style else text
+    click.echo(line, err=err, color=in_color(sys.stderr if err else sys.stdout))
+
+
+def color_option(command: F) -> F:
+    """Add `--color` to a group of commands. It sets the variables that everything else reads."""
+
+    def choose(_ctx: click.Context, _param: click.Parameter, given: str) -> None:
+        for name, when in (("NO_COLOR", "never"), ("FORCE_COLOR", "always")):
+            if given != "auto":
+                os.environ[name] = "1" if given == when else ""  # until the end: errors are shown last
+
+    return click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        expose_value=False,
+        callback=choose,
+        help="Colours: auto is on a terminal, unless NO_COLOR or FORCE_COLOR is set.",
+    )(command)

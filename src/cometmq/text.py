@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from typing import TextIO
 
 LIMIT = 256  # Maximum length of an untrusted text in characters; no legal topic or group name is longer
 _IDEOGRAPHIC_SPACE = "\u3000"  # This space is common in Chinese text, but `str.isprintable` is False for it
@@ -26,6 +28,14 @@ def printable(text: str, limit: int | None = LIMIT) -> str:
         else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
+
+
+def in_color(stream: TextIO) -> bool:
+    """Return whether to write colours to a stream: to a terminal, or if FORCE_COLOR is set.
+
+    NO_COLOR prevents both. An empty variable counts as not set.
+    """
+    return not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or stream.isatty())
 
 
 def is_utf8(text: str) -> bool:

@@ -130,7 +130,6 @@ def test_an_action_is_noted_before_it_is_done(own: RunningConsole, admin: Forged
 
 
 @pytest.mark.slow("the framework waits ten seconds for the browser to return")
-@pytest.mark.representative
 def test_a_page_that_is_left_with_an_open_dialog_ends_quietly(own: RunningConsole, admin: Forged) -> None:
     """The fixture checks at the console's stop that the end of the page was not logged as an error."""
     with admin.open(f"/topics/{TOPIC}") as page:

@@ -309,7 +309,6 @@ def _pointed_at(path: str, place: int, count: int) -> set[tuple[str, int, int]]:
     return {(topic, int(queue), offset) for offset in range(first, last + 1)}
 
 
-@pytest.mark.representative("zeroed")
 @pytest.mark.slow("rebuilds a store for each damaged sector")
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", ["flipped", "zeroed"])

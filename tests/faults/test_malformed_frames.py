@@ -194,7 +194,6 @@ async def fill_memory(server: ServerProcess, requests: dict[int, Request]) -> No
     raw.writer.close()
 
 
-@pytest.mark.representative("broker")
 @pytest.mark.slow("thousands of bad frames")
 async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_were(
     server: ServerProcess, requests: dict[int, Request], good: bytes

@@ -1,7 +1,7 @@
 """Power failures at every moment of several workloads.
 
 All guaranteed data is there, no other data is, and a second recovery changes nothing. The fault model is that
-of `tests.kit.recording_disk`. `COMETMQ_CRASH_IMAGES=100000` tries that many images (3,000 by default),
+of `tests.kit.recording_disk`. `COMETMQ_CRASH_IMAGES=100000` tries that many images (2,000 by default),
 `COMETMQ_CRASH_SEED=n` tries different ones, and `COMETMQ_CRASH_REPLAY=workload/seed/image` (as printed by a
 failure) tries a single image.
 """
@@ -37,7 +37,7 @@ from cometmq.store.recovery.recovery import Recovery
 from cometmq.store.recovery.recovery_scan import RecoveryScan
 from cometmq.store.tables.min_offsets import MinOffsets
 
-IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000"))
+IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "2000"))
 FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 REPLAY = os.environ.get("COMETMQ_CRASH_REPLAY", "")
 PER_RUN = 250  # images of one run of a workload, before the next seed

@@ -218,7 +218,6 @@ async def try_image(before: World, at: int, image: Image, _chance: random.Random
 
 
 @pytest.mark.slow("a start from each image of the disk")
-@pytest.mark.representative
 @pytest.mark.timeout(0)
 async def test_each_comes_once_whatever_arrived() -> None:
     await try_images(IMAGES, PER_RUN, work, try_image)

@@ -213,7 +213,6 @@ async def under_load(
 
 
 @pytest.mark.slow("kills brokers")
-@pytest.mark.representative
 async def test_a_broker_that_dies_again_and_again_under_load(cluster: Cluster) -> None:
     numbers, dice = itertools.count(), random.Random(CYCLES)
     sure: set[str] = set()

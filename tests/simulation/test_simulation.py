@@ -20,7 +20,7 @@ from tests.simulation.seeds import CLUSTERS, SeedFailed, each_of, many, rarely_c
 
 from cometmq.testing.history import operations
 
-SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "10000"))
+SEEDS = int(os.environ.get("COMETMQ_SIM_SEEDS", "6000"))
 FIRST = int(os.environ.get("COMETMQ_SIM_FIRST", "1"))
 ALONE = int(os.environ.get("COMETMQ_SIM_SEED", "0"))
 AT_ONCE = 250
@@ -65,7 +65,6 @@ def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
 
 
 @pytest.mark.slow("three clusters in three processes")
-@pytest.mark.representative
 def test_a_seed_is_one_run_in_any_process() -> None:
     faults = frozenset({"kill", "cut", "loss"})
     plans = [

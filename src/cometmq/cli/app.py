@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cometmq import __version__
+from cometmq.command_options import color_option
 from cometmq.text import did_you_mean
 
 MAX_LIST_LINE_CHARS = 500  # maximum characters of a line in the list of commands; click's default is 45
@@ -76,6 +78,13 @@ class LazyGroup(CometGroup):
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            pair for pairs in self.lines(ctx).values() for pair in pairs if pair[0].startswith(incomplete)
+        ]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name, help=line) for name, line in found] + options
+
     def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:  # noqa: ARG002
         return {
             heading: [(name, line) for name, (_, line) in commands.items()]
@@ -108,6 +117,10 @@ SECTIONS = {
         "admin": ("cometmq.admin.commands:mqadmin", "Manage topics, groups and brokers (same as mqadmin)."),
         "console": ("cometmq.cli.standalone:console", "Run the web console."),
         "context": ("cometmq.cli.context:context", "Name clusters, and choose the one that commands use."),
+        "completion": (
+            "cometmq.cli.completion:completion",
+            "Print the completion script of bash, zsh or fish.",
+        ),
         "doctor": ("cometmq.cli.doctor:doctor", "Explain why a cluster does not work."),
         "dlq": ("cometmq.cli.operate:dlq", "List, show and resend dead letters."),
         "timers": ("cometmq.cli.operate:timers", "List delayed and scheduled messages, and cancel them."),
@@ -147,13 +160,14 @@ Environment variables:
   COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN
                            Account that signs the requests.
   COMETMQ_TLS              TLS of clients: RocketMQ's settings file, or true.
-  COMETMQ_MCP_TOKEN        Bearer token of clients of `cometmq mcp --http`.
   COMETMQ_ADDRESS_MAP      Other addresses for brokers: 'FROM=TO;FROM=TO'.
   COMETMQ_MCP_TOKEN        Token of the clients of cometmq mcp --http.
   COMETMQ_LOG_LEVEL        Minimum level of log lines, for example DEBUG.
   COMETMQ_LOG_FORMAT       json: a JSON object for each log line.
   COMETMQ_RUN_DIR          Directory of the running servers' process ids.
   COMETMQ_TRACEBACK        1: print the traceback of an error.
+  NO_COLOR, FORCE_COLOR    Not empty: output without colours, or with colours
+                           also in a pipe or a file.
   ROCKETMQ_HOME            RocketMQ's directory, with conf/ and tools.yml.
   SPARK_REMOTE, SPARK_MASTER
                            Spark of jobs without --master.
@@ -177,5 +191,6 @@ def pipeline() -> None:
 
 @click.command(cls=LazyGroup, sections=SECTIONS, epilog=EPILOG, context_settings=NAMES)
 @click.version_option(__version__, "-V", "--version", prog_name="cometmq")
+@color_option
 def cometmq() -> None:
     """Run and use a message queue compatible with RocketMQ, with its data pipeline on Spark."""

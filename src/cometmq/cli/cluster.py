@@ -28,7 +28,7 @@ from cometmq import logs
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import HELP, PORT, json_line
 from cometmq.cli.running import running
-from cometmq.command_options import opt, stacked
+from cometmq.command_options import opt, stacked, watch_interval_s, watch_option
 from cometmq.errors import CometError
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.codes import MASTER_ID
@@ -341,11 +341,18 @@ def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
 
 @cluster.command()
 @_of_mode
+@watch_option
 @opt("--json as_json", is_flag=True, help="Print each server as a line of JSON.")
 def status(mode: str, data: Path, as_json: bool) -> None:
     """Show each server with its process, its role, the end of its log, and the lag of slaves in bytes."""
-    found = _open(mode, data)
-    _print(found.state.members, asyncio.run(_brokers(found)), as_json)
+    from cometmq.admin.commands.shell import show_error
+    from cometmq.admin.commands.watching import repeated
+
+    async def show() -> None:
+        found = _open(mode, data)
+        _print(found.state.members, await _brokers(found), as_json)
+
+    asyncio.run(repeated(show, watch_interval_s(), show_error, as_json=as_json))
 
 
 @cluster.command()

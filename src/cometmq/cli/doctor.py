@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cometmq.cli.options import HELP, json_line, namesrv_option
-from cometmq.command_options import opt
+from cometmq.command_options import opt, say
 from cometmq.text import printable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
             click.echo(json_line(each))
             continue
         mark = click.style("wrong", fg="red") if each.serious else click.style("odd", fg="yellow")
-        click.echo(f"{mark}  {printable(each.where)}: {printable(each.problem, None)}")
+        say(f"{mark}  {printable(each.where)}: {printable(each.problem, None)}")
         click.echo(f"       {each.cure}")
     if not findings and not as_json:
         click.echo("No problems found from this machine.")

@@ -24,7 +24,7 @@ from cometmq.admin.values import (
 )
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import COUNT, HELP, check_utf8, json_line, moment, namesrv_option, with_admin
-from cometmq.command_options import FiniteRange, nonempty_name, opt, stacked
+from cometmq.command_options import FiniteRange, nonempty_name, opt, stacked, watch_option
 from cometmq.message import WaitingMessage
 from cometmq.protocol.bodies.admin import RaftStatus
 from cometmq.text import counted, local_time, printable
@@ -54,6 +54,7 @@ def raft() -> None:
 @raft.command()
 @namesrv_option
 @broker_option
+@watch_option
 @opt("--json as_json", is_flag=True, help="Print each member's report as a line of JSON.")
 @with_admin
 async def status(admin: Admin, broker: str | None, as_json: bool) -> None:
@@ -113,6 +114,7 @@ _listing = stacked(
 
 
 @timers.command("list")
+@watch_option
 @opt(
     "-c --count", type=click.IntRange(min=1), default=100, metavar="N", help="At most N messages per broker."
 )
@@ -221,6 +223,7 @@ def dlq() -> None:
 @namesrv_option
 @selecting_options
 @LIMIT
+@watch_option
 @shell.result_options
 @with_admin
 async def list_letters(admin: Admin, group: str | None, limit: int | None, **wanted: Any) -> None:

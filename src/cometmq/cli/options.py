@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cometmq.command_options import F, FiniteRange, namesrv, opt, set_environment, stacked
-from cometmq.text import is_utf8, printable, printable_json
+from cometmq.command_options import F, FiniteRange, namesrv, opt, set_environment, stacked, watch_interval_s
+from cometmq.text import in_color, is_utf8, printable, printable_json
 
 if TYPE_CHECKING:
     pass
@@ -68,10 +69,14 @@ def with_admin(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(work)
     def command(namesrv: str, **options: Any) -> None:
         from cometmq.admin import Admin
+        from cometmq.admin.commands.shell import show_error, wants_json
+        from cometmq.admin.commands.watching import repeated
 
         async def run() -> None:
             async with Admin(namesrv) as admin:
-                await work(admin, **options)
+                turn = functools.partial(work, admin, **options)
+                as_json = options.get("as_json") or wants_json()
+                await repeated(turn, watch_interval_s(), show_error, as_json=as_json)
 
         asyncio.run(run())
 
@@ -171,9 +176,9 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
             speed = task.finished_speed or task.speed
             return Text(f"{speed:,.0f}/s" if speed else "", style="dim")
 
-    console = Console(stderr=True)
+    shown = sys.stderr.isatty()  # also with FORCE_COLOR: a bar is no colour
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), Rate(), Elapsed())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
@@ -213,8 +218,9 @@ def print_table(
     for row in rows:
         values = [getattr(row, get) if isinstance(get, str) else get(row) for get in columns.values()]
         table.add_row(*map(_cell, values))
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
+    colored = in_color(sys.stdout)
+    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, force_terminal=colored)
+    if not sys.stdout.isatty():
         console.width = 200  # a file has no terminal width, so a default is needed
     console.print(table)
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import click
 
+from cometmq.command_options import say
 from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
@@ -47,6 +48,8 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Characters that the terminal cannot show, and undecodable bytes of arguments, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if f"_{prog.upper()}_COMPLETE" in os.environ:  # a shell asks for completions
+        import cometmq.cli.completion  # noqa: F401 - registers itself
     try:
         if sys.stdout is None:
             raise click.ClickException("standard output is closed")
@@ -96,7 +99,7 @@ def show_error(prog: str, error: Exception) -> None:
     if json_wanted():
         show_json_error(error, text)
     else:
-        click.echo(f"{prog}: {text}", err=True)
+        say(f"{prog}: {text}", err=True, fg="red")
 
 
 def show_usage_error(error: click.UsageError) -> None:
@@ -108,7 +111,7 @@ def show_usage_error(error: click.UsageError) -> None:
     if error.ctx is not None:
         click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"Try '{error.ctx.command_path} --help' for help.\n", err=True)
-    click.echo(f"Error: {text}", err=True)
+    say(f"Error: {text}", err=True, fg="red")
 
 
 def show_json_error(error: Exception, text: str) -> None:

@@ -172,7 +172,7 @@ def test_the_environment_names_the_name_server(mq: Shell, monkeypatch: pytest.Mo
         (("help", "nonsense"), "The sub command nonsense not exist."),
         (("topicRoute",), "Missing option '-t'"),
         (("topicRoute", "-t", "x", "-z"), "No such option"),
-        (("topicRoute", "--topc", "x"), "Did you mean '--topic'?"),
+        (("topicRoute", "--topicc", "x"), "Did you mean '--topic'?"),
         (("getBrokerConfig",), "Missing option: -b/--brokerAddr or -c/--clusterName."),
         (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "tomorrow"), "'tomorrow' is not a time"),
         (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "now", "-q", "1"), "needs -b"),
@@ -305,15 +305,18 @@ def test_completion_knows_commands_in_any_case_and_their_options(shell: str, wor
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_by_what_the_page_says(tmp_path: Path) -> None:
     """A real shell loads the completion function and calls it."""
-    program = tmp_path / "mqadmin"
-    program.write_text(f"#!{sys.executable}\nfrom cometmq.cli import mqadmin\nmqadmin()\n")
-    program.chmod(0o755)
+    for name, entry in (("mqadmin", "mqadmin"), ("cometmq", "main")):
+        program = tmp_path / name
+        program.write_text(f"#!{sys.executable}\nfrom cometmq.cli import {entry}\n{entry}()\n")
+        program.chmod(0o755)
     page = (Path(__file__).parents[3] / "docs" / "admin.md").read_text()
-    (line,) = [each for each in page.splitlines() if each.startswith('eval "$(_MQADMIN_COMPLETE=bash')]
+    (line,) = [
+        each for each in page.splitlines() if each.startswith('eval "$(cometmq completion bash mqadmin')
+    ]
     script = f"""{line}
         words=$(complete -p mqadmin) || exit 1
         function=${{words##*-F }}
-        COMP_WORDS=(mqadmin topicRoute --top) COMP_CWORD=2
+        COMP_LINE="mqadmin topicRoute --top" COMP_POINT=24
         ${{function% mqadmin}} mqadmin
         echo "${{COMPREPLY[@]}}"
     """

@@ -233,6 +233,15 @@ class TestAKill:
         assert heads == {1: (4, [1, 3]), 2: (4, [3])}
         assert [offsets.query("G", "Orders", queue_id) for queue_id in range(5)] == [0, 1, 3, 9, 2]
 
+    @pytest.mark.parametrize("queues", [None, [], "x", {"0": None}, {"0": {"pops": [[1, 0, 1, True, 7]]}}])
+    def test_a_file_of_another_shape_is_ignored(self, queues, caplog):
+        leases = Leases(ConsumerOffsets(), 5)
+        for table in (queues, {"Orders@G": queues}):
+            restore_leases({"leaseTable": table}, leases, ConsumerOffsets(), lambda *_: 9, 0, 0)
+            lease_files.restore_ordered({"table": table}, leases, ConsumerOffsets(), 0, 0)
+        assert not list(leases)
+        assert "Orders@G in popLeases.json is ignored" in caplog.text
+
     async def test_an_offset_on_the_disk_has_no_leases_from_before_it_was_set(self, tmp_path):
         root, copy = tmp_path / "store", tmp_path / "copy"
         async with running(root) as (broker, peer):

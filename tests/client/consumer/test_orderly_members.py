@@ -14,7 +14,6 @@ LIVE_S = 6.0
 
 
 @pytest.mark.slow("member processes come and go for some seconds")
-@pytest.mark.representative
 async def test_no_message_overlaps_or_overtakes_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,12 @@ import click
 from cometmq import __version__
 from cometmq.admin.commands import access, brokers, consumers, lite, measuring, messages, topics
 from cometmq.admin.commands.shell import SETTINGS, MqAdmin
+from cometmq.command_options import color_option
 
 
 @click.group(cls=MqAdmin, context_settings=SETTINGS, invoke_without_command=True)
 @click.version_option(__version__, "-V", "--version", prog_name="mqadmin")
+@color_option
 @click.pass_context
 def mqadmin(ctx: click.Context) -> None:
     """Manage topics, groups, messages and brokers with RocketMQ's commands."""

@@ -6,7 +6,7 @@ from cometmq.admin import operations
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import shell
 from cometmq.admin.servers import AclVersion
-from cometmq.command_options import name_option, opt, switch
+from cometmq.command_options import name_option, opt, switch, watch_option
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 
@@ -108,7 +108,7 @@ async def update_global_white_addr(admin: Admin, at: shell.Target, patterns: str
     shell.tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, [])
 
 
-@shell.admin_command("clusterAclConfigVersion")
+@shell.admin_command("clusterAclConfigVersion", watch_option)
 @shell.target_options
 async def cluster_acl_config_version(admin: Admin, at: shell.Target) -> None:
     """List the brokers' ACL files with version and time of the last change."""

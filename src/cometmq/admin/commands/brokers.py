@@ -16,19 +16,22 @@ from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import was_deleted
 from cometmq.admin.stats import counted_runtime
 from cometmq.admin.values import PermChange, SettingsChange, TopicStats
-from cometmq.command_options import flag, name_option, number, opt
+from cometmq.command_options import flag, name_option, number, opt, watch_interval_s, watch_option
 from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 
 @shell.admin_command(
     "clusterList",
+    watch_option,
     flag("-m --moreStats", help="Print more stats."),
     number("-i --interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds."),
     name_option("-c --clusterName cluster", help="Only this cluster (5.x)."),
 )
 async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, cluster: str | None) -> None:
     """List clusters and their brokers, with message rates."""
+    if interval is not None and watch_interval_s() is not None:
+        raise click.UsageError("Give -i/--interval or --watch, not both.")
     while True:
         brokers = await admin.brokers(cluster)
         if shell.wants_json():
@@ -47,7 +50,7 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
         await asyncio.sleep(interval)
 
 
-@shell.admin_command("brokerStatus")
+@shell.admin_command("brokerStatus", watch_option)
 @shell.target_options
 async def broker_status(admin: Admin, at: shell.Target) -> None:
     """Show the runtime data of brokers."""
@@ -75,7 +78,7 @@ MAYBE_TARGET = (
 )
 
 
-@shell.admin_command("getBrokerConfig", shell.target_options)
+@shell.admin_command("getBrokerConfig", watch_option, shell.target_options)
 async def get_broker_config(admin: Admin, at: shell.Target) -> None:
     """Show the settings of brokers."""
     if at.broker_addr:
@@ -165,6 +168,7 @@ async def delete_expired_commit_log(admin: Admin, broker_addr: str | None, clust
 
 @shell.admin_command(
     "statsAll",
+    watch_option,
     flag("-a --activeTopic active", help="Only topics that are in use."),
     name_option("-t --topic", help="Only this topic."),
 )
@@ -195,6 +199,7 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
 
 @shell.admin_command(
     "queryCq",
+    watch_option,
     shell.TOPIC,
     number("-q --queue queue_id", required=True, help="Queue id."),
     number("-i --index", high=2**63 - 1, required=True, help="First entry."),
@@ -272,7 +277,7 @@ async def change_write_perm(admin: Admin, broker_name: str, verb: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-@shell.admin_command("getNamesrvConfig")
+@shell.admin_command("getNamesrvConfig", watch_option)
 async def get_namesrv_config(admin: Admin) -> None:
     """Show the settings of name servers."""
     found = await admin.namesrv_configs()
@@ -297,7 +302,7 @@ container_option = opt(
 )
 
 
-@shell.admin_command("haStatus")
+@shell.admin_command("haStatus", watch_option)
 @shell.target_options
 @number("-i --interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds.")
 async def ha_status(admin: Admin, at: shell.Target, interval: int | None) -> None:

@@ -16,7 +16,7 @@ from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import OffsetWay, QueueReset
-from cometmq.command_options import FiniteRange, flag, name_option, number, opt, switch
+from cometmq.command_options import FiniteRange, flag, name_option, number, opt, switch, watch_option
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
@@ -29,6 +29,7 @@ CONSUMER_GROUP = name_option("-g --consumerGroup group", required=True, help="Co
 
 @shell.admin_command(
     "consumerProgress",
+    watch_option,
     name_option(
         "-g --groupName group", help="Show this group queue by queue; default: a summary of all groups."
     ),
@@ -66,6 +67,7 @@ async def consumer_progress(
 
 @shell.admin_command(
     "consumerStatus",
+    watch_option,
     CONSUMER_GROUP,
     name_option("-i --clientId", help="Show the running info of this member."),
     shell.BROKER,
@@ -91,7 +93,7 @@ async def consumer_status(
     shell.tell(found, formats.consumer_status(found))
 
 
-@shell.admin_command("consumerConnection", CONSUMER_GROUP, shell.BROKER)
+@shell.admin_command("consumerConnection", watch_option, CONSUMER_GROUP, shell.BROKER)
 async def consumer_connection(admin: Admin, group: str, broker_addr: str | None) -> None:
     """Show a consumer group's clients and its subscriptions."""
     found = await admin.consumer_connection(group, broker_addr)
@@ -100,6 +102,7 @@ async def consumer_connection(admin: Admin, group: str, broker_addr: str | None)
 
 @shell.admin_command(
     "producerConnection",
+    watch_option,
     name_option("-g --producerGroup group", required=True, help="Producer group."),
     shell.TOPIC,
 )
@@ -110,7 +113,9 @@ async def producer_connection(admin: Admin, group: str, topic: str) -> None:
 
 
 @shell.admin_command(
-    "producer", opt("-b --broker broker_addr", required=True, metavar="HOST:PORT", help="This broker.")
+    "producer",
+    watch_option,
+    opt("-b --broker broker_addr", required=True, metavar="HOST:PORT", help="This broker."),
 )
 async def producer(admin: Admin, broker_addr: str) -> None:
     """List the producers that are connected to a broker."""
@@ -234,7 +239,7 @@ async def set_consume_mode(
     )
 
 
-@shell.admin_command("getConsumerConfig", GROUP)
+@shell.admin_command("getConsumerConfig", watch_option, GROUP)
 async def get_consumer_config(admin: Admin, group: str) -> None:
     """Show a subscription group's settings."""
     found = await admin.group_configs(group)
@@ -246,6 +251,7 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
 
 @shell.admin_command(
     "brokerConsumeStats",
+    watch_option,
     opt("-b --brokerAddr", required=True, metavar="HOST:PORT", help="This broker."),
     number(
         "-t --timeoutMillis timeout_ms",

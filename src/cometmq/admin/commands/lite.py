@@ -10,7 +10,7 @@ import click
 
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import shell
-from cometmq.command_options import flag, name_option, number
+from cometmq.command_options import flag, name_option, number, watch_option
 from cometmq.protocol.bodies.admin import (
     LiteBrokerInfo,
     LiteClientInfo,
@@ -32,6 +32,7 @@ def _time(epoch_ms: int) -> str:
 
 @shell.admin_command(
     "getBrokerLiteInfo",
+    watch_option,
     shell.BROKER,
     shell.CLUSTER,
     flag("-d --showDetail", help="Show parent topics and their groups, too."),
@@ -63,7 +64,7 @@ def _brokers(found: Mapping[str, LiteBrokerInfo], detail: bool) -> Iterator[str]
             yield f"Group Meta: {json.dumps(info.group_meta)}"
 
 
-@shell.admin_command("getParentTopicInfo", PARENT)
+@shell.admin_command("getParentTopicInfo", watch_option, PARENT)
 async def get_parent_topic_info(admin: Admin, parent: str) -> None:
     """Show the groups of a parent topic, and the number of its lite topics (5.5)."""
     await shell.tell_known(partial(admin.parent_topic, parent), partial(_parents, parent))
@@ -79,6 +80,7 @@ def _parents(parent: str, found: Mapping[str, ParentTopicInfo]) -> Iterator[str]
 
 @shell.admin_command(
     "getLiteTopicInfo",
+    watch_option,
     PARENT,
     name_option("-l --liteTopic lite_topic", required=True, help="Lite topic."),
     flag("-s --showClientId", help="Show the subscribers, too."),
@@ -108,6 +110,7 @@ def _topics(parent: str, name: str, clients: bool, found: Mapping[str, LiteTopic
 
 @shell.admin_command(
     "getLiteClientInfo",
+    watch_option,
     PARENT,
     GROUP,
     name_option("-c --clientId", required=True, help="Client id."),
@@ -136,6 +139,7 @@ def _clients(
 
 @shell.admin_command(
     "getLiteGroupInfo",
+    watch_option,
     PARENT,
     GROUP,
     name_option("-l --liteTopic lite_topic", help="Show the progress in this lite topic."),

@@ -15,11 +15,12 @@ from click.shell_completion import CompletionItem
 from cometmq import yaml_file
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
+from cometmq.admin.commands.watching import repeated
 from cometmq.admin.errors import Incomplete
 from cometmq.admin.operations import Operation
 from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import environment_credentials
-from cometmq.command_options import F, name_option, namesrv, number, opt
+from cometmq.command_options import F, name_option, namesrv, number, opt, say, watch_interval_s
 from cometmq.errors import BodyError, CometError, ConfigError, YamlError
 from cometmq.protocol.json_body import Body
 from cometmq.protocol.lenient import loads
@@ -286,7 +287,8 @@ def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work],
         def command(namesrv: str, **options: Any) -> None:
             async def run() -> None:
                 async with Admin(namesrv, options=tools_options()) as admin:
-                    await work(admin, **options)
+                    turn = functools.partial(work, admin, **options)
+                    await repeated(turn, watch_interval_s(), show_error, as_json=wants_json())
 
             asyncio.run(run())
 
@@ -321,22 +323,26 @@ def show(lines: Iterable[str]) -> None:
     """Print lines to standard output, with control characters escaped unless `--raw` is set."""
     raw = click.get_current_context().meta.get(RAW, False)
     for line in lines:
-        # Without `color`, click would remove escape sequences from output to a pipe.
-        click.echo(line if raw else printable(line, None), color=raw)
+        if raw:
+            click.echo(
+                line, color=True
+            )  # without `color`, click removes escape sequences from a pipe's output
+        else:
+            say(printable(line, None), **({"bold": True} if line.startswith("#") else {}))  # a heading
 
 
 def show_problem(text: str) -> None:
     """Print one line to standard error, with control characters escaped."""
-    click.echo(printable(text, MAX_PROBLEM_CHARS), err=True)
+    say(printable(text, MAX_PROBLEM_CHARS), err=True, fg="red")
 
 
-def show_error(error: CometError) -> None:
+def show_error(error: CometError | click.ClickException) -> None:
     """Print an error after which the command continues: a line, or a JSON object with `--json`."""
     if wants_json():
         value = {"error": type(error).__name__, "message": str(error)}
         click.echo(printable_json(msgspec.json.encode(value)), err=True)
     else:
-        show_problem(f"mqadmin: {error}")
+        show_problem(f"{click.get_current_context().find_root().info_name}: {error}")
 
 
 def incomplete(missing: Mapping[str, CometError]) -> Incomplete | None:
@@ -351,8 +357,10 @@ def raise_if_incomplete(missing: Mapping[str, CometError]) -> None:
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON, over several lines or (`indent` None) in one line."""
+    """Print a value as JSON, over several lines or (`indent` None, or with `--watch`) in one line."""
     data = msgspec.json.encode(value)
+    if watch_interval_s() is not None:
+        indent = None
     click.echo(printable_json(data if indent is None else msgspec.json.format(data, indent=indent)))
 
 

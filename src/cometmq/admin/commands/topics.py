@@ -12,7 +12,7 @@ from cometmq.admin import operations
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import UnknownNameError
-from cometmq.command_options import flag, number, opt, switch
+from cometmq.command_options import flag, number, opt, switch, watch_option
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
@@ -96,7 +96,7 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
     shell.show([f"{counted(count, 'message')} {outcome}"])
 
 
-@shell.admin_command("topicList")
+@shell.admin_command("topicList", watch_option)
 @flag("-c --clusterModel", help="Show the cluster and the groups of each topic.")
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
@@ -107,7 +107,7 @@ async def topic_list(admin: Admin, cluster_model: bool) -> None:
         shell.tell(topics, topics)
 
 
-@shell.admin_command("topicRoute")
+@shell.admin_command("topicRoute", watch_option)
 @shell.TOPIC
 @flag("-l --list as_list", help="Print columns instead of JSON.")
 async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
@@ -119,7 +119,7 @@ async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
         shell.show_json(route)
 
 
-@shell.admin_command("topicStatus", shell.TOPIC, shell.CLUSTER)
+@shell.admin_command("topicStatus", watch_option, shell.TOPIC, shell.CLUSTER)
 async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
     """Show minimum and maximum offset of a topic's queues."""
     queues = await shell.in_cluster(admin, cluster, await admin.topic_status(topic))
@@ -145,7 +145,7 @@ async def update_topic_perm(admin: Admin, at: shell.Target, topic: str, perm: st
     shell.tell([{"brokerAddr": addr, "from": old, "to": new} for addr, old in planned], [])
 
 
-@shell.admin_command("topicClusterList", shell.TOPIC)
+@shell.admin_command("topicClusterList", watch_option, shell.TOPIC)
 async def topic_cluster_list(admin: Admin, topic: str) -> None:
     """List the clusters that have a topic."""
     await admin.route(topic)  # `route` raises NoRouteError if the topic does not exist

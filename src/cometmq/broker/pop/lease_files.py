@@ -100,12 +100,12 @@ def restore_leases(
 
 
 def _restore_each(file: str, table: Any, restore: Callable[[QueueKey, Any], None]) -> None:
-    for name, queues in (table or {}).items():
+    for name, queues in (table if isinstance(table, dict) else {}).items():
         topic, group = split_key(str(name))
-        for queue_id, entry in queues.items():
+        for queue_id, entry in (queues if isinstance(queues, dict) else {"": queues}).items():
             try:
                 restore((group, topic, int(queue_id)), entry)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
                 log.warning("the entry of %s in %s is ignored: %r", name, file, error)
 
 

@@ -1,0 +1,216 @@
+"""Shell completion: commands, options, and the names that the cluster of the command line has now.
+
+A completion is silent: an error or a slow cluster only means that no names are offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    _resolve_context,
+    _resolve_incomplete,
+    add_completion_class,
+    split_arg_string,
+)
+
+from cometmq import contexts
+from cometmq.cli.options import HELP
+
+if TYPE_CHECKING:
+    from cometmq.admin import Admin
+
+MAX_NAMES = 200
+"""The maximum number of names that are offered."""
+TIMEOUT_S = 1.0
+"""The maximum time, in seconds, for which servers are asked."""
+EXIT_S = 2.0
+"""The time, in seconds, after which the process ends even if something blocks it, such as a name lookup."""
+INERT = re.compile(r"[\w%.:][\w%.:-]*", re.ASCII)
+"""The names that are offered. No shell gives their characters a meaning, and they are not options."""
+
+
+async def _topics(admin: Admin, start: str) -> Iterable[str]:
+    from cometmq.protocol.codes import is_system_topic
+
+    # Retry and dead-letter topics, as many as there are groups, are offered after a typed `%`.
+    found = [each for each in await admin.topics() if start.startswith("%") or not each.startswith("%")]
+    return [each for each in found if not is_system_topic(each)]
+
+
+async def _groups(admin: Admin, _start: str) -> Iterable[str]:
+    return await admin.group_names(missing={})
+
+
+async def _clusters(admin: Admin, _start: str) -> Iterable[str]:
+    return (await admin.cluster_info()).cluster_addr_table
+
+
+async def _broker_names(admin: Admin, _start: str) -> Iterable[str]:
+    return (await admin.cluster_info()).broker_addr_table
+
+
+async def _broker_addrs(admin: Admin, _start: str) -> Iterable[str]:
+    brokers = (await admin.cluster_info()).broker_addr_table.values()
+    return [addr for each in brokers for addr in each.broker_addrs.values()]
+
+
+Ask = Callable[["Admin", str], Awaitable[Iterable[str]]]
+ASKS: dict[str, Ask] = {
+    **dict.fromkeys(("topic", "topics", "parent", "trace_topic", "into"), _topics),
+    **dict.fromkeys(("group", "groups", "consumer_group", "source", "target"), _groups),
+    "cluster": _clusters,
+    **dict.fromkeys(("broker_name", "broker"), _broker_names),
+    "broker_addr": _broker_addrs,
+}
+"""How to find the names for a parameter of a command, by the parameter's name."""
+VALUES = ("NAME", "TOPIC", "ADDR", "HOST:PORT", None)
+"""The metavars of parameters that are one name. Others are lists, for example, or places of data."""
+
+
+def ask_for(command: click.Command, param: click.Parameter) -> Ask | None:
+    """Return how to find the names that a parameter of a command can have, or None."""
+    if param.metavar not in VALUES or all(each.name != "namesrv" for each in command.params):
+        return None
+    if param.name == "broker" and param.metavar != "NAME":
+        return _broker_addrs
+    return ASKS.get(param.name or "")
+
+
+def is_context(ctx: click.Context, param: click.Parameter) -> bool:
+    """Return whether the value of a parameter is the name of a context."""
+    command = (ctx.parent.info_name if ctx.parent is not None else "", ctx.info_name)
+    return param.name == "name" and command in {("context", "use"), ("context", "remove")}
+
+
+def names(ctx: click.Context, ask: Ask, args: list[str], start: str) -> Iterable[str]:
+    """Return the names of the cluster that the command line `args` would use."""
+    from cometmq.admin import Admin
+    from cometmq.admin.commands.shell import tools_options
+    from cometmq.client import ClientOptions
+
+    # The context of `args` was closed, and with it the account in the environment was forgotten.
+    given, _, _ = ctx.command.make_parser(ctx).parse_args(list(args))
+    namesrv, as_mqadmin = "", False
+    for param in ctx.command.params:
+        if param.name == "namesrv" and param.callback is not None:
+            as_mqadmin = "--namesrvAddr" in param.opts
+            value = given.get("namesrv", ctx.params["namesrv"])
+            ctx.resilient_parsing = False  # else the callback would not look for a context
+            namesrv = param.callback(ctx, param, value)
+        elif param.name in given and not param.expose_value and param.callback is not None:
+            param.callback(ctx, param, given[param.name])
+
+    async def run() -> Iterable[str]:
+        options = tools_options() if as_mqadmin else ClientOptions()
+        async with asyncio.timeout(TIMEOUT_S), Admin(namesrv, TIMEOUT_S, options) as admin:
+            return await ask(admin, start)
+
+    if hasattr(signal, "setitimer"):
+        # The interpreter waits for threads at its end, for example for one that looks up a name server.
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.setitimer(signal.ITIMER_REAL, EXIT_S)
+    return asyncio.run(run())
+
+
+class _Live(ShellComplete):
+    """A completion that also asks the cluster for names."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
+        param, start = _resolve_incomplete(ctx, args, incomplete)
+        if not isinstance(param, click.Parameter):
+            return param.shell_complete(ctx, start)
+        found: Iterable[str] = ()
+        if is_context(ctx, param):
+            found = contexts.load().contexts
+        elif (ask := ask_for(ctx.command, param)) is not None:
+            found = names(ctx, ask, args, start)
+        else:
+            return param.shell_complete(ctx, start)
+        word = incomplete[: len(incomplete) - len(start)]  # `--topic=` of `--topic=or`
+        fit = [each for each in set(found) if each.startswith(start) and INERT.fullmatch(each)]
+        return [CompletionItem(word + each) for each in sorted(fit)[:MAX_NAMES]]
+
+    def complete(self) -> str:
+        logging.disable()
+        try:
+            return super().complete()
+        except Exception:
+            return ""
+
+
+@add_completion_class
+class _Bash(_Live, BashComplete):
+    # Click's function splits `host:port` and `--topic=name` into words, as bash does. It also expands
+    # patterns in the names.
+    source_template = """\
+%(complete_func)s() {
+    local type value
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        case $type in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(env COMP_WORDS="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \
+%(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)[1:]
+        incomplete = words.pop() if words and not line[-1:].isspace() else ""
+        # Bash replaces only the text after the last of its word breaks.
+        breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
+        self._kept = max((incomplete.rfind(each) + 1 for each in breaks), default=0)
+        return words, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{item.value[self._kept :] if item.type == 'plain' else item.value}"
+
+
+@add_completion_class
+class _Zsh(_Live, ZshComplete):
+    pass
+
+
+@add_completion_class
+class _Fish(_Live, FishComplete):
+    pass
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+
+
+@click.command(context_settings=HELP)
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+@click.argument("program", type=click.Choice(["cometmq", "mqadmin"]), default="cometmq")
+def completion(shell: str, program: str) -> None:
+    """Print the script by which SHELL completes the arguments of PROGRAM.
+
+    \b
+    bash  ~/.bashrc:  eval "$(cometmq completion bash)"
+    zsh   ~/.zshrc, after compinit:  eval "$(cometmq completion zsh)"
+    fish  cometmq completion fish > ~/.config/fish/completions/cometmq.fish
+
+    Topics, groups, brokers and clusters are those of the cluster that the command line would use.
+    """
+    writer = SHELLS[shell](click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")
+    # Without click's check of the version of bash on this machine, which may not be that of the user.
+    click.echo(writer.source_template % writer.source_vars())
