@@ -93,7 +93,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "client": ("cluster", "producer", "group", "simple", "consumer", "pull", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
     "console": ("base", "auth", "widgets", "messages", "pages"),
-    "grpc": ("http2", "rpc", "listener", "service"),
+    "grpc": ("http2", "http1", "rpc", "listener", "service", "gateway"),
 }
 
 # Rooms that others import only through the package itself, and the exceptions: room -> sub-room it may
@@ -106,7 +106,7 @@ FRONT_DOORS: dict[str, dict[str, str]] = {
 NOT_YET_APART = ()
 
 # These modules make decisions as functions of (now, event), so they must not access the outside world.
-SANS_IO_PACKAGES = ("protocol", "raft", "grpc/http2", "grpc/rpc")
+SANS_IO_PACKAGES = ("protocol", "raft", "grpc/http2", "grpc/http1", "grpc/rpc")
 SANS_IO_MODULES = (
     "message.py",
     "errors.py",
@@ -161,6 +161,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "cryptography": ("grpc/listener/self_signed.py",),
     "deltalake": ("pipeline/table/delta.py",),
     "fastavro": ("pipeline/table/body_avro.py",),
+    "h11": ("grpc/http1/connection.py",),
     "google": ("pipeline/table/body_protobuf.py", "grpc/rpc/messages.py"),
     "kombu": ("integrations/kombu.py",),
     "taskiq": ("integrations/taskiq.py",),

@@ -89,7 +89,9 @@ grpc/service/test_consumers.py: grpc/service/delivered grpc/service/outcomes grp
 grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
 grpc/service/test_traces.py: broker/send/trace_topic
 grpc/test_connection.py: grpc/http2/errors grpc/http2/frames grpc/http2/sending
+grpc/test_gateway.py: grpc/gateway/exchange grpc/gateway/received grpc/gateway/requests
 grpc/test_hpack.py: grpc/http2/huffman
+grpc/test_http1.py: grpc/http1/connection
 grpc/test_messages.py: grpc/rpc/enums grpc/rpc/status
 grpc/test_server.py: grpc/listener/dispatch
 grpc/test_strangers.py: grpc/listener/connection

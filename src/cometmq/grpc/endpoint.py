@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ConfigError
+from cometmq.grpc.gateway.gateway import Gateway
 from cometmq.grpc.listener.self_signed import self_signed
 from cometmq.grpc.listener.server import GrpcServer
+from cometmq.grpc.rpc.calls import Method
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus
@@ -90,6 +93,7 @@ class GrpcEndpoint:
             tick=parts.tick,
             tls=parts.security.tls,
             make_tls=None if config.tls_config_file or config.tls_server_mode else self_signed,
+            gateway=partial(_http_gateway, clients) if config.http_gateway_enable else None,
             reads_proxy_header=config.grpc_proxy_protocol_enable,
         )
         try:
@@ -116,6 +120,11 @@ class GrpcEndpoint:
             await self._server.stop(drain_s)
             await self.renewals.stop()
             await self.traces.stop()
+
+
+def _http_gateway(clients: Clients, methods: Mapping[bytes, Method]) -> Method:
+    """Return the method that handles the requests of HTTP clients."""
+    return Gateway(clients, methods).method()
 
 
 def _collect(

@@ -66,7 +66,7 @@ class TlsFile:
             raise self._wrong("tls.server.certPath", "the file of a certificate: none is generated")
         self._own_certificate(context, "server")
         # Clients of the gRPC endpoint require ALPN. Clients of other ports do not offer it.
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols(["h2", "http/1.1"])
         auth = self.text("tls.server.need.client.auth").lower() or "none"
         if auth not in _CLIENT_AUTH:
             raise self._wrong("tls.server.need.client.auth", "none, optional or require")

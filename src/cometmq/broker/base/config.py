@@ -87,6 +87,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     grpc_proxy_protocol_enable: Annotated[bool, FIXED] = False  # CometMQ only: PROXY headers on `grpcPort`
     grpc_cluster_route_enable: Annotated[bool, START] = False  # CometMQ only: other masters in gRPC routes
     grpc_trace_enable: Annotated[bool, START] = False  # CometMQ only: message traces for 5.x clients
+    http_gateway_enable: Annotated[bool, FIXED] = True  # CometMQ only: HTTP beside gRPC on `grpcPort`
     vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ only: whether to open port `listenPort` - 2
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(default_factory=lambda: environment_namesrv()[1])
     fetch_namesrv_addr_by_address_server: Annotated[bool, FIXED] = False

@@ -144,6 +144,10 @@ class Http2Connection:
         *("_only", "_peer_leaves", "_preamble", "_reader", "_replies", "_sender", "_streams", "_templates"),
         "_window",
     )
+    # An HTTP/1.1 connection has other values (http1/connection.py).
+    carries_grpc = True
+    is_occupied = False
+    has_more = False
 
     def __init__(self, limits: Http2Limits, now: float) -> None:
         self._limits = limits

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from cometmq import logs
 from cometmq.grpc.http2.connection import Http2Connection, Http2Limits
+from cometmq.grpc.http2.frames import PREFACE
 from cometmq.grpc.listener.dispatch import Dispatcher
 from cometmq.grpc.rpc.calls import NOT_GRPC, Calls, Method
 from cometmq.remoting import Limits, Tick, describe_peer
@@ -34,11 +35,14 @@ SILENCE_S = 600.0
 """A connection with open streams is closed after this time without a byte from its client. Clients send a
 heartbeat every 10 s, or at least a PING every 5 minutes."""
 
-_HTTP1 = tuple(f"{method} ".encode() for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"))
-_HTTP1_ANSWER = (
-    "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-    f"Content-Length: {len(NOT_GRPC)}\r\n\r\n{NOT_GRPC}"
-).encode()
+_HTTP1 = tuple(
+    f"{method} ".encode() for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+)
+_SNIFFED = 3
+"""How many bytes tell the preface of HTTP/2 from the requests of HTTP/1.1."""
+_NO_H11 = (
+    "HTTP/1.1 at this port needs the extra http: pip install 'cometmq[http]', then start the broker again.\n"
+)
 _TLS_HANDSHAKE = 0x16
 
 
@@ -245,6 +249,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._tick.schedule()
         data = bytes(self._tick.scratch[:nbytes])
         if self._fresh:
+            data = self._backlog + data
+            if len(data) < _SNIFFED and PREFACE.startswith(data):
+                self._backlog = data
+                return
             self._fresh = False
             if self._answer_other_protocol(data):
                 return
@@ -257,23 +265,46 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if data[0] == _TLS_HANDSHAKE:
             self.cut("it uses TLS, which tls.server.mode=disabled switches off at this port")
             return True
-        if data.startswith(_HTTP1) and self._transport is not None:
-            self._transport.write(_HTTP1_ANSWER)
-            self.close()
+        if self.calls.serves_http and data[:1].isalpha() and not data.startswith(PREFACE[:_SNIFFED]):
+            return not self._begin_http1()
+        if data.startswith(_HTTP1):
+            self._answer_http1("404 Not Found", NOT_GRPC)
             return True
         return False
 
+    def _begin_http1(self) -> bool:
+        """Let HTTP/1.1 take the place of HTTP/2. Return False, after an answer, if its parser is missing."""
+        try:
+            from cometmq.grpc.http1.connection import Http1Connection
+        except ImportError:
+            self._answer_http1("501 Not Implemented", _NO_H11)
+            return False
+        http: Any = Http1Connection(self._loop.time(), self._request_ended)
+        self._http = self.calls.http = http
+        return True
+
+    def _answer_http1(self, status: str, text: str) -> None:
+        """Respond to an HTTP/1.1 client without a parser, and close the connection."""
+        assert self._transport is not None
+        head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+        self._transport.write(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+        self.close()
+
     def _handle(self, data: bytes) -> None:
-        """Handle received bytes, or some of them and keep the others for a later loop iteration."""
-        calls = self.calls
+        """Handle received bytes, or some of them and keep the others for a later loop iteration.
+
+        The bytes of an HTTP/1.1 request are also kept until the response to the one before it is sent. As
+        long as there are none, the connection is read, so that its end is noticed.
+        """
+        calls, http = self.calls, self._http
         completed = calls.completed
         until = monotonic() + self._limits.callback_s
         now = self._loop.time()
         size = len(data)
         pos = 0
-        while pos < size and not self._is_busy():
+        while (pos < size or http.has_more) and not http.is_occupied and not self._is_busy():
             stop = min(pos + SLICE, size)
-            ended = calls.receive(self._http.receive(data[pos:stop], now), now)
+            ended = calls.receive(http.receive(data[pos:stop], now), now)
             pos = stop
             if ended is not None:
                 self._end(ended.error_code, ended.reason)
@@ -282,7 +313,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 self._resume_soon()
                 break
         self._backlog = data[pos:]
-        if self._resuming or self._is_busy():
+        if self._resuming or self._backlog or self._is_busy():
             self._pause_reading()
         if calls.buffered:
             fresh = calls.completed != completed
@@ -308,6 +339,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not self._reading and not self._is_busy():
             self._resume_soon()
 
+    def _request_ended(self) -> None:
+        """Handle the bytes that were kept until the end of an HTTP/1.1 request."""
+        if self._backlog or self._http.has_more:
+            self._resume_soon()
+
     def _resume_soon(self) -> None:
         if not self._resuming:
             self._resuming = True
@@ -319,7 +355,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._resuming = False
         if self.closed or self._closing or self._is_busy():
             return
-        if self._backlog:
+        if self._backlog or self._http.has_more:
             self._handle(self._backlog)
         transport = self._transport
         if self._backlog or self._resuming or self._reading or transport is None or transport.is_closing():

@@ -50,7 +50,7 @@ def _make() -> SelfSigned:
         .sign(key, hashes.SHA256())
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
     with NamedTemporaryFile(prefix="cometmq-") as file:  # readable by this user alone
         file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         file.write(certificate.public_bytes(Encoding.PEM))

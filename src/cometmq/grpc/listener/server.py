@@ -10,7 +10,7 @@ from cometmq import logs
 from cometmq.grpc.listener.connection import GOAWAY_S, GrpcConnection
 from cometmq.grpc.listener.dispatch import Dispatcher
 from cometmq.grpc.listener.self_signed import SelfSigned
-from cometmq.grpc.rpc.calls import Handler, Kind
+from cometmq.grpc.rpc.calls import HTTP, Handler, Kind, Method
 from cometmq.grpc.rpc.messages import service_methods
 from cometmq.grpc.rpc.status import GrpcStatus
 from cometmq.remoting import BACKLOG, ConnectionTable, Limits, Openings, ServerTls, Tick, stop_accepting
@@ -36,6 +36,8 @@ class GrpcServer:
         tick: The tick of the broker's servers.
         tls: The TLS of the connections, optional or required.
         make_tls: Creates the TLS when a client uses it for the first time, if `tls` is None (self_signed.py).
+        gateway: Returns the method for requests that are not gRPC, for the methods by path. None: they are
+            refused.
         reads_proxy_header: Whether a connection may begin with a PROXY header, which names the client's
             address. Only for servers that clients reach through proxies alone: a client that connects
             directly could name any address.
@@ -50,12 +52,15 @@ class GrpcServer:
         tick: Tick | None = None,
         tls: ServerTls | None = None,
         make_tls: Callable[[], Coroutine[Any, Any, SelfSigned]] | None = None,
+        gateway: Callable[[Mapping[bytes, Method]], Method] | None = None,
         reads_proxy_header: bool = False,
         scan_s: float = 1.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tick = tick if tick is not None else Tick(self._loop)
         self._methods = service_methods(handlers)
+        if gateway is not None:
+            self._methods[HTTP] = gateway(self._methods)
         self._dispatcher = Dispatcher()
         self._user_on_close = on_close
         self._limits = limits if limits is not None else Limits()

@@ -83,6 +83,12 @@ class MessageReader:
             self._buffer += buffer[pos:]
         return found
 
+    def take(self) -> bytes:
+        """Remove and return the bytes kept of an incomplete message."""
+        kept = bytes(self._buffer)
+        self._buffer.clear()
+        return kept
+
     def _size_at(self, buffer: bytes | bytearray, pos: int) -> int:
         flag, size = _prefix_at(buffer, pos)
         if flag == 1:
@@ -93,6 +99,20 @@ class MessageReader:
             problem = f"a message of {size} bytes is larger than the limit of {self._limit} bytes"
             raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, problem)
         return int(size)
+
+
+class BodyReader(MessageReader):
+    """Keeps the body of a request that is not gRPC, of at most `limit` bytes."""
+
+    __slots__ = ()
+
+    def read(self, data: bytes) -> list[bytes]:
+        """Keep a part of the body. Raises RpcError."""
+        if len(self._buffer) + len(data) > self._limit:
+            problem = f"body: more than {self._limit} bytes"
+            raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, problem)
+        self._buffer += data
+        return []
 
 
 class Message(Protocol):
@@ -123,6 +143,7 @@ class Method(msgspec.Struct, frozen=True):
         status_response: Returns a response that contains only a status with this code and text.
         handler: Handles a call: see `GrpcServer`.
         max_request: The maximum size of a request in bytes.
+        make: Of the method HTTP: creates the call with the list of its headers.
     """
 
     name: str
@@ -131,6 +152,11 @@ class Method(msgspec.Struct, frozen=True):
     status_response: Callable[[int, str], Message]
     handler: Handler
     max_request: int
+    make: Callable[[Calls, int, Method, list[tuple[bytes, bytes]]], Call] | None = None
+
+
+HTTP = b"*"
+"""The key of the method that handles all requests that are not gRPC (gateway/). It is no path."""
 
 
 class Call:
@@ -143,14 +169,15 @@ class Call:
         on_half_close: Of a bidi call: is called after the client's last message.
         on_cancel: Is called when the call ends other than by `finish`.
         on_lost: Is called if the call has ended by `finish`, but its client takes not all of the response.
+        on_stored: Is called with the header of the broker's response for each message that a send stores.
         ended: Whether the call has ended.
         outcome: How the call has ended: a code of RocketMQ or, without one, a GrpcStatus.
     """
 
     __slots__ = (
         *("_calls", "_headers_sent", "begun", "buffered", "connection", "deadline", "ended", "metadata"),
-        *("method", "on_cancel", "on_half_close", "on_lost", "on_message", "outcome", "reader"),
-        *("request", "size", "stream_id"),
+        *("method", "on_cancel", "on_half_close", "on_lost", "on_message", "on_stored", "outcome"),
+        *("reader", "request", "size", "stream_id"),
     )
 
     def __init__(self, calls: Calls, stream_id: int, method: Method, metadata: dict[bytes, bytes]) -> None:
@@ -165,6 +192,7 @@ class Call:
         self.on_half_close: Callable[[], None] | None = None
         self.on_cancel: Callable[[], object] | None = None
         self.on_lost: Callable[[], object] | None = None
+        self.on_stored: Callable[[Any], object] | None = None
         self.ended = False
         self.outcome: int = GrpcStatus.CANCELLED
         # The state of the request, for `Calls`. The reader is None after the client's last message.
@@ -380,17 +408,21 @@ class Calls:
 
     def _on_headers(self, event: HeadersReceived) -> None:
         metadata = dict(event.headers)
-        if not metadata.get(b"content-type", b"").startswith(CONTENT_TYPE):
-            self._refuse_http(event.stream_id, metadata[b":method"])
-            return
+        is_grpc = self.http.carries_grpc and metadata.get(b"content-type", b"").startswith(CONTENT_TYPE)
         path = metadata[b":path"]
-        method = self._methods.get(path)
+        method = self._methods.get(path if is_grpc else HTTP)
         if method is None:
+            if not is_grpc:
+                self._refuse_http(event.stream_id, metadata[b":method"])
+                return
             name = path.decode("utf-8", "replace")
             self._refuse(event.stream_id, RpcError(GrpcStatus.UNIMPLEMENTED, f"there is no method {name}"))
             return
         try:
-            call = Call(self, event.stream_id, method, metadata)
+            if method.make is None:
+                call = Call(self, event.stream_id, method, metadata)
+            else:
+                call = method.make(self, event.stream_id, method, event.headers)
         except RpcError as error:
             self._refuse(event.stream_id, error)
             return
@@ -438,6 +470,8 @@ class Calls:
     def _half_close(self, call: Call) -> None:
         """Handle the end of a call's requests."""
         incomplete = call.reader.buffered if call.reader is not None else 0
+        if call.method.make is not None and call.reader is not None:
+            call.request, incomplete = call.reader.take(), 0
         call.reader = None
         self._count_buffered(call, 0)
         if incomplete:
@@ -452,6 +486,11 @@ class Calls:
             call.size = len(request)
             self.handled += call.size
             self.dispatch.begin(call, request)
+
+    @property
+    def serves_http(self) -> bool:
+        """Whether there is a handler of requests that are not gRPC."""
+        return HTTP in self._methods
 
     # -- refused requests
 

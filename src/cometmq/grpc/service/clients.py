@@ -15,6 +15,7 @@ pass the link as frames that are not encoded (`Client.ask`).
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -51,6 +52,8 @@ REPLY_RETRY_S = 1.0
 SETTINGS_AT_ONCE, SETTINGS_PER_S = 100, 1
 """How often a client may send settings. Clients do so at their start, and every 30 s or 5 minutes."""
 ALGORITHM = "MQv2-HMAC-SHA1 "
+BASIC = "basic "
+"""The scheme by which clients of the HTTP gateway authenticate."""
 _VERSION = re.compile(r"5\.([0-9])\.([0-9])(?![0-9])", re.ASCII)
 LANGUAGE_NAMES = {"DOTNET": "DOTNET", "GOLANG": "GO"}
 """Language names of 5.x clients that differ from those of remoting; unknown ones become OTHER."""
@@ -306,13 +309,16 @@ class Clients:
 
         Return the credentials with which the link signs requests, and whether the signature was checked.
         """
-        access_key, given = _signature(call.text(b"authorization"))
+        authorization = call.text(b"authorization")
+        access_key, given = _basic(authorization) or _signature(authorization)
         moment = call.metadata.get(b"x-mq-date-time", b"")
 
         checked: list[Account] = []
 
         def is_signed(account: Account) -> bool:
             checked.append(account)
+            if authorization[: len(BASIC)].lower() == BASIC:
+                return hmac.compare_digest(account.secret_key.encode(), given.encode())
             wanted = hmac.digest(account.secret_key.encode(), moment, "sha1").hex()
             return hmac.compare_digest(wanted.encode(), given.lower().encode())
 
@@ -383,6 +389,19 @@ def _host_and_port(peer: str) -> tuple[str, int]:
     """Return the parts of an address "host:port" or "[v6]:port"."""
     host, _, port = peer.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _basic(text: str) -> tuple[str, str] | None:
+    """Return the access key and the secret key of HTTP's Basic authentication, None for another one."""
+    if text[: len(BASIC)].lower() != BASIC:
+        return None
+    try:
+        access_key, _, secret_key = (
+            base64.b64decode(text[len(BASIC) :], validate=True).decode().partition(":")
+        )
+    except ValueError:
+        return "", ""
+    return access_key[:MAX_KEY_LENGTH], secret_key
 
 
 def _signature(text: str) -> tuple[str, str]:

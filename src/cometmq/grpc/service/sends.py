@@ -87,26 +87,31 @@ class Sends:
         begun_ms = self.traces.now_ms()
         frames = [client.frame(RequestCode.SEND_MESSAGE_V2, each.header, each.body) for each in sent]
         if len(sent) > 1:
-            return self._respond_all(client, begun_ms, sent, [client.asked(frame) for frame in frames])
-        client.ask(frames[0], Responder(call, partial(self._response, client, begun_ms, sent[0])))
+            return self._respond_all(call, client, begun_ms, sent, [client.asked(frame) for frame in frames])
+        client.ask(frames[0], Responder(call, partial(self._response, call, client, begun_ms, sent[0])))
         return None
 
     def _response(
-        self, client: Client, begun_ms: int, sent: SendRequest, outcome: Frame | RemotingError
+        self, call: Call, client: Client, begun_ms: int, sent: SendRequest, outcome: Frame | RemotingError
     ) -> Any:
         """Return the response to a request with one message."""
         response = messages().SendMessageResponse()
-        code, text = self._fill(response.entries.add(), client, begun_ms, sent, outcome)
+        code, text = self._fill(response.entries.add(), call, client, begun_ms, sent, outcome)
         set_status(response.status, code, text)
         return response
 
     async def _respond_all(
-        self, client: Client, begun_ms: int, sent: list[SendRequest], outcomes: list[asyncio.Future[Frame]]
+        self,
+        call: Call,
+        client: Client,
+        begun_ms: int,
+        sent: list[SendRequest],
+        outcomes: list[asyncio.Future[Frame]],
     ) -> Any:
         responses = await asyncio.gather(*outcomes, return_exceptions=True)
         response = messages().SendMessageResponse()
         results = [
-            self._fill(response.entries.add(), client, begun_ms, each, outcome)
+            self._fill(response.entries.add(), call, client, begun_ms, each, outcome)
             for each, outcome in zip(sent, responses, strict=True)
         ]
         same = len({code for code, _ in results}) == 1
@@ -114,7 +119,13 @@ class Sends:
         return response
 
     def _fill(
-        self, entry: Any, client: Client, begun_ms: int, sent: SendRequest, outcome: Frame | BaseException
+        self,
+        entry: Any,
+        call: Call,
+        client: Client,
+        begun_ms: int,
+        sent: SendRequest,
+        outcome: Frame | BaseException,
     ) -> Result:
         """Fill the entry that tells a client whether its message was stored. Return its status."""
         if isinstance(outcome, BaseException):
@@ -124,14 +135,16 @@ class Sends:
         else:
             code, text = CODES.get(outcome.code, Code.INTERNAL_SERVER_ERROR), outcome.remark or ""
             if outcome.code in STORED:
-                self._fill_stored(entry, client, begun_ms, sent, outcome)
+                self._fill_stored(entry, call, client, begun_ms, sent, outcome)
         set_status(entry.status, code, text)
         return code, text
 
     def _fill_stored(
-        self, entry: Any, client: Client, begun_ms: int, sent: SendRequest, response: Frame
+        self, entry: Any, call: Call, client: Client, begun_ms: int, sent: SendRequest, response: Frame
     ) -> None:
         stored = response.header(headers.SendMessageResponseHeader)
+        if call.on_stored is not None:
+            call.on_stored(stored)
         success = response.code == ResponseCode.SUCCESS
         self.traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
         entry.message_id = sent.message_id

@@ -1,0 +1,296 @@
+"""The routes of the HTTP gateway (docs/http.md). Each one calls the handler of an RPC.
+
+So the rules, limits, rights, traces and metrics of a request are those of the RPC. Nothing that has an
+effect is a GET, and requests of web pages, which have the header Origin, are refused: a page in the browser
+of a user who can reach the port must not send or consume messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from cometmq.grpc.gateway import requests
+from cometmq.grpc.gateway.events import decode_json
+from cometmq.grpc.gateway.exchange import (
+    HttpCall,
+    HttpError,
+    Response,
+    json_response,
+    of_status,
+    problem,
+    status_of,
+)
+from cometmq.grpc.gateway.openapi import openapi_document
+from cometmq.grpc.gateway.received import Render, renderer
+from cometmq.grpc.gateway.requests import Handle, Handles, read_handle
+from cometmq.grpc.rpc.calls import Kind, Method
+from cometmq.grpc.rpc.enums import Code, FilterType
+from cometmq.grpc.rpc.messages import SERVICE, messages
+from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.outcomes import status
+from cometmq.grpc.service.receives import (
+    MAX_ACKS,
+    MAX_BATCH,
+    MAX_INVISIBLE_MS,
+    MAX_POLL_MS,
+    MIN_INVISIBLE_MS,
+)
+from cometmq.grpc.service.renewals import RENEWED_MS
+from cometmq.protocol.codes import MAX_FRAME_LENGTH
+
+Result = Awaitable[Any] | Any
+
+
+class Route(NamedTuple):
+    """A route. A part of its path in braces is a name, which the handler receives.
+
+    `handler` is called with the call, the names, the query and the body.
+    """
+
+    verb: bytes
+    path: tuple[str, ...]
+    parameters: frozenset[str]
+    handler: Callable[[HttpCall, list[str], dict[str, str], bytes], Result]
+
+    def names(self, parts: Sequence[str]) -> list[str] | None:
+        """Return the names in a path, or None if the route has another path."""
+        if len(parts) != len(self.path):
+            return None
+        if any(wanted != part for wanted, part in zip(self.path, parts, strict=True) if wanted[:1] != "{"):
+            return None
+        return [part for wanted, part in zip(self.path, parts, strict=True) if wanted[:1] == "{"]
+
+
+class Gateway:
+    """Handles HTTP requests. `methods` are the RPCs by path."""
+
+    def __init__(self, clients: Clients, methods: Mapping[bytes, Method]) -> None:
+        self._clients = clients
+        self._methods = methods
+        topic, group = "v1/topics/{topic}", "v1/topics/{topic}/groups/{group}"
+        of_receive = ("max", "wait", "invisible", "tags", "sql")
+        self.routes = [
+            _route(b"GET", "healthz", self._health),
+            _route(b"GET", "v1/openapi.json", self._openapi),
+            _route(b"POST", f"{topic}/messages", self._send),
+            _route(b"POST", f"{topic}/batch", self._send_batch),
+            _route(b"POST", f"{group}/messages", self._receive, *of_receive),
+            _route(b"POST", f"{group}/ack", self._ack),
+            _route(b"POST", f"{group}/nack", self._nack),
+            _route(b"POST", f"{group}/extend", self._extend),
+        ]
+
+    def method(self) -> Method:
+        """Return the method that handles requests which are not gRPC."""
+
+        def status_response(code: int, text: str) -> Any:
+            return messages().HeartbeatResponse(status=status(Code(code), text))
+
+        return Method("Http", Kind.UNARY, bytes, status_response, self.handle, MAX_FRAME_LENGTH, HttpCall)
+
+    def handle(self, call: HttpCall, body: bytes) -> Result:
+        """Handle a request with its body."""
+        try:
+            return self._route(call, body)
+        except HttpError as error:
+            call.outcome = error.code
+            response = problem(error.status, error.code.name, error.problem)
+            call.answer(response._replace(headers=response.headers + error.headers))
+            return None
+
+    def _route(self, call: HttpCall, body: bytes) -> Result:
+        target = requests.read_target(call.metadata[b":path"])
+        verb = call.metadata[b":method"]
+        allowed = []
+        for route in self.routes:
+            names = route.names(target.parts)
+            if names is None:
+                continue
+            if verb != route.verb and (verb, route.verb) != (b"HEAD", b"GET"):
+                allowed.append(route.verb)
+                continue
+            unknown = target.query.keys() - route.parameters
+            if unknown:
+                raise ServiceError(Code.BAD_REQUEST, f"{min(unknown)[:80]}: the parameter is unknown")
+            if route.verb == b"POST":
+                if b"origin" in call.metadata:
+                    raise ServiceError(Code.FORBIDDEN, "origin: requests of web pages are refused")
+                self._clients.find(call)  # Before the body is parsed: it checks the account
+            return route.handler(call, names, target.query, body)
+        if allowed:
+            raise HttpError(
+                Code.NOT_FOUND, "method: the path has other methods", 405, ((b"allow", b", ".join(allowed)),)
+            )
+        raise ServiceError(Code.NOT_FOUND, "path: there is no such path; see /v1/openapi.json")
+
+    def _call(self, call: HttpCall, name: str, request: Any, render: Render | None = None) -> Result:
+        """Let the handler of an RPC handle a request, and count it there. `render` makes the response."""
+        if render is not None:
+            call.render = render
+        call.method = self._methods[f"/{SERVICE}/{name}".encode()]
+        return call.method.handler(call, request)
+
+    # -- documents
+
+    def _health(self, call: HttpCall, *_: Any) -> None:
+        call.outcome = Code.OK
+        call.answer(json_response({"status": "up"}))
+
+    def _openapi(self, call: HttpCall, *_: Any) -> None:
+        call.outcome = Code.OK
+        call.answer(self._document)
+
+    @cached_property
+    def _document(self) -> Response:
+        return json_response(openapi_document())
+
+    # -- sends
+
+    def _send(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
+        sent = requests.outgoing(names[0], call.headers, body)
+        return self._store(call, sent, single=len(sent) == 1)
+
+    def _send_batch(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
+        return self._store(call, requests.outgoing_batch(names[0], body), single=False)
+
+    def _store(self, call: HttpCall, sent: list[Any], single: bool) -> Result:
+        places: list[Any] = []  # Of the stored messages, in the order of the entries that are stored
+        call.on_stored = places.append
+
+        def render(parts: Sequence[Any]) -> Response:
+            (response,) = parts
+            queues = iter(places)
+            results = [_sent(entry, queues) for entry in response.entries]
+            if single and response.status.code == Code.OK:
+                return json_response(results[0])
+            if response.status.code in (Code.OK, Code.MULTIPLE_RESULTS):
+                return json_response({"results": results}, status_of(response.status.code))
+            return of_status(response.status, **({"results": results} if results else {}))
+
+        return self._call(call, "SendMessage", messages().SendMessageRequest(messages=sent), render)
+
+    # -- receives
+
+    def _receive(self, call: HttpCall, names: list[str], query: dict[str, str], _body: bytes) -> Result:
+        render, is_single = renderer(call.text(b"accept"))
+        m = messages()
+        request = m.ReceiveMessageRequest(group=m.Resource(name=names[1]))
+        request.message_queue.topic.name = names[0]
+        request.batch_size = int(requests.number(query, "max", 1, 1, 1 if is_single else MAX_BATCH))
+        request.long_polling_timeout.FromMilliseconds(
+            int(requests.number(query, "wait", 0, 0, MAX_POLL_MS / 1000) * 1000)
+        )
+        low, high = MIN_INVISIBLE_MS / 1000, MAX_INVISIBLE_MS / 1000
+        invisible_s = requests.number(query, "invisible", RENEWED_MS / 1000, low, high)
+        request.invisible_duration.FromMilliseconds(int(invisible_s * 1000))
+        expression = request.filter_expression
+        if "sql" in query:
+            if "tags" in query:
+                raise ServiceError(Code.BAD_REQUEST, "sql: the request has tags, too")
+            expression.type, expression.expression = FilterType.SQL, query["sql"]
+        else:
+            expression.type, expression.expression = FilterType.TAG, query.get("tags", "*")
+        return self._call(call, "ReceiveMessage", request, render)
+
+    # -- leases
+
+    def _ack(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
+        given = _handles(body)
+        m = messages()
+        request = m.AckMessageRequest(group=m.Resource(name=names[1]), topic=m.Resource(name=names[0]))
+        for handle in map(read_handle, given.handles):
+            request.entries.add(
+                message_id=handle.message_id,
+                receipt_handle=handle.receipt,
+                lite_topic=handle.lite_topic or None,
+            )
+
+        def render(parts: Sequence[Any]) -> Response:
+            (response,) = parts
+            return _about_handles(given.handles, [each.status for each in response.entries], response.status)
+
+        return self._call(call, "AckMessage", request, render)
+
+    def _nack(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
+        given = _handles(body, "delay")
+        return self._change(call, names, given, given.delay or 0, "delay")
+
+    def _extend(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
+        given = _handles(body, "invisible")
+        if given.invisible is None:
+            raise ServiceError(Code.BAD_REQUEST, "invisible: the seconds from now are missing")
+        return self._change(call, names, given, given.invisible, "invisible")
+
+    async def _change(
+        self, call: HttpCall, names: list[str], given: Handles, seconds: float, field: str
+    ) -> None:
+        """Change when leases expire."""
+        seconds = requests.checked_number(field, seconds, 0, 0, MAX_INVISIBLE_MS / 1000)
+        handles = [read_handle(each) for each in given.handles]
+        changes = [self._changed(call, names, handle, int(seconds * 1000)) for handle in handles]
+        statuses = list(await asyncio.gather(*changes))
+        same = len({each.code for each in statuses}) == 1
+        overall = statuses[0] if same else status(Code.MULTIPLE_RESULTS)
+        call.outcome = overall.code
+        call.answer(_about_handles(given.handles, statuses, overall))
+
+    async def _changed(self, call: HttpCall, names: list[str], handle: Handle, invisible_ms: int) -> Any:
+        """Return the status of a changed lease."""
+        m = messages()
+        request = m.ChangeInvisibleDurationRequest(
+            group=m.Resource(name=names[1]),
+            topic=m.Resource(name=names[0]),
+            receipt_handle=handle.receipt,
+            message_id=handle.message_id,
+            lite_topic=handle.lite_topic or None,
+        )
+        request.invisible_duration.FromMilliseconds(invisible_ms)
+        try:
+            return (await self._call(call, "ChangeInvisibleDuration", request)).status
+        except ServiceError as error:
+            return status(error.code, error.problem)
+
+
+def _route(verb: bytes, path: str, handler: Callable[..., Result], *parameters: str) -> Route:
+    return Route(verb, tuple(path.split("/")), frozenset(parameters), handler)
+
+
+def _sent(entry: Any, places: Any) -> dict[str, Any]:
+    """Return the result of a message that was sent."""
+    result: dict[str, Any] = {}
+    if entry.message_id:  # It was stored, although perhaps not as durably as promised
+        place = next(places)
+        result |= {"message_id": entry.message_id, "queue": place.queue_id, "offset": entry.offset}
+        if entry.recall_handle:
+            result["recall_handle"] = entry.recall_handle
+    if entry.status.code != Code.OK:
+        result |= {"code": Code(entry.status.code).name, "detail": entry.status.message}
+    return result
+
+
+def _handles(body: bytes, field: str = "") -> Handles:
+    """Return the body of a request about leases, which may have one field beside the handles."""
+    given: Handles = decode_json(body, Handles)
+    for name in ("delay", "invisible"):
+        if name != field and getattr(given, name) is not None:
+            raise ServiceError(Code.BAD_REQUEST, f"{name}: the field is unknown")
+    if not 0 < len(given.handles) <= MAX_ACKS:
+        problem = f"handles: {len(given.handles)}, from 1 to {MAX_ACKS} are allowed"
+        raise ServiceError(Code.BAD_REQUEST, problem)
+    return given
+
+
+def _about_handles(handles: list[str], statuses: Sequence[Any], overall: Any) -> Response:
+    """Return the response to a request about leases: its results, or a problem if all have the same one."""
+    results = [
+        {"handle": handle, "code": Code(each.code).name}
+        | ({} if each.code == Code.OK else {"detail": each.message})
+        for handle, each in zip(handles, statuses, strict=False)
+    ]
+    if overall.code in (Code.OK, Code.MULTIPLE_RESULTS):
+        return json_response({"results": results}, status_of(overall.code))
+    return of_status(overall, **({"results": results} if results else {}))

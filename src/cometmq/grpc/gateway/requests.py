@@ -1,0 +1,242 @@
+"""The parts of HTTP requests: path, query, headers, messages to send, handles."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from cometmq.grpc.gateway import events
+from cometmq.grpc.gateway.exchange import Header, HttpError
+from cometmq.grpc.rpc.enums import Code
+from cometmq.grpc.rpc.messages import messages
+from cometmq.grpc.rpc.status import ServiceError
+
+MAX_PARAMETERS = 16
+MAX_HANDLE_LENGTH = 2048
+MAX_DELAY_S = 10 * 366 * 86_400
+"""The maximum delay that is passed on; the broker's own limit is `timerMaxDelaySec`."""
+PROPERTY_HEADER = b"x-mq-property"
+
+
+class Target(NamedTuple):
+    """The path of a request in decoded parts, and its query."""
+
+    parts: tuple[str, ...]
+    query: dict[str, str]
+
+
+def read_target(target: bytes) -> Target:
+    """Return the parts of a request's path. Raises ServiceError."""
+    path, _, query = target.partition(b"?")
+    if not path.startswith(b"/"):
+        raise ServiceError(Code.BAD_REQUEST, "path: it does not begin with /")
+    try:
+        parts = tuple(_unquoted(part) for part in path[1:].split(b"/"))
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS
+        )
+    except ValueError as error:  # a UnicodeDecodeError, too
+        raise ServiceError(Code.BAD_REQUEST, f"path: path or query are invalid: {error}") from None
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ServiceError(Code.BAD_REQUEST, "path: a parameter of the query is repeated")
+    return Target(parts, found)
+
+
+def _unquoted(part: bytes) -> str:
+    found = unquote_to_bytes(part)
+    if b"%" in part and len(found) != len(part) - 2 * part.count(b"%"):
+        raise ValueError("a percent-encoding is incomplete")
+    return found.decode()
+
+
+def number(query: dict[str, str], name: str, default: float, low: float, high: float) -> float:
+    """Return a number of the query. Raises ServiceError."""
+    return checked_number(name, query.get(name), default, low, high)
+
+
+def checked_number(name: str, text: str | float | None, default: float, low: float, high: float) -> float:
+    """Return a number of a request, `default` for None. Raises ServiceError."""
+    if text is None:
+        return default
+    try:
+        if isinstance(text, str) and (len(text) > 20 or not text.isascii() or "_" in text):
+            raise ValueError
+        found = float(text)
+    except ValueError:
+        raise ServiceError(Code.BAD_REQUEST, f"{name}: {text[:80]!r} is not a number") from None  # type: ignore[index]
+    if not low <= found <= high:
+        raise ServiceError(Code.BAD_REQUEST, f"{name}: {found:g}, from {low:g} to {high:g} are allowed")
+    return found
+
+
+def media_type(value: bytes) -> str:
+    """Return the media type of a header, without its parameters."""
+    return value.decode("latin-1").partition(";")[0].strip().lower()
+
+
+# -- messages to send
+
+
+class JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of a JSON batch. `delay` is in seconds."""
+
+    body: str | None = None
+    body_base64: str | None = None
+    tag: str = ""
+    keys: list[str] = msgspec.field(default_factory=list)
+    group: str = ""
+    delay: float | None = None
+    priority: int | None = None
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def content(self) -> events.Content:
+        """Return the body and the properties. Raises ServiceError."""
+        if (self.body is None) == (self.body_base64 is None):
+            raise ServiceError(Code.BAD_REQUEST, "body: each message needs either body or body_base64")
+        if self.body_base64 is None:
+            return events.Content(str(self.body).encode(), self.properties)
+        try:
+            return events.Content(base64.b64decode(self.body_base64, validate=True), self.properties)
+        except (binascii.Error, ValueError) as error:
+            raise ServiceError(Code.BAD_REQUEST, f"body_base64: {error}") from None
+
+
+class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a JSON batch."""
+
+    messages: list[JsonMessage]
+
+
+def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
+    """Return the `Message` of each message or event in the body of a request. Raises ServiceError."""
+    values = _single_values(headers)
+    kind = media_type(values.get(b"content-type", b""))
+    if kind == events.BATCH:
+        contents = events.from_batch(body)
+    elif kind == events.EVENT:
+        contents = [events.from_structured(body)]
+    elif kind.startswith("application/cloudevents"):
+        problem = f"content-type: {kind[:80]!r} is not served; events are sent as JSON"
+        raise HttpError(Code.BAD_REQUEST, problem, 415)
+    elif b"ce-specversion" in values:
+        contents = [events.from_binary(headers, body)]
+    else:
+        contents = [events.Content(body, {})]
+    delay = values.get(b"x-mq-delay")
+    priority = values.get(b"x-mq-priority")
+    given = JsonMessage(
+        tag=_text(values, b"x-mq-tag"),
+        keys=_text(values, b"x-mq-keys").split(),
+        group=_text(values, b"x-mq-group"),
+        delay=None
+        if delay is None
+        else checked_number("x-mq-delay", delay.decode("latin-1"), 0, 0, MAX_DELAY_S),
+        priority=None
+        if priority is None
+        else int(checked_number("x-mq-priority", priority.decode("latin-1"), 0, 0, 2**31 - 1)),
+        properties=_properties(headers),
+    )
+    return [_message(topic, given, content) for content in contents]
+
+
+def outgoing_batch(topic: str, body: bytes) -> list[Any]:
+    """Return the `Message` of each message of a JSON batch. Raises ServiceError."""
+    batch = events.decode_json(body, JsonBatch)
+    return [_message(topic, each, each.content()) for each in batch.messages]
+
+
+def _message(topic: str, given: JsonMessage, content: events.Content) -> Any:
+    message = messages().Message()
+    message.topic.name = topic
+    message.body = content.body
+    system = message.system_properties
+    system.message_id = f"01{secrets.token_hex(16).upper()}"  # in the form of the ids of 5.x clients
+    system.born_timestamp.GetCurrentTime()
+    try:
+        message.user_properties.update(given.properties | content.properties)
+        system.keys.extend(given.keys)
+        if given.tag:
+            system.tag = given.tag
+        if given.group:
+            system.message_group = given.group
+        if given.priority is not None:
+            system.priority = given.priority
+    except (ValueError, UnicodeError) as error:  # a number of more than 32 bits
+        raise ServiceError(Code.BAD_REQUEST, f"messages: {error}") from None
+    if given.delay is not None:
+        delay_ms = int(checked_number("delay", given.delay, 0, 0, MAX_DELAY_S) * 1000)
+        system.delivery_timestamp.FromMilliseconds(system.born_timestamp.ToMilliseconds() + delay_ms)
+    return message
+
+
+def _single_values(headers: Sequence[Header]) -> dict[bytes, bytes]:
+    """Return the headers that this API reads, none of which may be repeated. Raises ServiceError."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if (
+            name in values
+            and name != PROPERTY_HEADER
+            and (name == b"content-type" or name.startswith(b"x-mq-"))
+        ):
+            raise ServiceError(Code.BAD_REQUEST, f"{name.decode()}: the header is repeated")
+        values[name] = value
+    return values
+
+
+def _text(values: dict[bytes, bytes], name: bytes) -> str:
+    return events.decoded_header(name.decode(), values.get(name, b""))
+
+
+def _properties(headers: Sequence[Header]) -> dict[str, str]:
+    """Return the properties in the headers `x-mq-property: name=value`. Raises ServiceError."""
+    properties: dict[str, str] = {}
+    for name, value in headers:
+        if name == PROPERTY_HEADER:
+            key, separator, text = value.partition(b"=")
+            if not separator:
+                raise ServiceError(Code.BAD_REQUEST, "x-mq-property: the header is not name=value")
+            properties[events.decoded_header("x-mq-property", key)] = events.decoded_header(
+                "x-mq-property", text
+            )
+    return properties
+
+
+# -- handles
+
+
+class Handle(NamedTuple):
+    """The handle of a received message: what an acknowledgement needs."""
+
+    receipt: str
+    message_id: str
+    lite_topic: str
+
+    def encode(self) -> str:
+        """Return the handle as text that needs no encoding in URLs, headers and JSON."""
+        return base64.urlsafe_b64encode("\n".join(self).encode()).rstrip(b"=").decode()
+
+
+def read_handle(text: str) -> Handle:
+    """Return the parts of a handle. Raises ServiceError."""
+    try:
+        if len(text) > MAX_HANDLE_LENGTH:
+            raise ValueError
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        return Handle(*base64.b64decode(padded, b"-_", validate=True).decode().split("\n"))
+    except (ValueError, TypeError):  # a wrong number of parts is a TypeError
+        raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {text[:80]!r} is none") from None
+
+
+class Handles(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of acknowledgements. `delay` (of nack) and `invisible` (of extend) are in seconds."""
+
+    handles: list[str]
+    delay: float | None = None
+    invisible: float | None = None
