@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -103,6 +104,11 @@ def test_settings_in_kubernetes(name: str, caplog: pytest.LogCaptureFixture) -> 
     replicas = {each["metadata"]["name"]: each["spec"]["replicas"] for each in SETS}
     if servers:
         assert servers.split(";") == [f"namesrv-{n}.namesrv:9876" for n in range(replicas["namesrv"])]
+
+
+@pytest.mark.parametrize("found", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+def test_kubernetes_knows_every_field_of_a_manifest(found: dict[str, Any]) -> None:
+    kubernetes_validate.validate(found, "1.33.0", strict=True)
 
 
 @pytest.mark.parametrize("found", SETS, ids=lambda each: each["metadata"]["name"])

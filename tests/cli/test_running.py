@@ -147,6 +147,15 @@ def test_copy_makes_the_directory_and_replaces_nothing(run: Run, tmp_path: Path)
     assert (target / "broker-b.properties").read_text() == "mine"
 
 
+def test_a_copy_keeps_the_folders_of_a_directory(run: Run, tmp_path: Path) -> None:
+    target, chart = tmp_path / "chart", PACKAGED / "helm" / "cometmq"
+    run("cometmq", "conf", "copy", "helm/cometmq/", str(target))
+    assert (target / "templates" / "NOTES.txt").is_file()
+    assert {path.relative_to(target) for path in target.rglob("*")} == {
+        path.relative_to(chart) for path in chart.rglob("*")
+    }
+
+
 @pytest.mark.parametrize("name", ["nothing", "..", "../settings.py", "/etc/passwd", ""])
 def test_other_names_are_refused(run: Run, name: str) -> None:
     done = run("cometmq", "conf", "show", name)

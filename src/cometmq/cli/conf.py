@@ -45,13 +45,14 @@ def show(name: str) -> None:
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def copy(name: str, directory: Path) -> None:
     """Copy the file NAME, or all files of the directory NAME, into DIR. Existing files are not replaced."""
-    files = _files(name)
-    if there := [file.name for file in files if (directory / file.name).exists()]:
+    root = Path(PACKAGED_CONF, name)
+    files = {file: file.relative_to(root) if root.is_dir() else Path(file.name) for file in _files(name)}
+    if there := [str(file) for file in files.values() if (directory / file).exists()]:
         raise click.ClickException(f"{directory} already contains {', '.join(there)}; nothing was copied")
-    directory.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        shutil.copyfile(file, directory / file.name)
-        click.echo(directory / file.name)
+    for source, file in files.items():
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, directory / file)
+        click.echo(directory / file)
 
 
 def _files(name: str) -> list[Path]:
