@@ -83,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
 SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading"),
-        *("recovery", "raft_log", "background", "inspect"),
+        *("recovery", "raft_log", "tiered", "background", "inspect"),
     ),
     "broker": (
         *("base", "access", "tables", "filters", "groups", "send", "pull", "pop", "lite", "timers"),
@@ -156,7 +156,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "protocol/record/arrow.py",
         "protocol/properties/columns.py",
     ),
-    "obstore": ("pipeline/table/objects.py",),
+    "obstore": ("pipeline/table/objects.py", "broker/object_store.py"),
     "click": ("cli/", "cli.py", "admin/", "command_options.py"),
     "cryptography": ("grpc/listener/self_signed.py",),
     "deltalake": ("pipeline/table/delta.py",),

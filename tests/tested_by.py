@@ -48,6 +48,7 @@ broker/test_send.py: broker/base/members broker/base/replies broker/base/retry_r
     broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/leader_services broker_process standalone
+broker/test_tiered_storage.py: broker/object_store
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
     broker/timers/redelivery broker/timers/requests
 cli/test_archive_command.py: cli/pipeline/job cli/pipeline/reading cli/pipeline/writing
@@ -141,6 +142,7 @@ store/test_syncer.py: store/log/sync_child
 store/test_topic_deletion.py: store/tables/deleted_topics
 store/test_topic_retention.py: store/tables/min_offsets
 store/test_uncached_reads.py: store/base/files
+store/test_uploads.py: store/tables/tiered_segments store/tiered/layout
 store/test_verify.py: store/inspect/findings store/inspect/log_walk
 store/test_verify_derived.py: store/inspect/index_check store/inspect/queue_check store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table

@@ -17,6 +17,7 @@ from cometmq.store import (
     ManualClock,
     MessageStore,
     NotInMemory,
+    ObjectStore,
     ReadResult,
     StoreConfig,
     TickMessage,
@@ -57,15 +58,22 @@ def small(root: Path | str, **changes: Any) -> StoreConfig:
 
 
 def open_store(
-    root: Path | str, disk: Disk | None = None, clock: Clock | None = None, **changes: Any
+    root: Path | str,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    objects: ObjectStore | None = None,
+    **changes: Any,
 ) -> MessageStore:
-    return open_configured(small(root, **changes), disk, clock or ManualClock(START_MS))
+    return open_configured(small(root, **changes), disk, clock or ManualClock(START_MS), objects)
 
 
 def open_configured(
-    config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None
+    config: StoreConfig,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    objects: ObjectStore | None = None,
 ) -> MessageStore:
-    opened.append(MessageStore.open(config, disk, clock))
+    opened.append(MessageStore.open(config, disk, clock, objects))
     return opened[-1]
 
 

@@ -20,7 +20,7 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.parts import BrokerParts
 from cometmq.errors import ClientStateError, CometError, ConfigError, StoreError
 from cometmq.remoting import listen, resolve
-from cometmq.store import Clock, Disk, MessageStore, StoreConfig
+from cometmq.store import Clock, Disk, MessageStore, ObjectStore, StoreConfig
 
 log = logs.logger(__name__)
 
@@ -85,8 +85,14 @@ class Broker:
                 # Resolve the host only to report an invalid one before the store is opened.
                 await resolve(key, host)
         security = await security_of(config)
+        # Imported here, because the start of a broker without tiered storage is faster without it.
+        objects = None
+        if config.store.tiered_store_uri:
+            from cometmq.broker.object_store import object_store_of
+
+            objects = await asyncio.to_thread(object_store_of, config)
         try:
-            store = await self._open_store()
+            store = await self._open_store(objects)
         except OSError as error:
             raise not_opened(config.store, error) from error
         try:
@@ -113,10 +119,10 @@ class Broker:
         log.info("broker %s listens on %s", self.config.broker_name, self.addr)
         return self.port
 
-    async def _open_store(self) -> MessageStore:
+    async def _open_store(self, objects: ObjectStore | None) -> MessageStore:
         """Open the store in a thread. After a cancellation, wait for it, and unlock the store's directory."""
         opening = asyncio.create_task(
-            asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
+            asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock, objects)
         )
         try:
             return await asyncio.shield(opening)

@@ -20,6 +20,7 @@ from cometmq.store.reading.queue_reader import GetStatus, ReadResult, RecordFilt
 from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
+from cometmq.store.tiered.layout import ObjectStore, ObjectStoreFailed
 from cometmq.store.truncation import TruncateReport, truncate_log
 from cometmq.store.writing.appender import Appender, BatchRecords, Body, TickMessage, Traits
 from cometmq.store.writing.record_dispatch import WAITING_TOPICS, Arrivals
@@ -57,6 +58,8 @@ __all__ = [
     "ManualClock",
     "MessageStore",
     "NotInMemory",
+    "ObjectStore",
+    "ObjectStoreFailed",
     "QueueTable",
     "ReadResult",
     "Reads",

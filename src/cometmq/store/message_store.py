@@ -59,6 +59,7 @@ from cometmq.store.recovery.store_layout import check_lengths, check_locations
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
+from cometmq.store.tables.tiered_segments import TieredSegments
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Dispatcher, WrittenGroup, count_of, last_of
 from cometmq.store.writing.log_cut import LogCutFile, finish_cut
@@ -68,6 +69,9 @@ from cometmq.store.writing.replica import ReplicaLog
 if TYPE_CHECKING:
     from cometmq.store.raft_log.log_ends import LogEnds
     from cometmq.store.raft_log.raft_log import RaftLog
+    from cometmq.store.tiered.layout import ObjectStore
+    from cometmq.store.tiered.reads import TieredReads
+    from cometmq.store.tiered.uploads import TieredUploads
 
 log = logs.logger(__name__)
 
@@ -107,7 +111,13 @@ class MessageStore:
     """
 
     def __init__(
-        self, config: StoreConfig, disk: Disk, clock: Clock, lock: StoreLock, abort: AbortFile
+        self,
+        config: StoreConfig,
+        disk: Disk,
+        clock: Clock,
+        lock: StoreLock,
+        abort: AbortFile,
+        objects: ObjectStore | None = None,
     ) -> None:
         """Create the parts of the store. Use `MessageStore.open` instead."""
         self.config = config
@@ -120,9 +130,17 @@ class MessageStore:
         self.slave = config.broker_role == SLAVE  # Not updated: a changed role takes effect at the next start
         self._closed = False
         self._load_files(clock)
+        reads = None
+        if objects is not None:
+            # Imported here, because the start of a broker without tiered storage is faster without it.
+            from cometmq.store.tiered.reads import TieredReads
+
+            reads = self.log.older = TieredReads(
+                objects, TieredSegments(disk, config.root), self.log.segment_size
+            )
         ends = self._recover_log()
         self._make_write_path(clock, ends)
-        self._make_background(clock)
+        self._make_background(clock, reads)
 
     def _load_files(self, clock: Clock) -> None:
         """Create the objects for log, queues, index, checkpoint and tables. Some of them load their files."""
@@ -203,7 +221,7 @@ class MessageStore:
             deleted=self.deleted, ends=ends,
         )  # fmt: skip
 
-    def _make_background(self, clock: Clock) -> None:
+    def _make_background(self, clock: Clock, reads: TieredReads | None) -> None:
         """Create the parts of the store that work in the background."""
         disk, config, queues, flusher = self.disk, self.config, self.queues, self.flusher
         executor, deleted, index = self.executor, self.deleted, self.index
@@ -216,6 +234,8 @@ class MessageStore:
         )  # fmt: skip
         ext = ExtFiles(disk, config.root)
         steady = SteadyTime(clock, flusher.written_ms)
+        self.tiered = None if reads is None else self._make_tiered(reads, steady)
+        """The copies of the log's segments in an object store; None without tiered storage."""
         self.fullness = Fullness(
             disk=disk, config=config, flags=self.flags, executor=executor, directories=self.log.directories
         )
@@ -223,6 +243,7 @@ class MessageStore:
             disk=disk, clock=clock, steady=steady, config=config, flags=self.flags, executor=executor,
             tasks=tasks, fullness=self.fullness, commit_log=self.log, queues=queues, index=index, ext=ext,
             make_durable_before=self.writer.make_durable_before, on_space_freed=self.space.retry_reservation,
+            tiered=self.tiered,
         )  # fmt: skip
         self.topic_retention = TopicRetention(
             steady=steady, executor=executor, tasks=tasks, queues=queues, lookups=self.lookups,
@@ -239,13 +260,34 @@ class MessageStore:
             space=self.space, writer=self.writer, fullness=self.fullness, retention=self.retention,
             topic_retention=self.topic_retention,
             save_raft_log=None if raft_log is None else partial(raft_log.save_in_thread, executor),
+            tiered=self.tiered,
+        )  # fmt: skip
+
+    def _make_tiered(self, reads: TieredReads, steady: SteadyTime) -> TieredUploads:
+        from cometmq.store.tiered.uploads import TieredUploads
+
+        def sealed_end() -> int:
+            shown = self.visible_end if self.raft_log is None else self.raft_log.shown
+            return min(self.flusher.flushed, shown)
+
+        return TieredUploads(
+            disk=self.disk, config=self.config, executor=self.executor, steady=steady, commit_log=self.log,
+            reads=reads, sealed_end=sealed_end,
         )  # fmt: skip
 
     # -- opening, closing -------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None) -> MessageStore:
+    def open(
+        cls,
+        config: StoreConfig,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        objects: ObjectStore | None = None,
+    ) -> MessageStore:
         """Lock the directory of a store, load the store and recover it.
+
+        Segments of the log are copied to `objects`, and read from there (tiered storage).
 
         If this raises StoreError or OSError, nothing stays locked.
         """
@@ -263,7 +305,7 @@ class MessageStore:
         lock = StoreLock(disk, config)
         try:
             abort = AbortFile(disk, config.location(ABORT))
-            make = partial(cls, config, disk, clock or Clock(), lock, abort)
+            make = partial(cls, config, disk, clock or Clock(), lock, abort, objects)
             try:
                 store = make()
             except EntriesLost as lost:
@@ -321,6 +363,8 @@ class MessageStore:
         self.config = config = config.with_fixed_of(self.config)
         for part in (self.flusher, self.writer, self.fullness, self.retention, self.lookups):
             part.config = config
+        if self.tiered is not None:
+            self.tiered.config = config
         self.upkeep.configure(config)
         self.reader.configure(config)
         self.index.enabled = config.message_index_enable

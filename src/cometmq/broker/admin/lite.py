@@ -117,7 +117,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
         parent, name = header.parent_topic, header.lite_topic
         self._check_parent(parent)
         lmq, queues = lite.lmq_name(parent, name), service.queues
-        end, begin = queues.end(lmq), service.store.log.min_position
+        end, begin = queues.end(lmq), service.store.log.readable_min
         units = queues.units(lmq, 0, 1, begin)
         body = bodies.LiteTopicInfo(
             parent_topic=parent,
@@ -195,7 +195,7 @@ class LiteAdmin(msgspec.Struct, eq=False):
         if not end:
             body.total_lag_count = -1
             return
-        begin = self.service.store.log.min_position
+        begin = self.service.store.log.readable_min
         following = queues.units(lmq, max(offset, 0), 1, begin)
         last = [each for each in queues.units(lmq, offset - 1, 1, begin) if each[0] < offset]
         times = await self._store_times([position for _, position in (*following, *last)])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import msgspec
 
@@ -265,6 +264,32 @@ class BrokerMetrics(msgspec.Struct, eq=False):
             families.gauge(
                 "cometmq_disk_used_ratio", "Used share of a disk of the log.", share, **node, path=path
             )
+        self._tiered(families)
+
+    def _tiered(self, families: Families) -> None:
+        tiered, node = self.store.tiered, self._node()
+        if tiered is None:
+            return
+        counts, held = tiered.counts, tiered.table.by_base
+        for name, words, value in (
+            ("segments", "Segments in the object store.", len(held)),
+            (
+                "size_bytes",
+                "Bytes of segments in the object store.",
+                sum(each.size for each in held.values()),
+            ),
+            ("upload_behind_bytes", "Bytes of full segments that are not uploaded.", tiered.waiting_bytes),
+        ):
+            families.gauge(f"cometmq_tiered_{name}", words, value, **node)
+        for name, words, value in (
+            ("uploaded_bytes", "Bytes of uploaded segments.", counts.uploaded_bytes),
+            ("reads", "Requests for messages to the object store.", counts.reads),
+            ("read_bytes", "Bytes of messages from the object store.", counts.read_bytes),
+            ("failures", "Failed requests to the object store.", counts.failures),
+            ("damaged", "Blocks from the object store that do not match their CRC.", counts.damaged),
+            ("lost_segments", "Segments deleted without a copy, or missing there.", counts.lost),
+        ):
+            families.counter(f"cometmq_tiered_{name}", words, value, **node)
 
     def _clients(self, families: Families) -> None:
         node, of_broker = self._node(), self._of_broker()
@@ -426,10 +451,10 @@ class BrokerMetrics(msgspec.Struct, eq=False):
             )
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return the age, in ms, of the message at an offset, or 0 if the message no longer exists."""
+        """Return the age, in ms, of the message at an offset, or 0 if it is unknown."""
         queue = self.store.queues.find_queue(topic, queue_id)
         first = max(offset, self.store.min_offset(topic, queue_id), 0)
-        stored = await self.store.executor.query(partial(self.store.lookups.store_time_of, queue, first))
+        stored = await self.store.lookups.time_to_show(queue, first)
         return max(self.clock.time_ms() - stored, 0) if stored > 0 else 0
 
 

@@ -148,12 +148,11 @@ class ProgressAdmin(msgspec.Struct, eq=False):
         )
 
     async def _stored_before(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return the store time (ms) of the message just before an offset, or 0 without such a message."""
+        """Return the store time (ms) of the message just before an offset, or 0 if it is unknown."""
         if offset <= 0:
             return 0
         queue = self.store.queues.find_queue(topic, queue_id)
-        question = partial(self.store.lookups.store_time_of, queue, offset - 1)
-        return max(await self.store.executor.query(question), 0)
+        return max(await self.store.lookups.time_to_show(queue, offset - 1), 0)
 
     @handles(RequestCode.VIEW_BROKER_STATS_DATA)
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:

@@ -119,7 +119,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
             )
         known = self.tables.topics.get(name)
         try:
-            reserved = self.config.store.file_reserved_time
+            reserved = self.config.store.longest_reserved_time
             found = changed(known.attributes if known else None, attributes, reserved)
         except ConfigError as error:
             raise CommandError(compat.invalid_parameter(version), str(error)) from error

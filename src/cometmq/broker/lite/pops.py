@@ -217,7 +217,7 @@ class LitePops(PopServer[LitePop]):
 
     def _units(self, request: LitePop, queue: LeasedQueue) -> list[Unit]:
         at_most = min(request.per_topic, request.count - len(request.found))
-        log_begin = self.store.log.min_position
+        log_begin = self.store.log.readable_min
         units = self.queues.units(queue.key[1], queue.head, at_most + len(queue.acked), log_begin)
         return [unit for unit in units if unit[0] not in queue.acked][:at_most]
 

@@ -360,7 +360,7 @@ class LiteService:
             end = self.store.deleted.ends.get(parent, 0)
             if end > self._deleted.get(parent, 0) and await self._remove_before(end, parent):
                 self._deleted[parent] = end
-        log_begin = self.store.log.min_position
+        log_begin = self.store.log.readable_min
         if log_begin > self._log_begin and await self._remove_before(log_begin):
             self._log_begin = log_begin
         if self.store.slave or now_ms - self._started_ms < MIN_EXPIRATION_MS:

@@ -31,6 +31,7 @@ from cometmq.broker.tables.table_file import TableFile
 from cometmq.broker.tables.timer_state import TimerState
 from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.tables.versions import Versions
+from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
 from cometmq.protocol import bodies
 from cometmq.protocol.bodies import Body, DataVersion
@@ -164,7 +165,13 @@ class DurableTables:
             if not queue.max_offset or (known is not None and queue.queue_id < known.read_queue_nums):
                 continue
             newest = queue.max_offset - 1
-            if known is None or store.lookups.store_time_of(queue, newest) > topics.version.timestamp:
+            try:
+                is_newer = known is None or (
+                    store.lookups.store_time_of(queue, newest) > topics.version.timestamp
+                )
+            except CommandError:
+                continue  # The object store does not answer. The message is older than all local segments
+            if is_newer:
                 counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         topics.adopt(counts)
 

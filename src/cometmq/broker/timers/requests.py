@@ -238,7 +238,7 @@ class TimerProcessor(msgspec.Struct, eq=False):
         lookups, log = self.store.lookups, self.store.log
         records = await lookups.by_key(topic, key, PAGE, 0, LONG_MAX, PAGE_BYTES)
         hits = await lookups.index.search(self.store.executor, topic, key, PAGE + 1, 0, LONG_MAX)
-        page.more |= sum(hit >= log.min_position for hit in hits) > len(records)
+        page.more |= sum(hit >= log.readable_min for hit in hits) > len(records)
         return records
 
     def _is_wanted(self, record: bytes, out_ms: int, wanted: str | None) -> bool:

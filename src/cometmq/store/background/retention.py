@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cometmq import logs
 from cometmq.store.background.fullness import Fullness
@@ -36,6 +37,9 @@ from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_ext import ExtFiles
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
+
+if TYPE_CHECKING:
+    from cometmq.store.tiered.uploads import TieredUploads
 
 log = logs.logger(__name__)
 
@@ -59,6 +63,7 @@ class Retention:
         before_delete: Called before the log is deleted up to a position, to move the messages that are still
             needed. Returns whether that succeeded.
         first_needed_position: Returns the first log position that a connected slave still needs.
+        tiered: The copies of segments in an object store; None without tiered storage.
     """
 
     disk: Disk
@@ -77,12 +82,13 @@ class Retention:
     on_space_freed: Callable[[], None]
     before_delete: Callable[[int], Awaitable[bool]] | None = None
     first_needed_position: Callable[[], int] = lambda: _NOWHERE
+    tiered: TieredUploads | None = None
 
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
         # The beginning of the log when minimum offsets were last raised to it.
-        self._corrected_min = self.commit_log.min_position
+        self._corrected_min = self.commit_log.readable_min
         self._derived_min = -1
         self._sweep_end = -1  # End of the log when a deletion of unexpired segments last began; else -1
         self._swept = 0  # Bytes after `_sweep_end` that consist of messages moved out of deleted segments
@@ -130,7 +136,8 @@ class Retention:
         now_ms = self.steady.now_ms()
         await self.fullness.measure()
         await self._check_last_segment()
-        deleted = await self._delete_segments(now_ms) if self._due() else []
+        due = self._due()
+        deleted = await self._delete_segments(now_ms, due=due) if due or self.tiered is not None else []
         await self.correct_minimums()
         return deleted
 
@@ -152,19 +159,26 @@ class Retention:
             return True
         return False
 
-    async def _delete_segments(self, now_ms: int) -> list[str]:
-        """Delete expired segments, or, on a full disk, of any age, except the last. Return their paths."""
-        commit_log, config = self.commit_log, self.config
-        forced = self.fullness.deletes_any_age
+    async def _delete_segments(self, now_ms: int, *, due: bool) -> list[str]:
+        """Delete expired segments, or, on a full disk, of any age, except the last. Return their paths.
+
+        If none is `due`, delete only segments that may be deleted early, as the object store has them.
+        """
+        commit_log, config, tiered = self.commit_log, self.config, self.tiered
+        forced = due and self.fullness.deletes_any_age
         if not forced:
             self._sweep_end = -1
         deleted: list[str] = []
         while len(commit_log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
             path = commit_log.path_of(commit_log.segments[0])
             facts = await self.executor.run(self.disk.facts, path)
-            expired = facts is None or facts.modified_ms + config.file_reserved_time * 3_600_000 < now_ms
+            modified_ms = 0 if facts is None else facts.modified_ms
+            expired = due and modified_ms + config.file_reserved_time * 3_600_000 < now_ms
+            early = False
             if not expired and (not forced or self._gains_nothing()):
-                break
+                early = tiered is not None and tiered.may_go(commit_log.segments[0], modified_ms, now_ms)
+                if not early:
+                    break
             behind = commit_log.segments[0] + commit_log.segment_size
             if self._is_needed(path, behind, forced):
                 break
@@ -176,10 +190,17 @@ class Retention:
             if not await self.make_durable_before(behind):
                 log.error("%s is not deleted, because consume queues or index could not be synced", path)
                 break
+            if tiered is not None and facts is not None:
+                copied = await tiered.confirm(commit_log.segments[0], early=early)
+                if early and not copied:
+                    break
+                if not copied and not self.executor.ending:
+                    tiered.report_lost(commit_log.segments[0])
             if self.executor.ending or not await self._delete(path, log_segment=True):
                 break
             deleted.append(path)
-            log.info("deleted %s (%s)", path, "expired" if expired else "disk is full")
+            why = "expired" if expired else "in the object store" if early else "disk is full"
+            log.info("deleted %s (%s)", path, why)
         return deleted
 
     def _is_needed(self, path: str, behind: int, forced: bool) -> bool:
@@ -255,7 +276,7 @@ class Retention:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
         # Each call holds a list of all queues in memory, so calls run one after the other.
         async with self._correcting:
-            log_min = self.commit_log.min_position
+            log_min = self.commit_log.readable_min
             if log_min <= self._corrected_min:
                 return
             for number, queue in enumerate(list(self.queues)):
@@ -268,7 +289,7 @@ class Retention:
 
     async def derived_cycle(self) -> list[str]:
         """Delete the queue and index files that refer only to deleted records. Return their paths."""
-        log_min = self.commit_log.min_position
+        log_min = self.commit_log.readable_min
         if log_min <= self._derived_min:
             return []
         if self.synced_min < log_min:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cometmq import logs
+from cometmq.errors import CommandError
 from cometmq.store.background.tasks import BackgroundTasks
 from cometmq.store.base.clock import SteadyTime
 from cometmq.store.base.executor import StoreExecutor
@@ -116,7 +117,10 @@ class TopicRetention:
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
                 await self.executor.pause(0)
-            floor = await self._floor(queue, limits[queue.topic], now_ms)
+            try:
+                floor = await self._floor(queue, limits[queue.topic], now_ms)
+            except CommandError:
+                continue  # The object store does not answer; a later cycle tries again
             if floor > queue.min_offset:
                 moved[queue] = floor
             if self.executor.ending:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cometmq.periodic import Periodic
 from cometmq.store.background.derived_writer import DerivedWriter
@@ -20,6 +21,9 @@ from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
+
+if TYPE_CHECKING:
+    from cometmq.store.tiered.uploads import TieredUploads
 
 _SAVE_RAFT_LOG_INTERVAL_MS = 3000  # Interval for saving the state of the raft log, as in DLedger
 
@@ -44,6 +48,7 @@ class Upkeep:
     topic_retention: TopicRetention
     save_raft_log: Work | None = None
     """A function that saves the state of the raft log; None unless in raft mode."""
+    tiered: TieredUploads | None = None
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -63,6 +68,8 @@ class Upkeep:
         self.tasks.attach(loop)
         self.space.attach(pool)
         self.executor.attach(loop, pool)
+        if self.tiered is not None:
+            self.tiered.attach(loop)
         self._every(lambda: self.config.flush_interval_commit_log, self.flusher.timed)
         self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_cycle)
         self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
@@ -80,6 +87,8 @@ class Upkeep:
     def _begin_retention(self) -> None:
         self.retention.begin()
         self.topic_retention.begin()
+        if self.tiered is not None:
+            self.tasks.begin("tiered storage", self.tiered.cycle)
 
     def configure(self, config: StoreConfig) -> None:
         """Apply the settings of the store: those of its start, and later each changed version of them."""
@@ -95,6 +104,8 @@ class Upkeep:
         """Stop tasks, executor, flusher and threads, in this order. The caller then calls `make_durable`."""
         self._cancel_timers()
         self.executor.end()
+        if self.tiered is not None:
+            self.tiered.end()
         await self.tasks.stop()
         self.executor.detach()
         await self.flusher.detach()
@@ -115,6 +126,8 @@ class Upkeep:
         self._loop = None
 
     def _shut_pools(self) -> None:
+        if self.tiered is not None:
+            self.tiered.close()
         if self.sync_process is not None:
             self.sync_process.close()
             self.sync_process = None

@@ -90,6 +90,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_space_warning_level_ratio: Annotated[int, _PERCENT] = 90
     disk_space_clean_forcibly_ratio: Annotated[int, _PERCENT] = 85
     clean_file_forcibly_enable: bool = True
+    tiered_store_uri: Annotated[str, FIXED] = ""  # CometMQ only, like the next two: tiered storage
+    tiered_local_reserved_time: Annotated[int, Range(0, INT_MAX, "hours")] = 24
+    tiered_reserved_time: Annotated[int, Range(1, INT_MAX, "hours")] = 720
     max_transfer_bytes_on_message_in_memory: Annotated[int, _TRANSFER] = 256 << 10
     max_transfer_count_on_message_in_memory: Annotated[int, _COUNT] = 32
     max_transfer_bytes_on_message_in_disk: Annotated[int, _TRANSFER] = 64 << 10
@@ -117,6 +120,11 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("flushDiskType", self.flush_disk_type, "SYNC_FLUSH or ASYNC_FLUSH")
         if self.broker_role not in (ASYNC_MASTER, SYNC_MASTER, SLAVE):
             raise ConfigError("brokerRole", self.broker_role, "ASYNC_MASTER, SYNC_MASTER or SLAVE")
+        if self.tiered_store_uri and not _OBJECT_STORE(self.tiered_store_uri):
+            expected = (
+                "s3://, gs://, az:// or file:/// with a bucket and a path; keys go into the environment"
+            )
+            raise ConfigError("tieredStoreUri", self.tiered_store_uri, expected)
         if not all(_HOUR(hour) for hour in self.delete_when.split(";")):
             expected = "hours of the day with ; between, as 04 or 02;14 (an hour that no day has: never)"
             raise ConfigError("deleteWhen", self.delete_when, expected)
@@ -180,6 +188,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     def at_root(self, *keys: str) -> StoreConfig:
         """Return a copy with the usual paths for the settings `keys`, by default all of `LOCATIONS`."""
         return self.replace(**{FIELD_OF_KEY[key]: "" for key in keys or LOCATIONS})
+
+    @property
+    def longest_reserved_time(self) -> int:
+        """For how many hours messages can be read, here or from the object store."""
+        remote = self.tiered_reserved_time if self.tiered_store_uri else 0
+        return max(self.file_reserved_time, remote)
 
     @property
     def raft_log_dir(self) -> str:
@@ -250,6 +264,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 
 _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
+_OBJECT_STORE = re.compile(r"(?:(?:s3|gs|az)://[^/@?#\s]+|file://)(?:/[^/@?#\s]+)*/?").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
 # A delay: 8 digits suffice, because 99,999,999 days are 270,000 years.
 _DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch

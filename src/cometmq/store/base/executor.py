@@ -21,7 +21,7 @@ from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 from cometmq.store.base.disk import Disk
-from cometmq.store.base.files import CACHED, WAITING, FileRange, NotInMemory, Reads
+from cometmq.store.base.files import CACHED, WAITING, FileRange, NotInMemory, Reads, RemoteRange
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
@@ -108,13 +108,13 @@ class StoreExecutor:
                 miss = first
         return await self._answer(question, miss.missing)
 
-    async def _answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
+    async def _answer(self, question: Callable[[Reads], T], missing: FileRange | RemoteRange) -> T:
         """Repeat a query after reading the range that it lacked, and each range that it then lacks."""
-        tried: set[FileRange] = set()
+        tried: set[FileRange | RemoteRange] = set()
         while missing not in tried:
             tried.add(missing)
             try:
-                await self.fetch(missing)
+                await (self.fetch(missing) if isinstance(missing, FileRange) else missing.fetch())
                 return question(CACHED)
             except NotInMemory as miss:
                 missing = miss.missing
@@ -124,6 +124,8 @@ class StoreExecutor:
                 # The bad sector may be in a part of the block that the query does not need. So below, only
                 # the needed ranges are read.
                 break
+        if not isinstance(missing, FileRange):
+            raise missing.not_kept()
         async with self._passing:
             return await self._pass_ranges(question, missing)
 
@@ -142,17 +144,24 @@ class StoreExecutor:
         async with self._places:
             await self._read(whole)
 
-    async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange) -> T:
+    async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange | RemoteRange) -> T:
         """Repeat a query with the bytes of each range that was not in memory, until the query completes.
 
         If the disk cannot read a range, the query gets the error: it may be able to do without the range.
         """
         fetched: dict[FileRange, bytes | OSError] = {}
+        tried: set[RemoteRange] = set()
         while True:
             try:
-                fetched[missing] = await self._read(missing)
+                if isinstance(missing, FileRange):
+                    fetched[missing] = await self._read(missing)
+                elif missing in tried:
+                    raise missing.not_kept()
+                else:
+                    tried.add(missing)
+                    await missing.fetch()
             except OSError as failure:
-                if failure.errno != errno.EIO:
+                if failure.errno != errno.EIO or not isinstance(missing, FileRange):
                     raise
                 fetched[missing] = failure
             try:

@@ -11,7 +11,7 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from cometmq.errors import StoreError
 from cometmq.store.base.disk import NO_FILE, NOT_A_FILE, Buffer, Disk, FileFacts, is_zero, opened, unlink_any
@@ -42,10 +42,20 @@ Fetched = Mapping[FileRange, "bytes | OSError"]
 """For each range that a thread has read for a query: its bytes, or the error of the read."""
 
 
+class RemoteRange(Protocol):
+    """A part of the log that is in the object store only (tiered storage). Equal objects are equal parts."""
+
+    async def fetch(self) -> None:
+        """Bring the part into memory. Raises an exception that is the answer to the query."""
+
+    def not_kept(self) -> Exception:
+        """Return the exception for a part that was fetched, but is no longer in memory."""
+
+
 class NotInMemory(Exception):
     """Raised if the range `missing` of a file is not in memory and the read must not wait for the disk."""
 
-    def __init__(self, missing: FileRange) -> None:
+    def __init__(self, missing: FileRange | RemoteRange) -> None:
         super().__init__(missing)
         self.missing = missing
 
@@ -58,12 +68,12 @@ class Reads:
     """
 
     def __init__(self, *, wait: bool = False, fetched: Fetched | None = None) -> None:
-        self._wait = wait
+        self.wait = wait
         self._fetched = fetched or {}
 
     def read(self, disk: Disk, fd: int, path: str, length: int, offset: int) -> Buffer:
         """Read `length` bytes of an open file, or fewer at its end. Raises NotInMemory, OSError."""
-        if self._wait:
+        if self.wait:
             return disk.pread(fd, length, offset)
         cached = disk.pread_cached(fd, length, offset)
         if cached is not None:

@@ -39,6 +39,8 @@ from cometmq.store.inspect.verify import Progress, no_progress
 from cometmq.store.recovery.store_layout import Look, StoreLayout, locked_layout
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
+from cometmq.store.tables.json_table import JsonTable
+from cometmq.store.tables.table_checks import TIERED, TieredSegmentTable
 from cometmq.store.writing.queue_order import QueueOrder
 from cometmq.store.writing.record_dispatch import key_columns, set_delivery_times
 
@@ -79,11 +81,23 @@ def rebuild(
 ) -> RebuildReport:
     """Compute consume queues and index of the store in `root` from its log, whose bytes are processed twice.
 
-    Raises StoreError if there is no store or it is in use, and OSError. The old directories then stay.
+    Raises StoreError if there is no store, if it is in use, or if its queues also refer to segments in an
+    object store; and OSError. The old directories then stay.
     """
     disk = disk or Disk()
     with locked_layout(disk, root, **look) as layout:
+        _refuse_tiered(layout, disk)
         return _in_place(layout, disk, clock or Clock(), progress)
+
+
+def _refuse_tiered(layout: StoreLayout, disk: Disk) -> None:
+    """Raise StoreError if messages in an object store could no longer be found after a rebuild."""
+    path = os.path.join(layout.root, "config", TIERED)
+    tiered = TieredSegmentTable.from_plain(JsonTable(path, disk).load_or_empty()).segments
+    gone = sum(base < layout.log_min for base in tiered)
+    if gone:
+        why = f"{gone} segments are in the object store only; to give up their messages, move this file away"
+        raise StoreError(why, path)
 
 
 def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress) -> RebuildReport:

@@ -17,6 +17,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 import msgspec
 
@@ -45,6 +46,23 @@ class Extent(msgspec.Struct, gc=False):
     start: int
     position: int
     stop: int = -1
+
+
+class OlderSegments(Protocol):
+    """The segments that are in the object store (tiered storage), of which most are no longer local."""
+
+    store_times: dict[int, int]
+    """Store times of records that were read, by log position. Such a record never changes."""
+
+    @property
+    def begin(self) -> int:
+        """The first position of the oldest of these segments; beyond every log if there is none."""
+
+    def read(self, position: int, length: int, reads: Reads) -> Buffer | None:
+        """Return bytes of one segment, or None if they are not there. Raises NotInMemory, CommandError."""
+
+    def require(self, positions: Sequence[int], sizes: Sequence[int], reads: Reads) -> None:
+        """Raise NotInMemory with the parts that these records need, unless the first one is in memory."""
 
 
 class CommitLog:
@@ -80,6 +98,7 @@ class CommitLog:
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
         self.before_write: Callable[[int], None] | None = None  # Called with the end position of each write
         self.unsynced: dict[int, int] = {}  # descriptors of the segments that have unsynced data
+        self.older: OlderSegments | None = None
 
     # -- segments ---------------------------------------------------------------------------------
 
@@ -89,6 +108,11 @@ class CommitLog:
     @property
     def min_position(self) -> int:
         return self.segments[0] if self.segments else self.end
+
+    @property
+    def readable_min(self) -> int:
+        """The first position that readers can read, in a local segment or in the object store."""
+        return self.min_position if self.older is None else min(self.older.begin, self.min_position)
 
     def reserve_file(self, base: int) -> int:
         """Create the segment that starts at `base` at full length, and return its descriptor.
@@ -311,7 +335,7 @@ class CommitLog:
         if fd is None:
             fd = self._open_for_reading(base)
             if fd < 0:
-                return None
+                return None if self.older is None else self.older.read(position, length, reads)
         data = reads.read(self._disk, fd, self.directories.path_of(base), length, position - base)
         return data if len(data) == length else None
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from cometmq import logs
+from cometmq.errors import CommandError
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import PLACE_BYTES, place_of, record_facts, topic_of
@@ -138,7 +139,7 @@ class Lookup(msgspec.Struct, eq=False):
                 if positions and behind == NO_POSITION:
                     await held.enter_async_context(self.executor.large_answers)
                 await self._take(found, positions)
-                if len(positions) < count or positions[0] <= self.commit_log.min_position:
+                if len(positions) < count or positions[0] <= self.commit_log.readable_min:
                     break
                 behind = positions[0]
                 left -= count
@@ -160,9 +161,16 @@ class Lookup(msgspec.Struct, eq=False):
 
     def store_time_at(self, position: int, reads: Reads) -> int:
         """Return the store time of the record at a position, or -1 if no record begins there."""
+        older = self.commit_log.older
+        if older is not None and (known := older.store_times.get(position)) is not None:
+            return known
         data = self.commit_log.read(position, PLACE_BYTES, reads)
         place = None if data is None else place_of(data)
-        return -1 if place is None else place.store_timestamp_ms
+        if place is None:
+            return -1
+        if older is not None and position < self.commit_log.min_position:
+            older.store_times[position] = place.store_timestamp_ms
+        return place.store_timestamp_ms
 
     async def earliest_store_time(self) -> int:
         """Return the store time of the first message of the log, or -1 if it is missing or unreadable."""
@@ -200,6 +208,13 @@ class Lookup(msgspec.Struct, eq=False):
         for scan in reversed(scans):
             with suppress(FileNotFoundError):  # Retention has deleted the segment
                 yield from scan.groups(scan.base)
+
+    async def time_to_show(self, queue: ConsumeQueue | None, offset: int) -> int:
+        """Return what `store_time_of` returns, or -1 if the object store does not answer."""
+        try:
+            return await self.executor.query(partial(self.store_time_of, queue, offset))
+        except CommandError:
+            return -1
 
     # -- offsets by time --------------------------------------------------------------------------
 

@@ -332,9 +332,12 @@ class QueueReader:
     ) -> tuple[int, Buffer | None]:
         """Return the number and the bytes of the records read, or None if a record is missing or invalid.
 
-        With `partly`, the read may end early: before the first record that is not in memory, or when it has
-        loaded `_MAX_BLOCKS_PER_READ` blocks.
+        With `partly`, and of records in an object store, the read may end early: before the first record
+        that is not in memory, or when it has loaded `_MAX_BLOCKS_PER_READ` blocks.
         """
+        if positions[0] < self._log.min_position and (older := self._log.older) is not None:
+            older.require(positions, sizes, reads)
+            partly = True
         total = len(positions)
         firsts = [0]  # Index of the first record of each group of records that are adjacent in the log
         # The positions ascend, so the records are adjacent if there are no other bytes between them.

@@ -294,11 +294,13 @@ class Recovery:
                 self.queues.delete_topic(topic)
         if replay.torn and replay.last_used >= 0 and result.end < replay.last_used + size:
             self._zero_tail(replay.last_used, result)
+        older = self.commit_log.older
+        tiered_begin = _NOWHERE if older is None else older.begin
         for queue in self.queues:
             if not result.clean:
                 queue.cut()
             queue.next_offset = queue.max_offset
-            queue.correct_min(keep[0] if keep else 0)
+            queue.correct_min(min(keep[0], tiered_begin) if keep else 0)
         self.deleted.lower(result.end)
         self.commit_log.resume(keep, result.end)
         for damage in result.damage:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import (
@@ -43,6 +43,7 @@ MIN_OFFSETS = "queueMinOffsets.json"
 DELETED = "deletedTopics.json"
 TIMERS = "timers.json"
 CUT = "logCut.json"
+TIERED = "tieredSegments.json"
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 _CRC = "crc"
@@ -87,6 +88,21 @@ class LogCutTable(Body, forbid_unknown_fields=True):
 
     log_end: int = -1
     stored_ms: int = 0
+
+
+class TieredSegment(NamedTuple):
+    """A segment in the object store. `crc` is the CRC-32 of the object with the CRCs of its blocks."""
+
+    size: int
+    crc: int
+    modified_ms: int
+
+
+class TieredSegmentTable(Body, forbid_unknown_fields=True):
+    """The content of `tieredSegments.json`: the segments by first log position."""
+
+    store_id: str = ""
+    segments: dict[int, TieredSegment] = empty(dict)
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
@@ -235,6 +251,7 @@ TABLE_RULES: dict[str, TableRule] = {
     DELETED: _own(DeletedTopicTable),
     TIMERS: _own(TimerTable),
     CUT: _own(LogCutTable),
+    TIERED: _own(TieredSegmentTable),
 }
 """The function that checks each table in `config/`, by file name."""
-SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS, CUT})
+SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS, CUT, TIERED})

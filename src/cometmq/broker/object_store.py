@@ -1,0 +1,104 @@
+"""The object store of tiered storage, through the library obstore (extra `tiered`).
+
+All settings but the URI (keys, region, endpoint) come from the environment, as obstore reads it. So no
+setting of the broker, which requests can read, contains a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.errors import ConfigError
+from cometmq.store import ObjectStore, ObjectStoreFailed
+
+T = TypeVar("T")
+PARALLEL_PARTS = 2
+PART_BYTES = 8 << 20  # S3 permits 10,000 parts, so the largest segment, 2 GiB, fits
+CLIENT: Any = {"connect_timeout": "5s", "timeout": "30s"}
+RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+
+
+class ObjectMissing(ObjectStoreFailed):
+    """The object does not exist."""
+
+
+def object_store_of(config: BrokerConfig) -> ObjectStore | None:
+    """Return the object store for a broker's segments; None without the setting `tieredStoreUri`.
+
+    Objects lie below a prefix of the broker, so several brokers may use one URI. Nothing is sent yet. Raises
+    ConfigError.
+    """
+    uri, store = config.store.tiered_store_uri, config.store
+    if not uri:
+        return None
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, from_url
+    except ImportError:
+        expected = "no value, or the library for object stores: pip install 'cometmq[tiered]'"
+        raise ConfigError("tieredStoreUri", uri, expected) from None
+    member = store.d_leger_self_id if store.enable_d_leger_commit_log else config.broker_id
+    # A percent sign would be escaped once more by some object stores.
+    prefix = f"{quote(config.broker_name, safe='').replace('%', '=')}-{member}/"
+    try:
+        if uri.startswith("file:"):
+            return Objects(LocalStore(unquote(uri.removeprefix("file://")) or "/", mkdir=True), prefix)
+        return Objects(from_url(uri, client_options=CLIENT, retry_config=RETRIES), prefix)
+    except (BaseError, OSError, ValueError) as error:
+        raise ConfigError("tieredStoreUri", uri, f"a usable object store ({_first_line(error)})") from None
+
+
+class Objects:
+    """An `ObjectStore` of obstore. Any thread may use it."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        import obstore
+
+        self._obstore: Any = obstore
+        self._store = store
+        self._prefix = prefix
+
+    def put(self, name: str, content: bytes | Iterator[bytes]) -> None:
+        options = {"chunk_size": PART_BYTES, "max_concurrency": PARALLEL_PARTS}
+        self._call(lambda: self._obstore.put(self._store, self._prefix + name, content, **options))
+
+    def get(self, name: str, start: int, length: int) -> bytes:
+        found = self._call(
+            lambda: self._obstore.get_range(self._store, self._prefix + name, start=start, length=length)
+        )
+        return bytes(found)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return int(self._call(lambda: self._obstore.head(self._store, self._prefix + name))["size"])
+        except ObjectMissing:
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        pages = self._call(lambda: list(self._obstore.list(self._store, self._prefix + prefix.rstrip("/"))))
+        return [each["path"].removeprefix(self._prefix) for page in pages for each in page]
+
+    def delete(self, name: str) -> None:
+        try:
+            self._call(lambda: self._obstore.delete(self._store, self._prefix + name))
+        except ObjectMissing:
+            pass
+
+    def _call(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except ObjectStoreFailed:
+            raise  # Raised by the iterator of an upload
+        except (FileNotFoundError, self._obstore.exceptions.NotFoundError) as error:
+            raise ObjectMissing(_first_line(error)) from None
+        except (OSError, ValueError, self._obstore.exceptions.BaseError) as error:
+            raise ObjectStoreFailed(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the beginning of an error's text. The rest of obstore's texts is a dump of the request."""
+    return str(error).partition("\n")[0]

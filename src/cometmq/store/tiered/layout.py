@@ -1,0 +1,116 @@
+"""What tiered storage keeps in an object store, and the operations that it needs there.
+
+A segment of the log becomes three objects, whose names begin with the id of the store and end in:
+
+- `.log`: the bytes of the segment file as they are.
+- `.crc`: the CRC-32 of each block of BLOCK bytes of the segment, 4 bytes each, big-endian.
+- `.json`: the manifest, written last. A segment without a manifest does not count.
+
+Names contain only the store's id and log positions, no text from clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from cometmq.errors import CommandError
+from cometmq.protocol.checksum import crc32
+from cometmq.protocol.codes import ResponseCode
+from cometmq.store.base.disk import Disk, is_numbered, opened
+from cometmq.store.tables.table_checks import TieredSegment
+
+BLOCK = 512 << 10
+"""The unit of reads from the object store, in bytes: a record of 1 KiB costs 5 ms more than its own bytes."""
+DATA, CRCS, MANIFEST = ".log", ".crc", ".json"
+_DIGITS = 20
+_VERSION = 1
+
+
+class ObjectStoreFailed(OSError):
+    """An operation on the object store failed. The same operation may succeed later."""
+
+
+class ObjectStore(Protocol):
+    """The operations of an object store. They block, so they run in threads. Raise ObjectStoreFailed."""
+
+    def put(self, name: str, content: bytes | Iterator[bytes]) -> None:
+        """Create or replace an object. If the iterator raises an exception, no object is created."""
+
+    def get(self, name: str, start: int, length: int) -> bytes:
+        """Return the bytes [start, start + length) of an object."""
+
+    def size(self, name: str) -> int | None:
+        """Return the length of an object, or None if it does not exist."""
+
+    def names(self, prefix: str) -> Iterable[str]:
+        """Return the names of all objects that begin with `prefix`, which ends with a slash."""
+
+    def delete(self, name: str) -> None:
+        """Delete an object if it exists."""
+
+
+class Unavailable(CommandError):
+    """A read needs a segment that the object store does not return at present. The client may try again."""
+
+
+def unavailable(reason: str) -> Unavailable:
+    return Unavailable(ResponseCode.SYSTEM_BUSY, f"the messages are in the object store, try again: {reason}")
+
+
+def object_name(store_id: str, base: int, ending: str) -> str:
+    return f"{store_id}/{base:0{_DIGITS}d}{ending}"
+
+
+def base_of(name: str) -> tuple[int, str] | None:
+    """Return the first log position and the ending of an object's name, or None for a foreign object."""
+    stem, dot, ending = name.rpartition("/")[2].rpartition(".")
+    if not is_numbered(stem, _DIGITS) or dot + ending not in (DATA, CRCS, MANIFEST):
+        return None
+    return int(stem), dot + ending
+
+
+def crcs_length(size: int) -> int:
+    """Return the length of the `.crc` object of a segment."""
+    return -(-size // BLOCK) * 4
+
+
+def manifest(base: int, segment: TieredSegment) -> bytes:
+    """Return the content of a manifest, which also describes the object to a person who finds it."""
+    content = {
+        "version": _VERSION,
+        "position": base,
+        "size": segment.size,
+        "blockSize": BLOCK,
+        "crc": segment.crc,
+        "modifiedMs": segment.modified_ms,
+    }
+    return json.dumps(content).encode()
+
+
+class Pieces:
+    """The blocks of a local segment, for an upload or a check, and the CRCs of the blocks read so far."""
+
+    def __init__(self, disk: Disk, path: str, size: int) -> None:
+        self._disk, self._path, self._size = disk, path, size
+        self._crcs: list[int] = []
+        self.abandoned = False
+        """Another thread may set this. Then the iteration raises ObjectStoreFailed."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the blocks. Raises OSError, also if the file has not the expected length."""
+        with opened(self._disk, self._path, write=False) as fd:
+            for at in range(0, self._size, BLOCK):
+                length = min(BLOCK, self._size - at)
+                block = self._disk.pread(fd, length, at)
+                if len(block) != length or self.abandoned:
+                    raise ObjectStoreFailed(f"{self._path} ends at {at + len(block)}, or its broker stops")
+                self._crcs.append(crc32(block))
+                yield block
+
+    def crcs(self) -> bytes:
+        """Return the content of the `.crc` object, once all blocks were read."""
+        return np.array(self._crcs, ">u4").tobytes()

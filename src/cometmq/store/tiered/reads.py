@@ -1,0 +1,272 @@
+"""Reads of the log segments that are in the object store only.
+
+The queues of these segments stay on the disk, so a reader knows the positions of its records. It finds the
+bytes in memory or raises NotInMemory, like a read of a local file that is not in the page cache. Threads of
+this module then get whole blocks, check their CRCs and keep the newest ones in memory. Neighbouring blocks
+are one request, blocks that several readers need are requested once, and few requests run at a time.
+
+A block that the object store does not return, or that does not match its CRC, is an answer SYSTEM_BUSY. It is
+never "no message": a consumer would pass over messages that still exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from cometmq import logs
+from cometmq.protocol.checksum import crc32
+from cometmq.store.base.disk import Buffer
+from cometmq.store.base.files import NotInMemory, Reads
+from cometmq.store.tables.tiered_segments import TieredSegments
+from cometmq.store.tiered.layout import (
+    BLOCK,
+    CRCS,
+    DATA,
+    ObjectStore,
+    ObjectStoreFailed,
+    crcs_length,
+    object_name,
+    unavailable,
+)
+
+log = logs.logger(__name__)
+
+_MAX_BLOCKS_KEPT = 64  # 32 MiB, and as much for the pulls that wait for them
+_MAX_CRCS_KEPT = 256  # Segments whose CRCs are in memory; those of a segment of 1 GiB are 8 KiB
+_MAX_TIMES_KEPT = 20_000
+_BLOCKS_PER_REQUEST = 8  # 4 MiB
+_MAX_BLOCKS_PER_READ = 16
+_PARALLEL_REQUESTS = 4
+_MAX_WAITING = 256
+"""Maximum number of queries that wait for the object store. Further ones get SYSTEM_BUSY immediately."""
+_TIMEOUT_S = 2.0  # A failure that took longer counts as a timeout; then requests are refused for as long
+
+Block = tuple[int, int]
+"""The first position of a segment, and the number of a block in it."""
+
+
+class TieredCounts(msgspec.Struct, eq=False):
+    """Numbers for the metrics, since the start of the broker."""
+
+    segments: int = 0
+    uploaded_bytes: int = 0
+    failures: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    damaged: int = 0
+    lost: int = 0
+
+
+class TieredRange(NamedTuple):
+    """The blocks that a query lacks."""
+
+    reader: TieredReads
+    blocks: tuple[Block, ...]
+
+    async def fetch(self) -> None:
+        await self.reader.fetch(self.blocks)
+
+    def not_kept(self) -> Exception:
+        return unavailable("too many consumers read old messages")
+
+
+class TieredReads:
+    """The segments of one store in its object store, for readers. For the loop thread only."""
+
+    def __init__(self, objects: ObjectStore, table: TieredSegments, segment_size: int) -> None:
+        self.objects = objects
+        self.table = table
+        self.counts = TieredCounts()
+        self._segment_size = segment_size
+        self._blocks: OrderedDict[Block, bytes] = OrderedDict()
+        self._crcs: OrderedDict[int, bytes] = OrderedDict()
+        self._under_way: dict[Block, asyncio.Future[None]] = {}
+        self._waiting = 0
+        self._places = asyncio.Semaphore(_PARALLEL_REQUESTS)
+        self._pool: ThreadPoolExecutor | None = None
+        self._log_limit = logs.LogLimiter(1, 60)
+        self.store_times: dict[int, int] = _Times()
+        self._refused_until = 0.0
+
+    @property
+    def begin(self) -> int:
+        return self.table.begin
+
+    def read(self, position: int, length: int, reads: Reads) -> Buffer | None:
+        """See `OlderSegments`."""
+        at = position % self._segment_size
+        base = position - at
+        if base not in self.table.by_base:
+            return None
+        numbers = range(at // BLOCK, (at + length - 1) // BLOCK + 1)
+        parts = [self._blocks.get((base, number)) for number in numbers]
+        if None in parts:
+            missing = tuple(
+                (base, number) for number, part in zip(numbers, parts, strict=True) if part is None
+            )
+            if not reads.wait:
+                raise NotInMemory(TieredRange(self, missing))
+            try:
+                for each in missing:
+                    self._keep([each], self._get(base, each[1], 1))
+                parts = [self._blocks[base, number] for number in numbers]
+            except OSError as failure:
+                raise self._failed(failure) from None
+        begin = at - numbers[0] * BLOCK
+        found = [part for part in parts if part is not None]
+        whole = found[0] if len(found) == 1 else b"".join(found)
+        return whole[begin : begin + length]
+
+    def require(self, positions: Sequence[int], sizes: Sequence[int], reads: Reads) -> None:
+        """See `OlderSegments`. The parts are those of the first record and of the next few."""
+        if reads.wait:
+            return
+        wanted: dict[Block, None] = {}
+        first = 0
+        for position, size in zip(positions, sizes, strict=True):
+            at = position % self._segment_size
+            base = position - at
+            if base not in self.table.by_base:
+                break
+            wanted.update(dict.fromkeys((base, n) for n in range(at // BLOCK, (at + size - 1) // BLOCK + 1)))
+            first = first or len(wanted)
+            if len(wanted) >= _MAX_BLOCKS_PER_READ:
+                break
+        blocks = list(wanted)
+        if any(block not in self._blocks for block in blocks[:first]):
+            missing = (block for block in blocks if block not in self._blocks)
+            raise NotInMemory(TieredRange(self, tuple(missing)))
+
+    async def fetch(self, blocks: Sequence[Block]) -> None:
+        """Bring blocks into memory. Raises CommandError (SYSTEM_BUSY) if that fails at present."""
+        if self._waiting >= _MAX_WAITING:
+            raise unavailable("too many requests wait for it")
+        self._waiting += 1
+        try:
+            for run in _runs(block for block in blocks if not self._there(block)):
+                task = asyncio.ensure_future(self._fetch_run(run))
+                self._under_way.update(dict.fromkeys(run, task))
+                task.add_done_callback(partial(self._done, run))
+            tasks: set[asyncio.Future[None]] = {
+                self._under_way[block] for block in blocks if block in self._under_way
+            }
+            if tasks:
+                await asyncio.wait(tasks)
+            for done in tasks:
+                if not done.cancelled() and (failure := done.exception()) is not None:
+                    raise self._failed(failure) from None
+        finally:
+            self._waiting -= 1
+
+    def _there(self, block: Block) -> bool:
+        if block in self._blocks:
+            self._blocks.move_to_end(block)
+        return block in self._blocks or block in self._under_way
+
+    def _done(self, run: Sequence[Block], task: asyncio.Future[None]) -> None:
+        for block in run:
+            del self._under_way[block]
+        if not task.cancelled():
+            task.exception()  # Each query that waits reports it; without one, it is of no interest
+
+    async def _fetch_run(self, run: Sequence[Block]) -> None:
+        async with self._places:
+            base, first = run[0]
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_PARALLEL_REQUESTS, "cometmq-tiered-reads")
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            if begun < self._refused_until:
+                raise ObjectStoreFailed("an earlier request has timed out")
+            try:
+                data = await loop.run_in_executor(self._pool, self._get, base, first, len(run))
+            except OSError:
+                # After a timeout, the queries that wait for their turn must not wait for their own timeouts.
+                if loop.time() - begun > _TIMEOUT_S:
+                    self._refused_until = loop.time() + _TIMEOUT_S
+                raise
+            self._keep(run, data)
+
+    def _keep(self, run: Sequence[Block], data: bytes) -> None:
+        for place, block in enumerate(run):
+            self._blocks[block] = data[place * BLOCK : (place + 1) * BLOCK]
+        while len(self._blocks) > _MAX_BLOCKS_KEPT:
+            self._blocks.popitem(last=False)
+
+    def _get(self, base: int, first: int, count: int) -> bytes:
+        """Get consecutive blocks of a segment, and check them. Raises OSError."""
+        segment = self.table.by_base.get(base)
+        if segment is None:
+            raise ObjectStoreFailed("the segment has just been deleted")
+        crcs = self._crcs.get(base)
+        if crcs is None:
+            name = object_name(self.table.store_id, base, CRCS)
+            crcs = self.objects.get(name, 0, crcs_length(segment.size))
+            if crc32(crcs) != segment.crc:
+                raise self._damage(base, CRCS)
+            self._crcs[base] = crcs
+            while len(self._crcs) > _MAX_CRCS_KEPT:
+                self._crcs.popitem(last=False)
+        length = min(count * BLOCK, segment.size - first * BLOCK)
+        data = self.objects.get(object_name(self.table.store_id, base, DATA), first * BLOCK, length)
+        self.counts.reads += 1
+        self.counts.read_bytes += len(data)
+        expected = np.frombuffer(crcs, ">u4", count, 4 * first).tolist()
+        found = [crc32(data[at : at + BLOCK]) for at in range(0, length, BLOCK)]
+        if len(data) != length or found != expected:
+            raise self._damage(base, DATA)
+        return data
+
+    def _damage(self, base: int, ending: str) -> ObjectStoreFailed:
+        self.counts.damaged += 1
+        return ObjectStoreFailed(f"{object_name(self.table.store_id, base, ending)} does not match its CRC")
+
+    def _failed(self, failure: BaseException) -> BaseException:
+        """Count and log a failed read. Return the exception for the reader."""
+        if not isinstance(failure, OSError):
+            return failure
+        self.counts.failures += 1
+        if self._log_limit.allows():
+            log.error("messages in the object store cannot be read at present: %s", failure)
+        return unavailable("it does not return them (see the log of the broker)")
+
+    def forget(self, base: int) -> None:
+        """Drop what is in memory of a segment that was deleted or uploaded again."""
+        self._crcs.pop(base, None)
+        for block in [block for block in self._blocks if block[0] == base]:
+            del self._blocks[block]
+
+    def close(self) -> None:
+        """End without waiting for requests in progress."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+class _Times(dict[int, int]):
+    """Store times by log position. When it is full, it is emptied."""
+
+    def __setitem__(self, position: int, stored_ms: int) -> None:
+        if len(self) >= _MAX_TIMES_KEPT:
+            self.clear()
+        super().__setitem__(position, stored_ms)
+
+
+def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
+    """Group blocks that are neighbours in their segment, at most `_BLOCKS_PER_REQUEST` each."""
+    runs: list[list[Block]] = []
+    for block in sorted(blocks):
+        last = runs[-1] if runs else []
+        if last and last[-1] == (block[0], block[1] - 1) and len(last) < _BLOCKS_PER_REQUEST:
+            last.append(block)
+        else:
+            runs.append([block])
+    return runs

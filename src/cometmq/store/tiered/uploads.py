@@ -1,0 +1,242 @@
+"""Uploads of sealed log segments to an object store, and their deletion there (tiered storage).
+
+A segment is uploaded once it is full, synced, and visible to readers, so it never changes again. The order of
+steps makes each of them safe to interrupt:
+
+- upload: bytes, CRCs, manifest, entry in the table of this store. Only then may the local file be deleted
+  early. Before that, the local bytes are compared with the CRCs in the object store.
+- deletion: entry in the table, manifest, bytes, CRCs.
+
+Objects without an entry in the table are what an interrupted step has left. The first cycle after a start, or
+after a failed deletion, removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, TypeVarTuple
+
+from cometmq import logs
+from cometmq.protocol.checksum import crc32
+from cometmq.store.base.clock import SteadyTime
+from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk
+from cometmq.store.base.executor import StoreExecutor
+from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.tables.table_checks import TieredSegment
+from cometmq.store.tiered.layout import (
+    CRCS,
+    DATA,
+    MANIFEST,
+    ObjectStoreFailed,
+    Pieces,
+    base_of,
+    crcs_length,
+    manifest,
+    object_name,
+)
+from cometmq.store.tiered.reads import TieredReads
+
+log = logs.logger(__name__)
+
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+_HOUR_MS = 3_600_000
+_THREADS = 2  # One for an upload, and one for retention, which must not wait for the upload
+
+
+@dataclass(eq=False, kw_only=True)
+class TieredUploads:
+    """Copies the sealed segments of one store to its object store. For the loop thread only.
+
+    Attributes:
+        executor: Runs work that waits for the local disk.
+        sealed_end: Returns the log position before which the log never changes again.
+    """
+
+    disk: Disk
+    config: StoreConfig
+    executor: StoreExecutor
+    steady: SteadyTime
+    commit_log: CommitLog
+    reads: TieredReads
+    sealed_end: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self.objects, self.table, self.counts = self.reads.objects, self.reads.table, self.reads.counts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._swept = False
+        self._pieces: Pieces | None = None
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on, run the requests to the object store in threads, else on the calling thread."""
+        self._loop, self._ended = loop, loop.create_future()
+        self._pool = ThreadPoolExecutor(_THREADS, "cometmq-tiered")
+
+    def end(self) -> None:
+        """Let requests in progress fail: nothing waits for an object store that does not answer."""
+        if self._pieces is not None:
+            self._pieces.abandoned = True
+        if self._loop is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def close(self) -> None:
+        self.end()
+        self.reads.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._loop = self._pool = None
+
+    async def _run(self, work: Callable[[*Given], T], *given: *Given) -> T:
+        if self._loop is None:
+            return work(*given)
+        future = self._loop.run_in_executor(self._pool, partial(work, *given))
+        await asyncio.wait((future, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            future.add_done_callback(lambda late: late.cancelled() or late.exception())
+            raise ObjectStoreFailed("the broker stops")
+        return future.result()
+
+    def _name(self, base: int, ending: str) -> str:
+        return object_name(self.table.store_id, base, ending)
+
+    # -- the periodic work ------------------------------------------------------------------------
+
+    async def cycle(self) -> None:
+        """Remove what an interruption left, delete expired segments, and upload new ones, the oldest first.
+
+        Raises OSError. The next cycle tries again.
+        """
+        try:
+            if not self._swept:
+                await self._sweep()
+            await self._delete_expired()
+            for base in self._waiting():
+                if self.executor.ending:
+                    return
+                await self._upload(base)
+        except OSError:
+            if self.executor.ending:
+                return
+            self.counts.failures += 1
+            raise
+
+    def _waiting(self) -> list[int]:
+        """Return the sealed segments that are not uploaded yet, oldest first."""
+        size, end = self.commit_log.segment_size, self.sealed_end()
+        known = self.table.by_base
+        return [each for each in self.commit_log.segments[:-1] if each + size <= end and each not in known]
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the sealed segments that are not uploaded yet."""
+        return len(self._waiting()) * self.commit_log.segment_size
+
+    def _expired(self, modified_ms: int) -> bool:
+        return modified_ms + self.config.tiered_reserved_time * _HOUR_MS < self.steady.now_ms()
+
+    async def _upload(self, base: int) -> None:
+        path, size = self.commit_log.path_of(base), self.commit_log.segment_size
+        facts = await self.executor.run(self.disk.facts, path)
+        if facts is None or self._expired(facts.modified_ms):
+            return
+        pieces = self._pieces = Pieces(self.disk, path, size)
+        await self._run(self.objects.put, self._name(base, DATA), iter(pieces))
+        crcs = pieces.crcs()
+        await self._run(self.objects.put, self._name(base, CRCS), crcs)
+        if await self._run(self.objects.size, self._name(base, DATA)) != size:
+            raise ObjectStoreFailed(f"the uploaded object {self._name(base, DATA)} has not {size} bytes")
+        segment = TieredSegment(size, crc32(crcs), facts.modified_ms)
+        await self._run(self.objects.put, self._name(base, MANIFEST), manifest(base, segment))
+        self.reads.forget(base)
+        await self.executor.run(self.table.add, base, segment)
+        self.counts.segments += 1
+        self.counts.uploaded_bytes += size
+        log.info("%s is in the object store as %s", path, self._name(base, DATA))
+
+    async def _delete_expired(self) -> None:
+        """Delete the segments in the object store that are older than tieredReservedTime, oldest first."""
+        for base, segment in sorted(self.table.by_base.items()):
+            if base >= self.commit_log.min_position or not self._expired(segment.modified_ms):
+                break
+            await self.executor.run(self.table.remove, base)
+            self._swept = False
+            await self._delete([base])
+            self._swept = True
+            log.info("deleted %s (expired)", self._name(base, DATA))
+
+    async def _delete(self, bases: Iterable[int]) -> None:
+        for base in bases:
+            self.reads.forget(base)
+            for ending in (MANIFEST, DATA, CRCS):
+                await self._run(self.objects.delete, self._name(base, ending))
+
+    async def _sweep(self) -> None:
+        """Compare the object store with the table: remove remains, and report what is missing."""
+        names = await self._run(lambda: list(self.objects.names(f"{self.table.store_id}/")))
+        found = {place for place in map(base_of, names) if place is not None}
+        known = self.table.by_base
+        # The upload of a later segment is repeated, and replaces these objects.
+        begin = self.commit_log.min_position
+        await self._delete(sorted({base for base, _ in found if base < begin} - known.keys()))
+        for base in sorted(known):
+            if any((base, ending) not in found for ending in (DATA, CRCS)):
+                await self._lost(base, "it has been deleted there by somebody else")
+        self._swept = True
+
+    async def _lost(self, base: int, why: str) -> None:
+        """Report a segment that the object store lacks. If it is still here, it is uploaded again."""
+        name = self._name(base, DATA)
+        if base in self.commit_log.segments:
+            log.error("%s must be uploaded again: %s", name, why)
+            await self.executor.run(self.table.remove, base)
+        else:
+            log.error("%s is lost, and its messages cannot be read: %s", name, why)
+            self.counts.lost += 1
+
+    # -- for the retention of local segments ------------------------------------------------------
+
+    def may_go(self, base: int, modified_ms: int, now_ms: int) -> bool:
+        """Return whether a local segment may be deleted early, because the object store has it."""
+        early = modified_ms + self.config.tiered_local_reserved_time * _HOUR_MS < now_ms
+        return early and base in self.table.by_base
+
+    async def confirm(self, base: int, *, early: bool) -> bool:
+        """Return whether the object store has the bytes of a local segment, which is about to be deleted.
+
+        The local bytes are compared with their CRC in the table. With `early`, the object store is asked,
+        too; the result is False if it does not answer. A segment that differs is uploaded again.
+        """
+        segment = self.table.by_base.get(base)
+        if segment is None:
+            return False
+        pieces = self._pieces = Pieces(self.disk, self.commit_log.path_of(base), segment.size)
+        lengths = {DATA: segment.size, CRCS: crcs_length(segment.size)}
+        try:
+            crc = await self._run(_crc_of, pieces)
+            differs = crc != segment.crc
+            for ending, length in lengths.items() if early else ():
+                differs |= await self._run(self.objects.size, self._name(base, ending)) != length
+        except OSError as failure:
+            self.counts.failures += 1
+            log.warning("%s cannot be compared with its local file: %s", self._name(base, DATA), failure)
+            return False
+        if differs:
+            await self._lost(base, "it is not what the local file holds")
+        return not differs
+
+    def report_lost(self, base: int) -> None:
+        """Count and log a segment that is deleted without a copy in the object store."""
+        self.counts.lost += 1
+        log.error("%s is deleted although it was never uploaded", self.commit_log.path_of(base))
+
+
+def _crc_of(pieces: Pieces) -> int:
+    deque(pieces, 0)
+    return crc32(pieces.crcs())

@@ -1,0 +1,309 @@
+"""Tiered storage: what is uploaded, what may be deleted here and there, and interruptions of each step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.kit.object_store import MemoryObjects
+from tests.store.kit import after_crash, everything, opened, put, run_retention
+from tests.store.tiered.offload import HOUR, NOON, age, fill, offload, tiered, upload
+
+from cometmq.errors import StoreCorrupt, StoreError
+from cometmq.protocol.checksum import crc32
+from cometmq.store import MessageStore, ObjectStoreFailed
+from cometmq.store.inspect.rebuild import rebuild
+
+SEGMENT = 64 << 10
+ALL = "crc json log"
+
+
+def test_full_segments_are_uploaded_as_they_are_and_the_last_one_is_not(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 3)
+    age(store)
+
+    upload(store)
+
+    assert store.tiered is not None
+    assert objects.endings() == {0: ALL, SEGMENT: ALL}
+    for base in (0, SEGMENT):
+        name = f"{store.tiered.table.store_id}/{base:020d}"
+        content = Path(store.log.path_of(base)).read_bytes()
+        assert objects.objects[f"{name}.log"] == content
+        assert objects.objects[f"{name}.crc"] == crc32(content).to_bytes(4, "big")
+    assert (store.tiered.counts.segments, store.tiered.waiting_bytes) == (2, 0)
+
+
+def test_the_manifest_is_the_last_object_and_the_next_cycle_uploads_nothing_twice(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    age(store)
+
+    upload(store)
+    done = len(objects.calls)
+    upload(store)
+
+    assert [name.rpartition(".")[2] for call, name in objects.calls if call == "put"] == [
+        "log",
+        "crc",
+        "json",
+    ]
+    assert len(objects.calls) == done
+
+
+def test_what_is_not_yet_synced_or_visible_is_not_uploaded(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    age(store)
+    store.flusher.flushed = SEGMENT - 1
+
+    upload(store)
+
+    assert objects.objects == {}
+
+
+def test_uploaded_segments_are_deleted_early_and_others_after_the_normal_time(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 4)
+    age(store, hours=0.5)
+    upload(store)
+    assert run_retention(store) == []
+
+    age(store, segments=1)
+    assert [path[-20:] for path in run_retention(store) if "commitlog" in path] == [f"{0:020d}"]
+    assert store.log.min_position == SEGMENT
+    assert store.min_offset("T", 0) == 0
+
+
+def test_without_an_upload_segments_stay_for_the_normal_time_and_their_loss_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    objects = MemoryObjects()
+    objects.fail("put")
+    store = tiered(tmp_path, objects, delete_when="99")
+    fill(store, 3)
+    age(store, hours=50)
+    with pytest.raises(ObjectStoreFailed):
+        upload(store)
+    assert run_retention(store) == []
+
+    age(store, hours=100)
+    store.retention.delete_now()
+    run_retention(store)
+
+    assert store.tiered is not None
+    assert len(store.log.segments) == 1
+    assert store.tiered.counts.lost == 2
+    assert store.min_offset("T", 0) > 0
+    assert "although it was never uploaded" in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["log", "crc"])
+def test_a_segment_is_kept_and_uploaded_again_if_somebody_has_deleted_its_object(
+    tmp_path: Path, ending: str
+) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    age(store)
+    upload(store)
+    del objects.objects[next(name for name in objects.objects if name.endswith(ending))]
+
+    assert run_retention(store) == []
+    upload(store)
+    assert objects.endings() == {0: ALL}
+    assert len(run_retention(store)) > 0
+
+
+def test_a_segment_that_differs_from_its_upload_is_uploaded_again(tmp_path: Path) -> None:
+    """A cut of the log while tiered storage was off lets the log grow with other records."""
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    age(store)
+    upload(store)
+    path = Path(store.log.path_of(0))
+    path.write_bytes(path.read_bytes().replace(b"7 \0", b"8 \0"))
+    age(store)
+
+    assert run_retention(store) == []
+    upload(store)
+    assert (
+        next(content for name, content in objects.objects.items() if name.endswith("log"))
+        == path.read_bytes()
+    )
+
+
+def test_an_object_store_that_does_not_answer_keeps_segments_here(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    age(store)
+    upload(store)
+    objects.fail()
+
+    assert run_retention(store) == []
+
+
+def test_expired_segments_are_deleted_manifest_first_and_their_messages_are_no_longer_offered(
+    tmp_path: Path,
+) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects, tiered_reserved_time=24)
+    fill(store, 4)
+    age(store, hours=12)
+    age(store, hours=20, segments=1)
+    upload(store)
+    run_retention(store)
+    assert store.min_offset("T", 0) == 0
+    store = restarted_later(store, objects, 5 * HOUR, tiered_reserved_time=24)
+    objects.calls.clear()
+
+    upload(store)
+    run_retention(store)
+
+    deleted = [name.rpartition(".")[2] for call, name in objects.calls if call == "delete"]
+    assert deleted == ["json", "log", "crc"]
+    assert objects.endings() == {SEGMENT: ALL, 2 * SEGMENT: ALL}
+    assert 0 < store.min_offset("T", 0) < store.max_offset("T", 0)
+
+
+def restarted_later(store: MessageStore, objects: MemoryObjects, ms: int, **changes: object) -> MessageStore:
+    store.close()
+    again = tiered(Path(store.config.root), objects, **changes)
+    assert again.tiered is not None
+    again.tiered.steady.now_ms = lambda: NOON + ms  # type: ignore[method-assign]
+    return again
+
+
+STEPS = [
+    *[("put", ending) for ending in (".log", ".crc", ".json")],
+    ("size", ".log"),
+    *[("delete", ending) for ending in (".json", ".log", ".crc")],
+]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: " ".join(step))
+def test_a_kill_before_or_after_any_request_loses_nothing_and_leaves_no_remains(
+    tmp_path: Path, step: tuple[str, str], after: bool
+) -> None:
+    objects = Killed(step, after)
+    store = tiered(tmp_path, objects, tiered_reserved_time=24)
+    fill(store, 4)
+    every = everything(store)
+    try:
+        offload(store)
+        expired = len(store.log.segments)
+        assert store.tiered is not None
+        store.tiered.steady.now_ms = lambda: NOON + 100 * HOUR  # type: ignore[method-assign]
+        upload(store)
+        raise AssertionError(f"{expired}: the step was not reached")
+    except ConnectionAbortedError:
+        objects.step = None
+    store = after_crash(store, store.disk, store.flusher.clock, objects, **CHANGES)
+
+    found = everything(store)
+    assert found == every[-len(found) :]
+    if step[0] != "delete":
+        assert found == every
+    upload(store)
+    run_retention(store)
+    found = everything(store)
+    assert found == every[-len(found) :]
+    assert store.tiered is not None
+    assert objects.endings() == dict.fromkeys(store.tiered.table.by_base, ALL)
+
+
+CHANGES = {"tiered_local_reserved_time": 1, "tiered_reserved_time": 24, "delete_when": "99"}
+
+
+class Killed(MemoryObjects):
+    """An object store whose client is killed before or after a request, as the next exception shows."""
+
+    def __init__(self, step: tuple[str, str] | None, after: bool) -> None:
+        super().__init__()
+        self.step = step
+        self.after = after
+
+    def _killed(self, operation: str, name: str) -> bool:
+        return self.step is not None and operation == self.step[0] and name.endswith(self.step[1])
+
+    def _begin(self, operation: str, name: str) -> None:
+        super()._begin(operation, name)
+        if not self.after and self._killed(operation, name):
+            raise ConnectionAbortedError
+
+    def put(self, name: str, content: object) -> None:
+        super().put(name, content)  # type: ignore[arg-type]
+        if self._killed("put", name):
+            raise ConnectionAbortedError
+
+    def delete(self, name: str) -> None:
+        super().delete(name)
+        if self._killed("delete", name):
+            raise ConnectionAbortedError
+
+    def size(self, name: str) -> int | None:
+        found = super().size(name)
+        if self._killed("size", name):
+            raise ConnectionAbortedError
+        return found
+
+
+def test_remains_of_a_segment_that_never_arrived_whole_are_removed(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 3)
+    offload(store)
+    assert store.tiered is not None
+    mine = store.tiered.table.store_id
+    objects.objects |= {f"{mine}/{5:020d}.log": b"half", f"{mine}/notes.txt": b"somebody's"}
+    objects.objects[f"other/{5:020d}.log"] = b"of another store"
+
+    store = after_crash(store, store.disk, store.flusher.clock, objects)
+    upload(store)
+
+    assert f"{mine}/{5:020d}.log" not in objects.objects
+    assert {f"{mine}/notes.txt", f"other/{5:020d}.log"} < objects.objects.keys()
+
+
+def test_a_damaged_table_refuses_the_start_instead_of_dropping_messages(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    offload(store)
+    store.close()
+    for path in (tmp_path / "config").glob("tieredSegments.json*"):
+        path.write_text('{"storeId": 5}')
+
+    with pytest.raises(StoreCorrupt, match=r"tieredSegments\.json"):
+        tiered(tmp_path, objects)
+
+
+def test_a_rebuild_that_would_lose_the_messages_in_the_object_store_is_refused(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 3)
+    age(store)
+    upload(store)
+    store.close()
+    rebuild(str(tmp_path), config=store.config)  # all of it is still here
+    offload(tiered(tmp_path, objects))
+    opened.pop().close()
+
+    with pytest.raises(StoreError, match="in the object store only"):
+        rebuild(str(tmp_path), config=store.config)
+    assert everything(tiered(tmp_path, objects))[0].startswith(b"0 ")
+
+
+def test_without_tiered_storage_nothing_of_it_is_on_the_disk(store: MessageStore, tmp_path: Path) -> None:
+    put(store)
+
+    assert store.tiered is None
+    assert not (tmp_path / "config" / "tieredSegments.json").exists()
