@@ -86,8 +86,8 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
         *("recovery", "raft_log", "tiered", "background", "inspect"),
     ),
     "broker": (
-        *("base", "access", "tables", "filters", "groups", "send", "pull", "pop", "lite", "timers"),
-        *("transactions", "replication"),
+        *("base", "access", "rates", "tables", "filters", "groups", "send", "pull", "pop", "lite"),
+        *("timers", "transactions", "replication"),
         "admin",
     ),
     "client": ("cluster", "producer", "group", "simple", "consumer", "pull", "idempotency"),

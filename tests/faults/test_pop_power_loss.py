@@ -28,6 +28,7 @@ from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pop.revive import ReviveLog
 from cometmq.broker.pop.service import PopService
 from cometmq.broker.pull.long_poll import LongPoll
+from cometmq.broker.rates.rate_limits import RateLimits
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.record.one import iter_records
@@ -99,6 +100,7 @@ class World:
         self.pops = PopService(
             config=config, clock=self.clock, store=store, tables=self.tables, stats=stats, tick=tick,
             writer=writer, filters=SqlFilters(config), arrivals=LongPoll(),
+            rates=RateLimits(config, self.tables.groups.table, None, lambda: 0),
         )  # fmt: skip
         self.tables.load()
         self.pops.load()

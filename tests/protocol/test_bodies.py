@@ -17,7 +17,7 @@ from tests.protocol.frames import frames_of
 from cometmq.errors import BodyError, MessageIllegal
 from cometmq.message import MessageQueue
 from cometmq.protocol import bodies as b
-from cometmq.protocol.batch import BatchItem, encode_batch, iter_batch
+from cometmq.protocol.batch import BatchItem, count_items, encode_batch, iter_batch
 from cometmq.protocol.lenient import ObjectKey, loads
 
 # Body classes by (request code, is response).
@@ -465,3 +465,15 @@ def test_a_cut_batch_is_refused_unless_cut_between_items() -> None:
 def test_a_batch_item_with_properties_beyond_16_bits() -> None:
     with pytest.raises(MessageIllegal, match="32768"):
         encode_batch([(0, b"", bytes(32_768))])
+
+
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [(b"", 1), (b"\0\0", 1), (bytes(9), 1), (b"\xff" * 66, 3), (bytes(44), 2), (bytes(100_000), 4546)],
+)
+def test_the_messages_of_a_damaged_batch_are_counted_within_bounds(body, number):
+    assert count_items(body) == number
+
+
+def test_the_messages_of_a_batch_are_counted():
+    assert count_items(encode_batch((0, bytes(size), b"") for size in range(50))) == 50

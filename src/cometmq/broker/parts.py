@@ -24,7 +24,7 @@ from cometmq.broker.base.names import CHECK_BY_THEMSELVES, names_checked
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
-from cometmq.broker.base.times import mono_ms
+from cometmq.broker.base.times import awake_ms, mono_ms
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.filter_servers import FilterServers
 from cometmq.broker.filters.sql_filters import SqlFilters
@@ -41,6 +41,8 @@ from cometmq.broker.pull.backlog import CHECK_S, SlowReaders
 from cometmq.broker.pull.checks import PullChecks
 from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
+from cometmq.broker.rates.rate_limits import RateLimits
+from cometmq.broker.rates.throttle import SendThrottle
 from cometmq.broker.register import Registrar
 from cometmq.broker.replication.replication import Replication, ReplicationContext
 from cometmq.broker.send.dedup import Deduplication
@@ -187,21 +189,28 @@ class BrokerParts:
         self.retry_rules = RetryRules(tables.groups, self.consumers, self.locks)
         filters = SqlFilters(config)
         self.slow_readers = SlowReaders(config, tables.groups)
+        account_rates = self.security.account_rates
+        self.rates = RateLimits(config, tables.groups.table, account_rates, lambda: awake_ms(clock))
+        self.throttle = SendThrottle(self.rates)
         checks = PullChecks(config, tables, self.consumers, filters)
         self.pulls = PullProcessor(
             config, store, tick, tables, stats, checks, self.slow_readers, self.security.is_admin, clock,
-            writer, address,
+            writer, address, self.rates,
         )  # fmt: skip
         arrivals = self.pulls.long_poll
-        self.pops = PopService(config, clock, store, tables, stats, tick, writer, filters, arrivals)
-        self.lite = LiteService(config, clock, store, tables, stats, tick, self.pops.retries, arrivals)
+        self.pops = PopService(
+            config, clock, store, tables, stats, tick, writer, filters, arrivals, self.rates
+        )
+        self.lite = LiteService(
+            config, clock, store, tables, stats, tick, self.pops.retries, arrivals, self.rates
+        )
         writer.on_refused = self.lite.refused
         self.modes = ConsumeModes(config, tables, self.consumers, self.registrar.route)
         self.timed = TimedSends(config, clock, store, tables)
         self.dedup = Deduplication(config, clock, store, tables.topics, writer, self.timed)
         self.sends = SendProcessor(
             config, clock, store, tables, self.retry_rules, levels, stats, writer, self.timed, self.dedup,
-            self.lite.sent_properties,
+            self.throttle, self.lite.sent_properties,
         )  # fmt: skip
         self.timers = TimerService(clock, store, tables, self.timed, writer)
         self.schedule = ScheduleService(clock, store, tables, levels, writer)
@@ -218,7 +227,7 @@ class BrokerParts:
         numbers = BrokerMetrics(
             self.config, self._clock, self.store, self.tables, self.consumers, self.producers, self.stats,
             self.protection, runtime, self._address, self.transactions.ledger, self.pops,
-            lambda: len(self.server.connections), self.registrar.state, self.more_metrics,
+            lambda: len(self.server.connections), self.registrar.state, self.rates, self.more_metrics,
         )  # fmt: skip
         interface = self._address.interface
         return MetricsExporter(self.config, interface, numbers.collect, numbers.why_not_ready)
@@ -348,6 +357,7 @@ class BrokerParts:
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()
+        self.throttle.stop()
         await self.metrics.stop()
         await self.filter_servers.stop()
         await self.registrar.stop()

@@ -17,6 +17,7 @@ ITEM_HEAD = struct.Struct(">iiiii")
 """The layout of the first fields of a message in a batch: size, magic, CRC, flag, body length."""
 MIN_ITEM = ITEM_HEAD.size + 2
 _LENGTH = struct.Struct(">h")
+_SIZE = struct.Struct(">i")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,6 +46,15 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
             raise MessageIllegal(f"a number is out of range for a message of a batch: {error}") from None
         parts += (body, _LENGTH.pack(len(properties)), properties)
     return b"".join(parts)
+
+
+def count_items(data: Buffer) -> int:
+    """Return the number of messages of a batch body by their sizes alone: a guess if one is invalid."""
+    number = position = 0
+    while position + 4 <= len(data):
+        number += 1
+        position += max(_SIZE.unpack_from(data, position)[0], MIN_ITEM)
+    return max(number, 1)
 
 
 def iter_batch(data: Buffer) -> Iterator[BatchItem]:

@@ -42,11 +42,14 @@ def test_accounts_come_change_and_go(cluster: Standalone, home: Path) -> None:
     everywhere = ("-c", "DefaultCluster")
     key = ("-a", "somebody")
     perms = ("-t", "T=PUB,U=SUB", "-g", "G=SUB", "-i", "DENY", "-m", "false")
+    perms += ("--rateLimits", "send.messages=5, receive.bytes=70")
     made = run(cluster, "updateAclConfig", *everywhere, *key, "-s", "a-good-secret", *perms)
     assert made.exit_code == 0, made.output
     assert "success." in made.output
     assert "accessKey='somebody', secretKey='******'" in made.output
     assert "a-good-secret" not in made.output
+    guard = cluster.broker.parts.security.guard
+    assert guard.account_rates("somebody") == {"send.messages": "5", "receive.bytes": "70"}
 
     white = run(cluster, "updateGlobalWhiteAddr", *everywhere, "-g", "10.0.0.*,10.1.0.{1,2}")
     assert white.exit_code == 0, white.output
@@ -72,6 +75,7 @@ def test_accounts_come_change_and_go(cluster: Standalone, home: Path) -> None:
         (("-s", "short"), "secretKey needs 7"),
         (("-s", "a-good-secret", "-t", "T=READ"), "none of DENY"),
         (("-s", "a-good-secret", "-w", "1.2"), "an address"),
+        (("-s", "a-good-secret", "--rateLimits", "all=1"), "rateLimits: 'all=1' is not NAME=NUMBER"),
     ],
 )
 def test_a_broker_says_what_is_wrong(

@@ -28,6 +28,7 @@ accounts:
     groupPerms:
       # the group should convert to retry topic
       - groupA=DENY
+    rateLimits: [send.messages=100, receive.bytes = 0]
 
   - accessKey: rocketmq2
     secretKey: 12345678
@@ -50,6 +51,8 @@ def test_apaches_example_is_understood() -> None:
     assert {name: rule.perm for name, rule in one.topics.items()} == {
         "topicA": Perm.DENY, "topicB": Perm.PUB | Perm.SUB, "topicC": Perm.SUB,
     }  # fmt: skip
+    assert one.rates == {"send.messages": "100", "receive.bytes": "0"}
+    assert "rateLimits" not in to_plain(two)
     assert two.admin
     assert two.white is not None
     assert two.white.matches("192.168.1.7")
@@ -72,6 +75,13 @@ def account(more: str) -> bytes:
     ("data", "line", "words"),
     [
         (b"", 1, "empty"),
+        (
+            account("  rateLimits: [send.all=1]"),
+            4,
+            "rateLimits: 'send.all=1' is not NAME=NUMBER with one of send.m",
+        ),
+        (account("  rateLimits: [send.bytes=1, send.bytes=2]"), 4, "at most once"),
+        (account("  rateLimits: [send.bytes=1.5]"), 4, "a whole number per second up to 1000000000000"),
         (b"- 1", 1, "must be a mapping"),
         (b"account: []", 1, "did you mean accounts"),
         (b"accounts: x", 1, "expected a list"),

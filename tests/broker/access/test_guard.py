@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -290,3 +291,34 @@ async def test_our_clients_sign_what_they_send(tmp_path: Path) -> None:
         async with Producer("PG", namesrv=cluster.namesrv_addr) as nobody:
             with pytest.raises(BrokerError, match="the broker asks for an account"):
                 await nobody.send(Message("Orders", b"x"))
+
+
+async def test_an_account_may_send_and_receive_at_its_rate_over_all_its_clients(tmp_path: Path) -> None:
+    acl = ACL + "  rateLimits: [send.messages=10, receive.messages=10]\n"
+    async with (
+        guarded(tmp_path, acl) as (broker, _, program, admin),
+        SigningPeer(broker.addr, PROGRAM) as second,
+    ):
+        began = time.monotonic()
+        answers = await asyncio.gather(*(each.send() for each in (program, second) for _ in range(8)))
+        assert time.monotonic() - began >= 0.6
+        assert {answer.code for answer in answers} == {0}
+        for _ in range(20):  # another account has no limit
+            assert (await admin.send("Other")).code == 0
+        began = time.monotonic()
+        assert len(records(await program.pull())) == 10
+        assert len(records(await second.pull(offset=10, hold_ms=15_000))) >= 1
+        assert time.monotonic() - began >= 0.1
+        rates = broker.parts.rates
+        assert rates.delayed_sends == {("Orders", "account"): 6}
+        assert rates.delayed_receives["G", "account"] >= 1
+
+
+async def test_an_account_without_limits_of_its_own_has_those_of_the_settings(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, _, program, _admin):
+        broker.parts.config.update({"maxAccountSendMessagesPerSecond": "4"})
+        began = time.monotonic()
+        for _ in range(6):
+            assert (await program.send()).code == 0
+            assert (await program.send("RMQ_SYS_TRACE_TOPIC")).code == 0  # traces are exempt
+        assert time.monotonic() - began >= 0.5

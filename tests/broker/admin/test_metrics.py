@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.pop.conftest import RETRY_TOPIC, PopClient
-from tests.kit.brokers import Peer, records
+from tests.broker.pull.test_throttled_pulls import limit_group
+from tests.kit.brokers import Peer, create, records
 from tests.kit.waiting import until
 
 from cometmq import conf
@@ -23,7 +24,7 @@ from cometmq.metrics import port
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 
 LOCAL = {"brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "listenPort": "0", "brokerName": "broker-a"}
@@ -277,3 +278,21 @@ async def test_nobody_is_shown_a_collectors_token(tmp_path: Path) -> None:
         answer = await peer.call(RequestCode.GET_BROKER_CONFIG)
     assert b"metricsGrpcExporterHeader=***" in answer.body
     assert b"hidden" not in answer.body
+
+
+async def test_rate_limits_are_counted_by_topic_and_group(tmp_path: Path) -> None:
+    async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        await create(peer, attributes="+rate.send.messages=20")
+        await asyncio.gather(*(peer.send() for _ in range(22)))
+        await create(peer, attributes="+rate.send.messages=0,+rate.send.bytes=10")
+        await peer.send(body=bytes(1_000))
+        assert (await peer.send(body=b"refused")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await limit_group(peer, bytes=1)
+        await peer.pull(max_msg_nums=1)
+        await peer.pull(offset=1)
+        found = await look(one.parts.metrics.port)
+        topic = {"topic": "Orders", "limit": "topic"}
+        assert value(found, "cometmq_rate_limit_delayed_sends_total", **topic) == 2
+        assert value(found, "cometmq_rate_limit_refused_sends_total", **topic) == 1
+        group = {"consumer_group": "G", "limit": "group"}
+        assert value(found, "cometmq_rate_limit_delayed_receives_total", **group) >= 1

@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.broker.pull.test_throttled_pulls import limit_group
 from tests.grpc.service.caller import SETTINGS, message, producer_settings
 from tests.grpc.serving import M, connected
 from tests.kit.brokers import create, records, refused
 from tests.kit.waiting import until
 
+from cometmq.broker.base.times import awake_ms
 from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import (
     AddressScheme,
@@ -37,6 +39,7 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import RegisterBrokerRequestHeader
+from cometmq.store import ManualClock
 
 
 async def route(caller, topic="Orders", host=""):
@@ -450,3 +453,33 @@ async def test_requests_of_remoting_and_grpc_meet_in_one_topic(cluster, caller):
     await peer.send(body=b"remoting")
     await caller.send(message(body=b"grpc"))
     assert {each.body for each in records(await peer.pull())} == {b"remoting", b"grpc"}
+
+
+async def test_a_send_above_a_rate_limit_is_delayed_or_has_the_status_after_which_clients_wait(
+    cluster, caller
+):
+    peer = cluster.peer()
+    await create(peer, attributes="+rate.send.bytes=100")
+    clock = ManualClock()
+    cluster.broker.parts.rates.now_ms = lambda: awake_ms(clock)
+    assert (await caller.send(message(body=bytes(310)))).status.code == Code.OK
+    response = await caller.send(message(body=bytes(10)))
+    assert response.status.code == response.entries[0].status.code == Code.TOO_MANY_REQUESTS
+    assert response.status.message == (
+        "rate limit of topic Orders: 100 bytes per second (rate.send.bytes), retry after 200 ms"
+    )
+    clock.advance(2.2)  # paid back, but for 0.1 s
+    began = time.monotonic()
+    assert (await caller.send(message(body=bytes(20)))).status.code == Code.OK
+    assert time.monotonic() - began >= 0.1
+
+
+async def test_a_receive_waits_until_its_group_may_receive_more(cluster, caller):
+    peer = cluster.peer()
+    await limit_group(peer, messages=10)
+    for number in range(14):
+        await caller.send(message(message_id=f"id-{number}"))
+    began, count = time.monotonic(), 0
+    while count < 14:
+        count += len(await caller.receive(poll_s=20))
+    assert time.monotonic() - began >= 0.4

@@ -40,6 +40,7 @@ async def _addrs(admin: Admin, at: shell.Target) -> list[str]:
 )
 @opt("-t --topicPerms topics", metavar="LIST", help="Permissions by topic: topicA=DENY,topicD=SUB.")
 @opt("-g --groupPerms groups", metavar="LIST", help="Permissions by group: groupA=DENY,groupD=SUB.")
+@opt("--rateLimits rates", metavar="LIST", help="Limits per second: send.messages=100,receive.bytes=1048576.")
 @switch("-m --admin is_admin", help="Permission for administration requests.", default=None)
 @shell.changes
 async def update_acl_config(
@@ -52,6 +53,7 @@ async def update_acl_config(
     group_perm: str | None,
     topics: str | None,
     groups: str | None,
+    rates: str | None,
     is_admin: bool | None,
 ) -> None:
     """Create or update an ACL account at brokers."""
@@ -64,6 +66,7 @@ async def update_acl_config(
         default_group_perm=group_perm,
         topic_perms=topics,
         group_perms=groups,
+        rate_limits=rates,
     )
     addrs = await _addrs(admin, at)
     await shell.execute(operations.put_account(admin, addrs, header))

@@ -151,7 +151,11 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         default=True,
         help="Notify members when the group's members change.",
     ),
-    opt("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes of the group (5.x)."),
+    opt(
+        "--attributes",
+        metavar="+KEY=VALUE,-KEY",
+        help="Attributes of the group (5.x); rate.receive.messages, rate.receive.bytes (per second).",
+    ),
     shell.changes,
 )
 async def update_sub_group(

@@ -34,8 +34,8 @@ PERM = partial(opt, "-p --perm", type=PERMS, help="Permission: 2 write, 4 read, 
 @opt(
     "-a --attributes",
     metavar="+KEY=VALUE,-KEY",
-    help="Set or drop attributes: retention.ms, retention.bytes (per queue), dedup.window.ms, dedup.key, "
-    "message.type.",
+    help="Set or drop attributes: retention.ms, retention.bytes (per queue), rate.send.messages, "
+    "rate.send.bytes (per second), dedup.window.ms, dedup.key, message.type.",
 )
 @shell.changes
 async def update_topic(admin: Admin, at: shell.Target, topic: str, perm: str, **more: Any) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from cometmq import yaml_file
 from cometmq.broker.access.addresses import AddressPattern
+from cometmq.broker.base.attributes import RATE_FORM, RATES, parse_rate
 from cometmq.errors import ConfigError, YamlError
 from cometmq.protocol.acl import MAX_KEY_LENGTH, MIN_KEY_LENGTH
 from cometmq.protocol.bodies import DataVersion
@@ -65,6 +66,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     default_group: Rule = Rule(Perm.DENY, "no defaultGroupPerm, which is DENY")
     topics: dict[str, Rule] = {}
     groups: dict[str, Rule] = {}
+    rates: dict[str, str] = {}
+    """The rate limits by name: see `rates/rate_limits.py`."""
 
     def __repr__(self) -> str:
         return f"Account({self.access_key!r})"
@@ -118,7 +121,7 @@ def check_key(name: str, key: str) -> str:
 _TOP = ("globalWhiteRemoteAddresses", "accounts", "dataVersion")
 ACCOUNT_KEYS = (
     "accessKey", "secretKey", "whiteRemoteAddress", "admin",
-    "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms",
+    "defaultTopicPerm", "defaultGroupPerm", "topicPerms", "groupPerms", "rateLimits",
 )  # fmt: skip
 
 
@@ -158,6 +161,7 @@ class _Reader:
             default_group=self._default("defaultGroupPerm", pairs.get("defaultGroupPerm")),
             topics=dict(self._perms("topicPerms", pairs.get("topicPerms"))),
             groups=dict(self._perms("groupPerms", pairs.get("groupPerms"))),
+            rates=self._rates(pairs.get("rateLimits")),
         )
 
     def _default(self, name: str, node: Node | None) -> Rule:
@@ -179,6 +183,20 @@ class _Reader:
                 raise YamlError(item.line, f"{name}: {shortened(resource, _SHOWN)!r} occurs twice")
             seen.add(resource)
             yield resource, Rule(self._perm(item, name, perm), f"{name}: {resource}={perm}")
+
+    def _rates(self, node: Node | None) -> dict[str, str]:
+        rates: dict[str, str] = {}
+        for item in self._items(node):
+            text = self._text(item, "rateLimits")
+            name, _, number = (word.strip() for word in text.partition("="))
+            if name not in RATES or name in rates or parse_rate(number) is None:
+                raise YamlError(
+                    item.line,
+                    f"rateLimits: {shortened(text, _SHOWN)!r} is not NAME=NUMBER with one of "
+                    f"{', '.join(RATES)}, each at most once, and {RATE_FORM}",
+                )
+            rates[name] = number
+        return rates
 
     def _perm(self, node: Node, name: str, text: str) -> Perm:
         perm = parse_perm(text)
@@ -250,7 +268,14 @@ def to_plain(account: Account) -> dict[str, Any]:
         "defaultGroupPerm": _word(account.default_group.perm),
         "topicPerms": [f"{name}={_word(rule.perm)}" for name, rule in account.topics.items()],
         "groupPerms": [f"{name}={_word(rule.perm)}" for name, rule in account.groups.items()],
+        # Written only if given, so that other programs that read the file need not know the key
+        **({"rateLimits": rate_list(account)} if account.rates else {}),
     }
+
+
+def rate_list(account: Account) -> list[str]:
+    """Return the rate limits of an account as in an ACL file."""
+    return [f"{name}={number}" for name, number in account.rates.items()]
 
 
 def _word(perm: Perm) -> str:

@@ -122,6 +122,11 @@ class Guard:
         rights = None if right is None else [right]
         return self.policy.decide(access_key, lambda: rights, host_of(connection), lambda _: True)
 
+    def account_rates(self, access_key: str) -> Mapping[str, str] | None:
+        """Return the rate limits of an account, or None if there is no such account."""
+        account = self.policy.account(access_key)
+        return None if account is None else account.rates
+
     # -- connected clients
 
     def may_write(self, connection: Connection, topic: str) -> bool:

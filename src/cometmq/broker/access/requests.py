@@ -15,7 +15,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.broker.access import REFUSALS
-from cometmq.broker.access.accounts import Account, AclFile, account_of, to_plain
+from cometmq.broker.access.accounts import Account, AclFile, account_of, rate_list, to_plain
 from cometmq.broker.access.addresses import split_patterns
 from cometmq.broker.access.decision import Policy, explained
 from cometmq.broker.access.guard import Guard
@@ -142,6 +142,7 @@ def changed(before: Account | None, header: headers.CreateAccessConfigRequestHea
         "defaultGroupPerm": header.default_group_perm or None,
         "topicPerms": _listed(header.topic_perms),
         "groupPerms": _listed(header.group_perms),
+        "rateLimits": _listed(header.rate_limits),
     }
     plain = {} if before is None else to_plain(before)
     return account_of({**plain, **{name: value for name, value in given.items() if value is not None}})
@@ -161,6 +162,7 @@ def _listing(contents: Mapping[str, AclFile]) -> bytes:
             default_group_perm=plain["defaultGroupPerm"],
             topic_perms=plain["topicPerms"],
             group_perms=plain["groupPerms"],
+            rate_limits=rate_list(account),
             file=path,
         )
         for path, content in contents.items()

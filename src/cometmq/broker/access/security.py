@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +39,11 @@ class Security(NamedTuple):
     def check_write(self) -> CheckTopic | None:
         """The method `Guard.check_write`, or None without access control."""
         return None if self.guard is None else self.guard.check_write
+
+    @property
+    def account_rates(self) -> Callable[[str], Mapping[str, str] | None] | None:
+        """A function that returns the rate limits of an account, or None without access control."""
+        return None if self.guard is None else self.guard.account_rates
 
     def is_admin(self, connection: Connection, frame: Frame) -> bool:
         """Return whether an admin has sent a request. Without access control, every client is an admin."""

@@ -22,6 +22,7 @@ from cometmq.broker.base.times import mono_ms
 from cometmq.broker.base.turns import Turns
 from cometmq.broker.groups.clients import ClientInfo, ConsumerGroup, ConsumerTable, ProducerTable
 from cometmq.broker.pop.service import PopService
+from cometmq.broker.rates.rate_limits import RateLimits
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.metrics import Families
@@ -110,6 +111,7 @@ class BrokerMetrics(msgspec.Struct, eq=False):
     pops: PopService
     connections: Callable[[], int]
     registered: Callable[[], tuple[int, int]]
+    rates: RateLimits
     more: list[Callable[[Families], None]]
 
     def why_not_ready(self) -> str:
@@ -132,6 +134,7 @@ class BrokerMetrics(msgspec.Struct, eq=False):
         for add in self.more:
             add(families)
         self._clients(families)
+        self._rate_limits(families)
         await self._topics(families, turns)
         lags = await self._groups(families, turns)
         async for group, topic, queue_id, lag in turns.each(lags):
@@ -218,6 +221,20 @@ class BrokerMetrics(msgspec.Struct, eq=False):
         )
         refused = self.protection.refused
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
+
+    def _rate_limits(self, families: Families) -> None:
+        for name, words, label, counts in (
+            ("delayed_sends", "Sends that a rate limit has delayed.", "topic", self.rates.delayed_sends),
+            ("refused_sends", "Sends that a rate limit has refused.", "topic", self.rates.refused_sends),
+            (
+                "delayed_receives", "Times that a rate limit has parked a pull or pop.", "consumer_group",
+                self.rates.delayed_receives,
+            ),
+        ):  # fmt: skip
+            for (named, kind), times in list(counts.items()):
+                families.counter(
+                    f"cometmq_rate_limit_{name}", words, times, **self._node(), **{label: named}, limit=kind
+                )
 
     def _of_disk(self) -> dict[str, str]:
         """Return the labels that RocketMQ 5.x's metrics use for the store."""

@@ -1,9 +1,9 @@
 """The attributes of topics and groups: their keys, and changes in 5.x's form `+key=value,-key`.
 
-`retention.ms`, `retention.bytes`, `dedup.window.ms` and `dedup.key` exist only in CometMQ. `message.type` is
-for 5.x clients: the gRPC endpoint refuses messages of other types. `lite.topic.expiration` is for topics of
-the type LITE, and groups have attributes for lite topics. topics.json and subscriptionGroup.json store keys
-and values in the same form as 5.x's broker.
+`retention.ms`, `retention.bytes`, `dedup.window.ms`, `dedup.key` and the rate limits exist only in CometMQ.
+`message.type` is for 5.x clients: the gRPC endpoint refuses messages of other types. `lite.topic.expiration`
+is for topics of the type LITE, and groups have attributes for lite topics. topics.json and
+subscriptionGroup.json store keys and values in the same form as 5.x's broker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cometmq.broker.base.config import MAX_RATE
 from cometmq.errors import ConfigError
 from cometmq.protocol import lite
 from cometmq.protocol.bodies import TopicConfig
@@ -25,8 +26,16 @@ DEDUP_KEY = "dedup.key"
 MAX_DEDUP_WINDOW_MS = 86_400_000
 _MAX_DEDUP_KEY_LENGTH = 127
 MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
+SEND, RECEIVE = "send", "receive"
+UNITS = ("messages", "bytes")
+RATES = tuple(f"{direction}.{unit}" for direction in (SEND, RECEIVE) for unit in UNITS)
+"""The names of an account's rate limits."""
+RATE = "rate."
+OF_TOPICS, OF_GROUPS = (tuple(f"{RATE}{direction}.{unit}" for unit in UNITS) for direction in (SEND, RECEIVE))
+"""The attributes of topics and of groups that set their rate limits."""
+RATE_FORM = f"a whole number per second up to {MAX_RATE} (0: no limit)"
 _KEYS = (
-    RETENTION_MS, RETENTION_BYTES, DEDUP_WINDOW_MS, DEDUP_KEY, lite.MESSAGE_TYPE, lite.EXPIRATION,
+    RETENTION_MS, RETENTION_BYTES, *OF_TOPICS, DEDUP_WINDOW_MS, DEDUP_KEY, lite.MESSAGE_TYPE, lite.EXPIRATION,
 )  # fmt: skip
 _HOUR_MS = 3_600_000
 
@@ -71,6 +80,9 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
         if own or len(value) > _MAX_DEDUP_KEY_LENGTH or not value.isprintable():
             raise ConfigError(key, value, f"{UNIQ_KEY}, {KEYS}, or the name of a user property")
         return
+    if key in OF_TOPICS:
+        _check_rate(key, value)
+        return
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0
     if key == DEDUP_WINDOW_MS:
         if not 0 < number <= min(MAX_DEDUP_WINDOW_MS, reserved_hours * _HOUR_MS):
@@ -106,6 +118,18 @@ def dedup_of(topic: TopicConfig) -> DedupRule | None:
     return DedupRule((topic.attributes or {}).get(DEDUP_KEY, UNIQ_KEY).encode(), window_ms)
 
 
+def parse_rate(text: str | None) -> int | None:
+    """Return the rate limit that a text stands for, or None if it is not a whole number up to MAX_RATE."""
+    if not isinstance(text, str) or not (text.isascii() and text.isdigit() and len(text) <= 13):
+        return None
+    return number if (number := int(text)) <= MAX_RATE else None
+
+
+def _check_rate(key: str, value: str) -> None:
+    if parse_rate(value) is None:
+        raise ConfigError(key, value, RATE_FORM)
+
+
 def has_priorities(topic: TopicConfig) -> bool:
     """Return whether a topic is of type PRIORITY: its queue ids are the priorities of its messages."""
     return (topic.attributes or {}).get(lite.MESSAGE_TYPE) == "PRIORITY"
@@ -115,7 +139,7 @@ def of_group(present: Mapping[str, str] | None, given: Mapping[str, str] | None)
     """Return a group's attributes after a request, whose keys begin with "+" or "-" as in 5.x's tools.
 
     A key without sign sets the attribute, as in the response of a broker. Raises ConfigError for an invalid
-    value of an attribute of lite topics; other attributes are stored as they are.
+    value of a rate limit or an attribute of lite topics; other attributes are stored as they are.
     """
     if given is None:
         return None if present is None else dict(present)
@@ -132,6 +156,8 @@ def of_group(present: Mapping[str, str] | None, given: Mapping[str, str] | None)
             raise ConfigError(name, value, "a whole number of lite topics")
         if name == lite.BIND_TOPIC and not is_legal_name(value, MAX_TOPIC_LENGTH):
             raise ConfigError(name, value, "the name of a topic")
+        if name in OF_GROUPS:
+            _check_rate(name, value)
         result[name] = value
     return result
 

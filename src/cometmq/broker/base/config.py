@@ -30,6 +30,8 @@ log = logs.logger(__name__)
 
 MASTER_ID = 0
 """The `brokerId` that every master has."""
+MAX_RATE = 10**12
+"""The highest rate limit, in messages or bytes per second."""
 MAX_PARKED_PULLS = 1 << 20
 """The highest value of the limits on parked pulls, each of which takes about 1 KB of memory."""
 
@@ -37,6 +39,7 @@ MAX_PARKED_PULLS = 1 << 20
 _MS = Range(1, INT_MAX, "milliseconds")
 _PERIOD = Range(10, INT_MAX, "milliseconds")
 _BYTES = Range(0, LONG_MAX, "bytes")
+_RATE = Range(0, MAX_RATE, "per second (0: no limit)")
 _QUEUES = Range(1, MAX_QUEUES_PER_TOPIC)
 _PARKED = Range(1, MAX_PARKED_PULLS)
 _KEYS = Range(1, INT_MAX, "keys")
@@ -119,6 +122,15 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     wait_time_mills_in_transaction_queue: Annotated[int, _MS] = 3_000
     os_page_cache_busy_time_out_mills: Annotated[int, _MS] = 1_000
     max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = 1 << 30  # CometMQ only
+    # The limits of all topics, groups and accounts that have none of their own (CometMQ only)
+    max_topic_send_messages_per_second: Annotated[int, _RATE] = 0
+    max_topic_send_bytes_per_second: Annotated[int, _RATE] = 0
+    max_group_receive_messages_per_second: Annotated[int, _RATE] = 0
+    max_group_receive_bytes_per_second: Annotated[int, _RATE] = 0
+    max_account_send_messages_per_second: Annotated[int, _RATE] = 0
+    max_account_send_bytes_per_second: Annotated[int, _RATE] = 0
+    max_account_receive_messages_per_second: Annotated[int, _RATE] = 0
+    max_account_receive_bytes_per_second: Annotated[int, _RATE] = 0
     disable_consume_if_consumer_read_slowly: bool = False
     consumer_fallbehind_threshold: Annotated[int, _BYTES] = 16 << 30
     register_name_server_period: Annotated[int, _MS, START] = 30_000

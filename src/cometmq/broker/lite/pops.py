@@ -87,6 +87,8 @@ class LitePops(PopServer[LitePop]):
         subscriber = self.subscriptions.find(request.client_id, request.group)
         if subscriber is not None and not request.owner.closed:
             subscriber.seen_ms = mono_ms(self.clock)
+            if self._throttled(request):
+                return
             self._prepare(request, subscriber)
             self._go_on(request, subscriber)
         elif not request.owner.closed:
@@ -281,7 +283,7 @@ class LitePops(PopServer[LitePop]):
             self._wait(request)
             return
         subscriber.attempt = (request.attempt_id, request.queues)
-        self._count_leased(request.group, request.parent, count)
+        self._count_leased(request, request.parent, count, (each.record for each in request.found))
         request.answer(request, FOUND)
         if subscriber.ready:
             self._wake(subscriber)

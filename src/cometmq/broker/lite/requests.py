@@ -59,6 +59,7 @@ class LiteProcessor:
                 poll_ms=header.poll_time,
                 attempt_id=checked_attempt_id(header.attempt_id),
                 answer=_answer,
+                account=self.service.rates.account_of(frame),
             )
         )
 

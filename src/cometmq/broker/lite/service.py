@@ -24,6 +24,7 @@ from cometmq.broker.lite.subscriptions import LiteSubscriptions, Subscriber
 from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull.long_poll import LongPoll
+from cometmq.broker.rates.rate_limits import RateLimits
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
@@ -65,6 +66,7 @@ class LiteService:
     tick: Tick
     retries: Retries
     arrivals: LongPoll
+    rates: RateLimits
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -83,8 +85,8 @@ class LiteService:
         self.subscriptions = LiteSubscriptions()
         self.leases = Leases(self.queues, self.clock.time_ms())
         self.pops = LitePops(
-            self.clock, self.store, self.tick, self.stats, self.leases, self.retries, self.tables.groups,
-            self.queues, self.subscriptions,
+            self.clock, self.store, self.tick, self.stats, self.leases, self.retries, self.rates,
+            self.tables.groups, self.queues, self.subscriptions,
         )  # fmt: skip
         self._checks = Periodic(self._loop, CHECK_S, self.check, name="removal of expired lite topics")
 

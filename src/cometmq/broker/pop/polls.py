@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,10 +22,11 @@ from cometmq.broker.pop.leases import Leases, QueueKey
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pull.checks import Wanted
 from cometmq.broker.pull.long_poll import ParkedTable, remove
+from cometmq.broker.rates.rate_limits import Amount, RateLimit, RateLimits, count_one
 from cometmq.periodic import Tasks
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Connection, Tick
-from cometmq.store import Arrivals, Clock, MessageStore, tag_matches
+from cometmq.store import Arrivals, Buffer, Clock, MessageStore, tag_matches
 
 FOUND = int(ResponseCode.SUCCESS)
 POLLING_FULL = int(ResponseCode.POLLING_FULL)
@@ -39,6 +40,8 @@ MAX_HOLD_MS = 60_000
 """The maximum time, in ms, for which a pop is parked."""
 TAGS_PER_POP = 16
 """A pop counts as one more pop towards MAX_PARKED for each TAGS_PER_POP tags of its filter."""
+THROTTLED = -2
+"""The queue id in the key of a pop that waits because of a rate limit: only its deadline wakes it."""
 _MAX_FILTERS_TRIED = 4  # Number of parked pops of one group whose filters are compared with a new message
 
 
@@ -66,6 +69,9 @@ class CheckedPop:
         topics: The topics whose messages wake the pop.
         until_ms: The deadline of the wait, by the clock of the event loop; -1 before the pop is parked.
         pop_ms: The wall-clock time at which the pop was served last.
+        account: The access key of the sender ("": none).
+        limits: The rate limits that applied when the pop was last served. They may reduce `count`.
+        asked: The `count` of the request, once a limit applies.
     """
 
     owner: Connection
@@ -82,6 +88,9 @@ class CheckedPop:
     bucket: int = 0
     until_ms: int = -1
     pop_ms: int = 0
+    account: str = ""
+    limits: Sequence[RateLimit] = ()
+    asked: int = 0
 
     @property
     def weight(self) -> int:
@@ -188,6 +197,7 @@ class PopServer(Generic[P]):
     stats: Stats
     leases: Leases
     retries: Retries
+    rates: RateLimits
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -206,13 +216,32 @@ class PopServer(Generic[P]):
     def _watch(self, topic: str, origin: str) -> None:
         """Let the arrivals in a topic be reported (see `Polls`)."""
 
-    def _count_leased(self, group: str, topic: str, count: int) -> None:
+    def _throttled(self, request: P) -> bool:
+        """Park a pop whose group or account has received enough for now. Return False if it may go on."""
+        request.count = request.asked or request.count
+        request.limits = limits = self.rates.of_receive(request.group, request.account)
+        if not limits:
+            return False
+        request.asked = request.count
+        most, limit, wait_ms = self.rates.allowance(limits, Amount(request.count, 1))
+        request.count = most.messages
+        if limit is None:
+            return False
+        count_one(self.rates.delayed_receives, request.group, limit)
+        self._park(request, PollKey(request.group, "", THROTTLED), (), wait_ms)
+        return True
+
+    def _count_leased(self, request: P, topic: str, count: int, records: Iterable[Buffer]) -> None:
+        """Count messages that a pop has leased. `records` are theirs, in any division."""
+        if request.limits:
+            self.rates.take(request.limits, Amount(count, sum(map(len, records))))
+        group = request.group
         self.stats.found += count
         self.stats.transferred += count
         self.stats.group_get[group, topic] = self.stats.group_get.get((group, topic), 0) + count
         self.expiry.arm()
 
-    def _park(self, request: P, key: PollKey, topics: tuple[str, ...]) -> None:
+    def _park(self, request: P, key: PollKey, topics: tuple[str, ...], longest_ms: int = MAX_HOLD_MS) -> None:
         now_ms = self._timer.now_ms()
         if request.until_ms < 0:
             request.until_ms = now_ms + request.poll_ms
@@ -222,7 +251,8 @@ class PopServer(Generic[P]):
             request.answer(request, POLLING_FULL)
         else:
             request.key, request.topics = key, topics
-            self._timer.arm(self.polls.park(request, now_ms, request.until_ms - now_ms))
+            hold_ms = min(request.until_ms - now_ms, longest_ms)
+            self._timer.arm(self.polls.park(request, now_ms, hold_ms))
 
     def _expire_polls(self, now_ms: int) -> int | None:
         self.wake(self.polls.expire(now_ms))

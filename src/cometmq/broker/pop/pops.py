@@ -133,6 +133,8 @@ class Pops(PopServer[PopRequest]):
         if request.leases and not self.leases.has_room(request.group):
             request.answer(request, POLLING_FULL)
             return
+        if request.leases and self._throttled(request):
+            return
         request.rest = request.taken = 0
         request.unfinished = False
         request.found = []
@@ -315,13 +317,13 @@ class Pops(PopServer[PopRequest]):
             where = request.topic, request.group
             log.error("pop from topic %s for group %s failed", *where, exc_info=error)
         if request.leases and request.taken:
-            self._count_leased(request.group, request.topic, request.taken)
+            self._count(request)
         request.answer(request, FOUND if request.found else int(ResponseCode.SYSTEM_ERROR))
 
     def _finish(self, request: PopRequest) -> None:
         if request.taken:
             if request.leases:
-                self._count_leased(request.group, request.topic, request.taken)
+                self._count(request)
             request.answer(request, FOUND)
             if request.rest or request.unfinished or not request.leases:
                 self._wake_next(request)
@@ -332,6 +334,10 @@ class Pops(PopServer[PopRequest]):
             retries = () if request.ordered else (TopicKind.RETRY_V1, TopicKind.RETRY_V2)
             topics = (request.topic, *(kind.topic(request.topic, request.group) for kind in retries))
             self._park(request, key, topics)
+
+    def _count(self, request: PopRequest) -> None:
+        records = (buffer for each in request.found for buffer in each.buffers)
+        self._count_leased(request, request.topic, request.taken, records)
 
     def _wake_next(self, request: PopRequest) -> None:
         """Wake another pop of the group, for the messages that a pop has not taken."""

@@ -87,6 +87,7 @@ class PopProcessor:
             topic=header.topic,
             queue_id=max(header.queue_id, -1),
             answer=answer,
+            account=self.service.rates.account_of(frame),
         )
         if not isinstance(header, headers.PeekMessageRequestHeader):
             request.poll_ms = header.poll_time or 0

@@ -20,6 +20,7 @@ from cometmq.broker.pop.pops import Pops
 from cometmq.broker.pop.retries import Retries
 from cometmq.broker.pop.revive import ReviveLog
 from cometmq.broker.pull.long_poll import LongPoll
+from cometmq.broker.rates.rate_limits import RateLimits
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.tables.table_file import TableFile
 from cometmq.periodic import Periodic
@@ -43,6 +44,7 @@ class PopService:
     writer: Writer
     filters: SqlFilters
     arrivals: LongPoll
+    rates: RateLimits
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.tables.offsets, self.clock.time_ms())
@@ -56,7 +58,7 @@ class PopService:
         self.lease_file = self._file(lease_files.LEASES, lease_files.leases_table)
         # The offset of a queue that was set back must not be on the disk together with its former leases.
         self.tables.offsets_file.flush_first = self._before_offsets
-        given = self.clock, self.store, self.tick, self.stats, self.leases, self.retries
+        given = self.clock, self.store, self.tick, self.stats, self.leases, self.retries, self.rates
         self.pops = Pops(*given, self.tables, self.arrivals, self.revive)
         loop = asyncio.get_running_loop()
         self._saves = Periodic(loop, SAVE_S, self._save_leases, name="writing the leases of popped messages")

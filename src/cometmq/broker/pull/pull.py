@@ -11,6 +11,10 @@ and checks their properties, for at most FILTER_SCAN_S. The client must pull aga
 Bulk pulls wait in `_filter_scans`, too, because they cost as much CPU time. A woken pull with an SQL92 filter
 also waits there; if nothing matches up to the end of its queue, it is parked again.
 
+A pull of a group that has received as much as a rate limit allows is parked until the group may receive more.
+If its wait ends before, its client is told to pull again (PULL_RETRY_IMMEDIATELY), and not that the queue has
+no more messages.
+
 The number of parked pulls per connection and per queue is limited. A pull beyond a limit receives "nothing
 found" after a short wait, as if long polling were disabled; the wait is needed because clients pull again
 immediately.
@@ -43,6 +47,7 @@ from cometmq.broker.filters.sql_filters import FilterScan, NotCompiled
 from cometmq.broker.pull.backlog import NEAR, Backlog, Reader, SlowReaders
 from cometmq.broker.pull.checks import PullChecks, Wanted
 from cometmq.broker.pull.long_poll import RECHECK_MS, LongPoll, ParkedPull
+from cometmq.broker.rates.rate_limits import Amount, RateLimit, RateLimits, count_one
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, StoreError
 from cometmq.periodic import Periodic, Tasks
@@ -112,6 +117,12 @@ MAX_FILTER_SCANS_PER_TICK = 4
 """The maximum number of filter scans per event-loop tick in which no message was sent."""
 
 
+MAX_BYTES = 1 << 31
+"""A size, in bytes, that no response to a pull has."""
+Most = tuple[int, int | None]
+"""The maximum number of messages of a response, and its maximum size in bytes (None: as in the settings)."""
+
+
 class PullRequest(msgspec.Struct, eq=False):
     """A checked pull, with everything that is needed to serve it now or later."""
 
@@ -128,9 +139,12 @@ class PullRequest(msgspec.Struct, eq=False):
     # Whether the pull returns all records of a retry topic that several groups share: an administrator's tool
     # has sent it.
     whole: bool = False
-    # The deadline of a parked pull, in ms on the event loop's clock. If it is 0, the pull must be answered
-    # when it is next served, even if it finds no message.
+    # The deadline of a parked pull, in ms on the event loop's clock, or 0 before the pull is parked. When a
+    # pull without `may_hold` is served, it is answered even if it finds no message.
     until_ms: int = 0
+    # The access key of the sender ("": none), and the rate limits that applied when the pull was last served.
+    account: str = ""
+    limits: Sequence[RateLimit] = ()
 
     @property
     def reader(self) -> Reader:
@@ -157,6 +171,7 @@ class PullProcessor:
     clock: Clock
     writer: Writer
     address: BrokerAddress
+    rates: RateLimits
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -184,6 +199,8 @@ class PullProcessor:
         request = PullRequest(
             connection, frame.opaque, frame.version, header, None, may_hold, header.queue_offset
         )
+        if self.rates.has_accounts:
+            request.account = self.rates.account_of(frame)
         if header.consumer_group == TOOLS_CONSUMER_GROUP:
             request.whole = self.is_admin(connection, frame)
         try:
@@ -224,7 +241,7 @@ class PullProcessor:
 
     # -- serving
 
-    def _read(self, request: PullRequest, reads: Reads = CACHED) -> ReadResult:
+    def _read(self, request: PullRequest, most: Most, reads: Reads = CACHED) -> ReadResult:
         header, codes = request.header, request.wanted
         find_match: RecordFilter = None
         if isinstance(codes, SqlFilter):
@@ -233,20 +250,28 @@ class PullProcessor:
             header.topic,
             header.queue_id,
             request.offset,
-            header.max_msg_nums,
+            most[0],
             filter=codes,
             record_filter=find_match if request.whole else sent_back_only(header.topic, find_match),
-            max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
+            max_bytes=most[1],
             bulk=bool(header.bulk),
             reads=reads,
         )
 
     def _serve(self, request: PullRequest) -> None:
+        header = request.header
+        most: Most = header.max_msg_nums, compat.most_bytes(request.version, header.max_msg_bytes)
+        request.limits = limits = self.rates.of_receive(header.consumer_group, request.account)
+        if limits:
+            most, limit, wait_ms = self.rates.allowance(limits, Amount(most[0], most[1] or MAX_BYTES))
+            if limit is not None:
+                self._throttle(request, limit, wait_ms)
+                return
         try:
-            got = self._read(request)
+            got = self._read(request, most)
         except NotInMemory as miss:
             self._backlog.missed(request.reader)
-            self._beside(request.connection, self._serve_cold(request, miss))
+            self._beside(request.connection, self._serve_cold(request, most, miss))
         else:
             self._answer(request, got)
 
@@ -255,9 +280,21 @@ class PullProcessor:
         connection.hold()
         self._beside_tasks.start(work).add_done_callback(lambda _task: connection.release())
 
-    async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
+    def _throttle(self, request: PullRequest, limit: RateLimit, wait_ms: int) -> None:
+        """Park a pull for `wait_ms` because of a rate limit. If its own wait is over, answer it."""
+        group, topic, queue_id = request.reader
+        count_one(self.rates.delayed_receives, group, limit)
+        if self._stopping or 0 < request.until_ms <= self._timer.now_ms():
+            store = self.store
+            bounds = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+            answer = pull_reply(RETRY, request.opaque, b"RATE_LIMITED", (request.offset, *bounds))
+            request.connection.write(answer)
+        else:
+            self._park(request, wait_ms)
+
+    async def _serve_cold(self, request: PullRequest, most: Most, miss: NotInMemory) -> None:
         try:
-            got = await self.store.executor.query(partial(self._read, request), miss)
+            got = await self.store.executor.query(partial(self._read, request, most), miss)
         except Exception as error:
             self._failed(request, error)
             return
@@ -319,6 +356,8 @@ class PullProcessor:
         buffers = got.buffers if code == FOUND else ()
         size = sum(map(len, buffers))
         self._given += size
+        if size and request.limits:
+            self.rates.take(request.limits, Amount(got.count, size))
         remark = b"FOUND" if code == FOUND else status.name.encode()
         offsets = (got.next_begin_offset, got.min_offset, got.max_offset)
         connection.write(pull_reply(code, request.opaque, remark, offsets, suggested, size))
@@ -384,17 +423,19 @@ class PullProcessor:
 
     # -- waiting
 
-    def _park(self, request: PullRequest) -> None:
+    def _park(self, request: PullRequest, throttled_ms: int = 0) -> None:
+        """Park a pull until a message arrives or, with `throttled_ms`, for this time."""
         config = self.config
         header, connection = request.header, request.connection
         now_ms = self._timer.now_ms()
-        if request.may_hold:
+        if not request.until_ms:
+            longest = min(config.short_polling_time_mills, MAX_SUSPENSION_MS)
+            if request.may_hold:
+                asked = header.suspend_timeout_millis or 0
+                longest = asked if config.long_polling_enable else config.short_polling_time_mills
+            request.until_ms = now_ms + longest
+        if not throttled_ms:
             request.may_hold = False
-            request.until_ms = now_ms + (
-                (header.suspend_timeout_millis or 0)
-                if config.long_polling_enable
-                else config.short_polling_time_mills
-            )
         hold_ms = request.until_ms - now_ms
         topic, queue_id = header.topic, header.queue_id
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
@@ -404,10 +445,16 @@ class PullProcessor:
         parked = ParkedPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
         if self.long_poll.has_room(topic, queue_id, parked, *limits):
-            at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
+            if throttled_ms:
+                at_ms = self.long_poll.put_aside(parked, now_ms, min(hold_ms, throttled_ms))
+            else:
+                at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # When the pull is next served, it must be answered and not parked again
+            request.may_hold = False
+            request.until_ms = (
+                now_ms  # When the pull is next served, it must be answered and not parked again
+            )
             connection.hold()  # Read no further request from the connection until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))

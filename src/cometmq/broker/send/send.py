@@ -26,6 +26,8 @@ from cometmq.broker.base.replies import Sender, recall_field, transaction_field
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.writer import Writer
+from cometmq.broker.rates.rate_limits import Rates
+from cometmq.broker.rates.throttle import SendThrottle
 from cometmq.broker.send.dedup import Deduplication, First
 from cometmq.broker.send.key_table import KeyTable
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
@@ -103,7 +105,8 @@ class SendRules(NamedTuple):
     """The data of a topic that is needed to handle sends to the topic. This data is cached.
 
     The bits of `sys_flag` are added to the sysFlag of each message. `lite` means that the topic has lite
-    topics. `dedup` are the keys of the topic's messages if sends to it are deduplicated.
+    topics. `dedup` are the keys of the topic's messages if sends to it are deduplicated. `rates` limits the
+    sends to the topic, and `exempt` means that no limit of an account applies.
     """
 
     queue_limit: int
@@ -111,6 +114,8 @@ class SendRules(NamedTuple):
     sys_flag: int
     lite: bool
     dedup: KeyTable | None
+    rates: Rates | None
+    exempt: bool
 
 
 @dataclass(eq=False)
@@ -127,6 +132,7 @@ class SendProcessor:
     writer: Writer
     timers: TimedSends
     dedup: Deduplication
+    throttle: SendThrottle
     lite_properties: Callable[[str, bytes], bytes]
     """Returns the stored properties of a message to a topic that has lite topics. Raises CommandError."""
 
@@ -163,8 +169,38 @@ class SendProcessor:
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
-        topic = header.topic
-        rules = self._rules.get(topic) or self.admit(frame, header)
+        rules = self._rules.get(header.topic) or self.admit(frame, header)
+        if rules.rates is not None or self.throttle.limits.has_accounts:
+            delay = self._delay(connection, frame, header, rules)
+            if delay is not None:
+                return self._send_later(delay, connection, frame)
+        return self._send(connection, frame, header, rules)
+
+    def _delay(
+        self, connection: Connection, frame: Frame, header: SendMessageRequestHeader, rules: SendRules
+    ) -> Awaitable[None] | None:
+        """Return what a send must wait for because of a rate limit, or None."""
+        limits, topic = self.throttle.limits, header.topic
+        account = "" if rules.exempt else limits.account_of(frame)
+        found = limits.of_send(topic, rules.rates, account)
+        if not found or header.queue_id >= rules.queue_limit:
+            return None
+        return self.throttle.delay(connection, frame, topic, account, found, bool(header.batch))
+
+    async def _send_later(self, delay: Awaitable[None], connection: Connection, frame: Frame) -> Frame | None:
+        await delay
+        return await self._send_again(connection, frame)
+
+    async def _send_again(self, connection: Connection, frame: Frame) -> Frame | None:
+        """Store a message or a batch that has waited, and for which its limits have been counted."""
+        header = frame.header(SendMessageRequestHeader)
+        rules = self._rules.get(header.topic) or self.admit(frame, header)
+        answer = self._send(connection, frame, header, rules)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _send(
+        self, connection: Connection, frame: Frame, header: SendMessageRequestHeader, rules: SendRules
+    ) -> Frame | Awaitable[Frame | None] | None:
         queue_id = header.queue_id
         if queue_id >= rules.queue_limit:
             raise self.bad_queue(connection, frame, header)
@@ -206,10 +242,10 @@ class SendProcessor:
             if place.topic == TRANS_HALF_TOPIC:
                 if compat.is_5x(frame.version):
                     more = transaction_field(value_of(place.properties, b"UNIQ_KEY"))
-                if topic[0] != "%" and not rules.lite:
+                if topic[0] != "%" and not rules.lite and rules.rates is None:
                     self.templates.look(frame, header, sys_flag)
             topic, queue_id, properties, delay_ms, _ = place
-        elif rules.dedup is None:
+        elif rules.dedup is None and rules.rates is None:
             self.templates.look(frame, header, sys_flag)
         appender = self._appender
         try:
@@ -262,8 +298,7 @@ class SendProcessor:
     ) -> Frame | None:
         """Handle a send once the records of the first sends with its keys, which are on disk, are read."""
         async with self.dedup.reading(table, keys):
-            answer = self.send_message(connection, frame)
-        return await answer if isinstance(answer, Awaitable) else answer
+            return await self._send_again(connection, frame)
 
     def _send_timed(
         self,
@@ -381,12 +416,15 @@ class SendProcessor:
             raise CommandError(ResponseCode.NO_PERMISSION, why)
         wanted = 4 if header.default_topic_queue_nums is None else header.default_topic_queue_nums
         known = topic_of_send(topics, topic, frame.version, header.default_topic, wanted, header.unit_mode)
+        exempt = topic[0] == "%" or topics.is_system(topic) or topic == config.msg_trace_topic_name
         rules = SendRules(
             max(known.read_queue_nums, known.write_queue_nums),
             known.write_queue_nums,
             MULTI_TAGS if known.topic_filter_type == "MULTI_TAG" else 0,
             is_lite_parent(known.attributes),
             self.dedup.table_of(known),
+            None if exempt else self.throttle.limits.topic_rates(known),
+            exempt,
         )
         self._rules[topic] = rules
         return rules

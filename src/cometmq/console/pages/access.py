@@ -100,7 +100,7 @@ def _rules(account: AclAccount) -> tuple[object, ...]:
     return (
         *(account.admin, account.white_remote_address),
         *(account.default_topic_perm, account.default_group_perm),
-        *(frozenset(account.topic_perms), frozenset(account.group_perms)),
+        *(frozenset(account.topic_perms), frozenset(account.group_perms), frozenset(account.rate_limits)),
     )
 
 

@@ -336,6 +336,7 @@ class AclAccount(Body):
     default_group_perm: str = always("")
     topic_perms: list[str] = empty(list)
     group_perms: list[str] = empty(list)
+    rate_limits: list[str] = empty(list)
     file: str = always("")
 
 

@@ -139,6 +139,7 @@ class CreateAccessConfigRequestHeader(Header, gc=False):
     default_group_perm: str | None = None
     topic_perms: str | None = None
     group_perms: str | None = None
+    rate_limits: str | None = None  # This field exists only in CometMQ
 
 
 class DeleteAccessConfigRequestHeader(Header, gc=False):

@@ -1,0 +1,237 @@
+"""Limits on the messages and bytes per second that are sent to topics, received by groups, or by accounts.
+
+Each limit has a token bucket: it holds as many tokens as the rate allows in one second, so that an idle
+topic or group may use them at once, and is refilled at the rate. A taken amount may exceed the tokens in the
+bucket. The bucket is then in debt, and the following requests wait until it is repaid. So the rate is exact
+over any longer time, and a message that is larger than a full bucket can pass.
+
+This module decides and counts. `throttle.py` lets sends wait, and the pulls and pops park themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from cometmq.broker.base.attributes import RATE, RECEIVE, SEND, UNITS, parse_rate
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.protocol.acl import ACCESS_KEY
+from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from cometmq.protocol.codes import is_system_group
+from cometmq.protocol.frame import Frame
+
+K = TypeVar("K")
+V = TypeVar("V")
+MAX_LIMITS = 100_000
+"""The maximum number of token buckets, and of counters of one kind. Beyond it, the oldest are dropped."""
+
+
+class Rates(NamedTuple):
+    """The maximum numbers of messages and of bytes per second. 0 means no limit."""
+
+    messages: int = 0
+    size: int = 0
+
+
+class Amount(NamedTuple):
+    """The number of messages of a request or a response, and their size in bytes."""
+
+    messages: int
+    size: int
+
+
+def rates_of(values: Mapping[str, str] | None, prefix: str, direction: str, default: Rates) -> Rates:
+    """Return the limits in `values`, such as a topic's attributes. The default replaces missing ones."""
+    if not values:
+        return default
+    found = [parse_rate(values.get(f"{prefix}{direction}.{unit}")) for unit in UNITS]
+    given = (own if own is not None else other for own, other in zip(found, default, strict=True))
+    return Rates(*given)
+
+
+class TokenBucket:
+    """Allows `rate` tokens per second, and as many at once after a second without use.
+
+    All times are in ms of a monotonic clock. The level is a whole number of thousandths of a token, because a
+    sum of fractions would not be exact.
+    """
+
+    __slots__ = ("_at_ms", "_level", "rate")
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        """Create a full bucket."""
+        self.rate = rate
+        self._level = rate * 1000
+        self._at_ms = now_ms
+
+    def _refill(self, now_ms: int) -> int:
+        if now_ms > self._at_ms:
+            self._level = min(self._level + (now_ms - self._at_ms) * self.rate, self.rate * 1000)
+            self._at_ms = now_ms
+        return self._level
+
+    def tokens(self, now_ms: int) -> int:
+        """Return the number of tokens in the bucket, which is negative while it is in debt."""
+        return self._refill(now_ms) // 1000
+
+    def wait_ms(self, count: int, now_ms: int) -> int:
+        """Return the time until the bucket has `count` tokens or, if that is impossible, is full."""
+        return max(0, -((self._refill(now_ms) - min(count, self.rate) * 1000) // self.rate))
+
+    def take(self, count: int, now_ms: int) -> None:
+        """Remove `count` tokens, which may be more than the bucket has."""
+        self._level = self._refill(now_ms) - count * 1000
+
+
+class RateLimit:
+    """The limits of one topic, group or account (`kind`) in one direction."""
+
+    __slots__ = ("_buckets", "direction", "kind", "name", "rates")
+
+    def __init__(self, kind: str, name: str, direction: str, rates: Rates, now_ms: int) -> None:
+        self.kind, self.name, self.direction, self.rates = kind, name, direction, rates
+        self._buckets = [(unit, TokenBucket(rate, now_ms)) for unit, rate in enumerate(rates) if rate]
+
+    def wait_ms(self, amount: Amount, now_ms: int) -> int:
+        """Return the time until this amount may be taken."""
+        return max(bucket.wait_ms(amount[unit], now_ms) for unit, bucket in self._buckets)
+
+    def take(self, amount: Amount, now_ms: int) -> None:
+        for unit, bucket in self._buckets:
+            bucket.take(amount[unit], now_ms)
+
+    def left(self, most: Amount, now_ms: int) -> Amount:
+        """Return `most`, reduced to the tokens that are left."""
+        left = list(most)
+        for unit, bucket in self._buckets:
+            left[unit] = min(left[unit], bucket.tokens(now_ms))
+        return Amount(*left)
+
+    def exceeded(self, amount: Amount, now_ms: int) -> str:
+        """Return which limit makes a request with this amount wait longest, and its value."""
+        unit, bucket = max(self._buckets, key=lambda each: each[1].wait_ms(amount[each[0]], now_ms))
+        prefix = "" if self.kind == "account" else RATE
+        return (
+            f"rate limit of {self.kind} {self.name}: {bucket.rate} {UNITS[unit]} per second "
+            f"({prefix}{self.direction}.{UNITS[unit]})"
+        )
+
+
+ONE = Amount(1, 1)
+AccountRates = Callable[[str], Mapping[str, str] | None]
+"""Returns the limits by name of the account with an access key, or None if there is no such account."""
+
+
+class RateLimits:
+    """All rate limits of a broker, and the numbers of requests that they have delayed or refused."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        groups: Mapping[str, SubscriptionGroupConfig],
+        account_rates: AccountRates | None,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Create the limits. `account_rates` is None without access control."""
+        self._config = config
+        self._groups = groups
+        self._account_rates = account_rates
+        self.now_ms = now_ms
+        self.has_accounts = account_rates is not None
+        self._limits: dict[tuple[str, str, str], RateLimit] = {}
+        # By topic or group, and by the kind of the limit
+        self.delayed_sends: dict[tuple[str, str], int] = {}
+        self.refused_sends: dict[tuple[str, str], int] = {}
+        self.delayed_receives: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def account_of(self, frame: Frame) -> str:
+        """Return the access key of a request, or "" without access control."""
+        return (frame.ext or {}).get(ACCESS_KEY, "") if self.has_accounts else ""
+
+    def topic_rates(self, topic: TopicConfig) -> Rates | None:
+        """Return the limits on sends to a topic, or None if it has none."""
+        config = self._config
+        default = Rates(config.max_topic_send_messages_per_second, config.max_topic_send_bytes_per_second)
+        rates = rates_of(topic.attributes, RATE, SEND, default)
+        return rates if any(rates) else None
+
+    def of_send(self, topic: str, rates: Rates | None, account: str) -> Sequence[RateLimit]:
+        """Return the limits on sends to a topic with these rates, by an account ("": by no account)."""
+        limits = [] if rates is None else [self._find("topic", topic, SEND, rates)]
+        return limits + self._of_account(account, SEND) if account else limits
+
+    def of_receive(self, group: str, account: str) -> Sequence[RateLimit]:
+        """Return the limits on what a group receives, in a request by an account ("": by no account)."""
+        config, known = self._config, self._groups.get(group)
+        attributes = None if known is None else known.attributes
+        messages, size = (
+            config.max_group_receive_messages_per_second,
+            config.max_group_receive_bytes_per_second,
+        )
+        if not (attributes or messages or size or account) or is_system_group(group):
+            return ()
+        rates = rates_of(attributes, RATE, RECEIVE, Rates(messages, size))
+        limits = [self._find("group", group, RECEIVE, rates)] if any(rates) else []
+        return limits + self._of_account(account, RECEIVE) if account else limits
+
+    def _of_account(self, account: str, direction: str) -> list[RateLimit]:
+        own = None if self._account_rates is None else self._account_rates(account)
+        if own is None:
+            return []
+        config = self._config
+        default = Rates(
+            config.max_account_receive_messages_per_second, config.max_account_receive_bytes_per_second
+        )
+        if direction == SEND:
+            default = Rates(
+                config.max_account_send_messages_per_second, config.max_account_send_bytes_per_second
+            )
+        rates = rates_of(own, "", direction, default)
+        return [self._find("account", account, direction, rates)] if any(rates) else []
+
+    def _find(self, kind: str, name: str, direction: str, rates: Rates) -> RateLimit:
+        """Return a limit with its present tokens. After a change of the rates, its buckets are full."""
+        key = kind, name, direction
+        limit = self._limits.get(key)
+        if limit is None or limit.rates != rates:
+            limit = RateLimit(kind, name, direction, rates, self.now_ms())
+            _bounded(self._limits)[key] = limit
+        return limit
+
+    def allowance(self, limits: Sequence[RateLimit], most: Amount) -> tuple[Amount, RateLimit | None, int]:
+        """Return how much may be delivered now, of `most`.
+
+        If nothing may be delivered, the second value is the limit, and the third one the time in ms to wait.
+        """
+        now_ms = self.now_ms()
+        worst = max(limits, key=lambda limit: limit.wait_ms(ONE, now_ms))
+        if wait_ms := worst.wait_ms(ONE, now_ms):
+            return most, worst, wait_ms
+        for limit in limits:
+            most = limit.left(most, now_ms)
+        return most, None, 0
+
+    def take(self, limits: Sequence[RateLimit], amount: Amount) -> None:
+        """Count messages against all of these limits."""
+        now_ms = self.now_ms()
+        for limit in limits:
+            limit.take(amount, now_ms)
+
+
+def count_one(table: dict[tuple[str, str], int], name: str, limit: RateLimit) -> None:
+    """Add one to a counter of `RateLimits`, for a topic or group that a limit concerns."""
+    key = name, limit.kind
+    if key not in table:
+        _bounded(table)
+    table[key] = table.get(key, 0) + 1
+
+
+def _bounded(table: dict[K, V]) -> dict[K, V]:
+    """Return a table, without its oldest half if it is full."""
+    if len(table) >= MAX_LIMITS:
+        for key in list(table)[: len(table) // 2]:
+            del table[key]
+    return table
