@@ -164,10 +164,16 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "h11": ("grpc/http1/connection.py",),
     "google": ("pipeline/table/body_protobuf.py", "grpc/rpc/messages.py"),
     "kombu": ("integrations/kombu.py",),
+    "faststream": ("integrations/faststream/",),
+    "fast_depends": ("integrations/faststream/",),
     "taskiq": ("integrations/taskiq.py",),
     "mcp": ("integrations/mcp.py",),
     "lark": ("protocol/sql/grammar.py",),
-    "opentelemetry": ("client/cluster/telemetry.py", "metrics/otlp.py"),
+    "opentelemetry": (
+        "client/cluster/telemetry.py",
+        "metrics/otlp.py",
+        "integrations/faststream/opentelemetry.py",
+    ),
     "pyiceberg": ("pipeline/table/iceberg.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
@@ -181,7 +187,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("console/app.py", "console/auth/connections.py", "cli/mcp.py"),
     "redis": ("client/idempotency/redis_marks.py",),
     "yaml": ("yaml_file.py",),
-    "prometheus_client": ("pipeline/metrics.py", "metrics/port.py"),
+    "prometheus_client": ("pipeline/metrics.py", "metrics/port.py", "integrations/faststream/prometheus.py"),
 }
 
 

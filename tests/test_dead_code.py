@@ -20,6 +20,7 @@ FOR_USERS = (
     "__init__.py",
     "admin/__init__.py",
     "client/__init__.py",
+    "integrations/faststream/__init__.py",
     "testing/__init__.py",
 )
 # Not checked: the numbers of the protocol, which are complete, and the package for users' tests.
@@ -28,6 +29,7 @@ LEFT_OUT = ("protocol/codes.py", "grpc/rpc/enums.py", "testing/")
 # a clock that tests control.
 FROM_OUTSIDE = {
     "CometMQBroker",  # of Taskiq
+    *("CometMQPrometheusMiddleware", "CometMQTelemetryMiddleware"),  # of FastStream
     *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
     "wait_stopped",  # a method of all clients
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
@@ -47,7 +49,7 @@ def definitions(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield "", node.name, node
-            if not foreign & {ast.unparse(base).split(".")[0] for base in node.bases}:
+            if not foreign & {ast.unparse(base).partition("[")[0].split(".")[0] for base in node.bases}:
                 yield from ((node.name, each.name, each) for each in node.body if is_plain_function(each))
         elif is_plain_function(node):
             yield "", node.name, node

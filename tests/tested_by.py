@@ -96,6 +96,11 @@ grpc/test_http1.py: grpc/http1/connection
 grpc/test_messages.py: grpc/rpc/enums grpc/rpc/status
 grpc/test_server.py: grpc/listener/dispatch
 grpc/test_strangers.py: grpc/listener/connection
+integrations/test_faststream.py: integrations/faststream/annotations integrations/faststream/broker
+    integrations/faststream/command integrations/faststream/config integrations/faststream/message
+    integrations/faststream/producer integrations/faststream/subscriber
+integrations/test_faststream_memory.py: integrations/faststream/opentelemetry
+    integrations/faststream/prometheus integrations/faststream/testing
 integrations/test_kombu.py: integrations/session
 integrations/test_mcp.py: cli/mcp
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings

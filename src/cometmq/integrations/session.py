@@ -109,26 +109,88 @@ class QueueConsumer(SimpleConsumer):
             await self.change_invisibility(message, 0)
 
 
-class Session:
+class Topics:
+    """The topics that a client uses, and creates where they do not exist.
+
+    Topics are created in `cluster` (None: in all), with `topic_queues` queues per broker.
+    """
+
+    def __init__(self, client: ClientInstance, cluster: str | None, topic_queues: int) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._topic_queues = topic_queues
+        self.known: set[str] = set()
+        """Topics that exist."""
+
+    async def exists(self, topic: str) -> bool:
+        """Return whether the name servers have a topic."""
+        if topic not in self.known:
+            try:
+                await self._client.read_queues(topic)
+            except NameServersUnreachable:
+                raise
+            except NoRouteError:
+                return False
+            if len(self.known) >= _MAX_KNOWN:
+                self.known.clear()
+            self.known.add(topic)
+        return True
+
+    async def ensure_topic(self, topic: str, *, queues: int = 0, priorities: bool = False) -> None:
+        """Create a topic with `queues` (or `topic_queues`) per broker at all masters if it is new.
+
+        Raises NoRouteError if there is no master, or if the name servers do not have the topic in time.
+        """
+        if await self.exists(topic):
+            return
+        queues = queues or self._topic_queues
+        masters = await self.masters()
+        if not masters:
+            where = "no cluster" if self._cluster is None else f"no cluster {self._cluster}"
+            raise NoRouteError(
+                topic, hint=f"the topic cannot be created: {where} with a master is registered"
+            )
+        for addr in masters:
+            await self._client.brokers.create_topic(
+                addr,
+                topic,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                attributes="+message.type=PRIORITY" if priorities else None,
+            )
+        try:
+            async with asyncio.timeout(_ROUTE_S):
+                while not await self.exists(topic):  # noqa: ASYNC110 - another process changes the routes
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            hint = f"the topic was created, but not registered within {_ROUTE_S:g} s"
+            raise NoRouteError(topic, hint=hint) from None
+
+    async def masters(self) -> list[str]:
+        """Return the addresses of the cluster's masters. Raises CometError if no name server answers."""
+        info = await self._client.namesrv.cluster_info()
+        names: Iterable[str] = info.broker_addr_table
+        if self._cluster is not None:
+            names = info.cluster_addr_table.get(self._cluster, ())
+        brokers = [info.broker_addr_table[name] for name in names if name in info.broker_addr_table]
+        return [addr for broker in brokers if (addr := broker.broker_addrs.get(MASTER_ID))]
+
+
+class Session(Topics):
     """The clients of one connection. Its methods run on the event loop on which it was opened.
 
-    Leases have `visibility_s` seconds and are renewed until messages are settled. Topics are created in
-    `cluster` (None: in all), with `topic_queues` queues per broker.
+    Leases have `visibility_s` seconds and are renewed until messages are settled.
     """
 
     def __init__(
         self, client: ClientInstance, visibility_s: float, cluster: str | None, topic_queues: int
     ) -> None:
+        super().__init__(client, cluster, topic_queues)
         self.visibility_s = visibility_s
-        self._client = client
-        self._cluster = cluster
-        self._topic_queues = topic_queues
         self._producer = Producer("queues", client=client)
         self._pulls = PullConsumer("broadcast", client=client)
         self._consumers: dict[str, QueueConsumer] = {}
         self._starting = asyncio.Lock()
-        self.known: set[str] = set()
-        """Topics that exist."""
 
     @classmethod
     async def open(
@@ -145,7 +207,7 @@ class Session:
         await client.start()
         session = cls(client, visibility_s, cluster, topic_queues)
         try:
-            await session._masters()
+            await session.masters()
             await session._producer.start()
             await session._pulls.start()
         except BaseException:
@@ -173,59 +235,7 @@ class Session:
                 self._consumers[queue] = found
             return found
 
-    # -- topics
-
-    async def exists(self, topic: str) -> bool:
-        """Return whether the name servers have a topic."""
-        if topic not in self.known:
-            try:
-                await self._client.read_queues(topic)
-            except NameServersUnreachable:
-                raise
-            except NoRouteError:
-                return False
-            if len(self.known) >= _MAX_KNOWN:
-                self.known.clear()
-            self.known.add(topic)
-        return True
-
-    async def ensure_topic(self, topic: str, *, queues: int = 0, priorities: bool = False) -> None:
-        """Create a topic with `queues` (or the session's number) per broker at all masters if it is new.
-
-        Raises NoRouteError if there is no master, or if the name servers do not have the topic in time.
-        """
-        if await self.exists(topic):
-            return
-        queues = queues or self._topic_queues
-        masters = await self._masters()
-        if not masters:
-            where = "no cluster" if self._cluster is None else f"no cluster {self._cluster}"
-            raise NoRouteError(
-                topic, hint=f"the topic cannot be created: {where} with a master is registered"
-            )
-        for addr in masters:
-            await self._client.brokers.create_topic(
-                addr,
-                topic,
-                read_queue_nums=queues,
-                write_queue_nums=queues,
-                attributes="+message.type=PRIORITY" if priorities else None,
-            )
-        try:
-            async with asyncio.timeout(_ROUTE_S):
-                while not await self.exists(topic):  # noqa: ASYNC110 - another process changes the routes
-                    await asyncio.sleep(PAUSE_S)
-        except TimeoutError:
-            hint = f"the topic was created, but not registered within {_ROUTE_S:g} s"
-            raise NoRouteError(topic, hint=hint) from None
-
-    async def _masters(self) -> list[str]:
-        info = await self._client.namesrv.cluster_info()
-        names: Iterable[str] = info.broker_addr_table
-        if self._cluster is not None:
-            names = info.cluster_addr_table.get(self._cluster, ())
-        brokers = [info.broker_addr_table[name] for name in names if name in info.broker_addr_table]
-        return [addr for broker in brokers if (addr := broker.broker_addrs.get(MASTER_ID))]
+    # -- broadcast topics and sizes
 
     async def ends(self, topic: str) -> dict[MessageQueue, int]:
         """Return the end offset of each queue of a broadcast topic, which is created if it does not exist."""
