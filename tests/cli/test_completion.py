@@ -178,8 +178,9 @@ class TestNames:
 def test_a_cluster_that_does_not_answer_offers_nothing_and_prints_nothing(
     namesrv: str, env: dict[str, str]
 ) -> None:
-    addr = f"127.0.0.1:{closed_port()}" if namesrv == "closed" else namesrv
-    assert in_bash(env, f"cometmq tail -n {addr} ord") == []
+    with closed_port() as port:
+        addr = f"127.0.0.1:{port}" if namesrv == "closed" else namesrv
+        assert in_bash(env, f"cometmq tail -n {addr} ord") == []
 
 
 def test_a_server_that_hangs_is_given_up(env: dict[str, str]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cometmq.admin import BrokerStatus, GroupQueueProgress, QueueProgress
-from cometmq.console.base.cluster_feeds import ClusterFeeds, disk_of, kind_of
+from cometmq.admin.rates import disk_of
+from cometmq.console.base.cluster_feeds import ClusterFeeds, kind_of
 from cometmq.console.base.feeds import Feeds
 from cometmq.console.pages.overview import largest
 from cometmq.errors import ConnectError

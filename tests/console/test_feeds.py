@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.kit.waiting import until
 
-from cometmq.console.base.feeds import MAX_FEEDS, PAUSE_SHARE, Feed, Feeds, Rate, Reading, Ring, Tops
+from cometmq.console.base.feeds import MAX_FEEDS, PAUSE_SHARE, Feed, Feeds, Reading, Ring, Tops
 from cometmq.errors import ConnectError
 
 
@@ -158,24 +158,6 @@ def test_a_time_in_which_nobody_looked_is_a_gap_and_no_line() -> None:
         ring.add(at_s, 1.0)
 
     assert [value for _, value in ring.points(100)] == [1.0, 1.0, None, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "rates"),
-    [
-        ({"a": 10}, {"a": 30}, {"a": 2.0}),
-        ({"a": 10}, {"a": 30, "b": 5}, {"a": 2.0}),
-        ({"a": 10, "b": 1}, {"a": 4}, {"a": 0.0}),
-        ({}, {"a": 4}, {}),
-    ],
-)
-def test_rates_are_growth_by_time(
-    before: dict[object, int], after: dict[object, int], rates: dict[object, float]
-) -> None:
-    rate = Rate()
-    assert rate.observe(100.0, before) == {}
-
-    assert rate.observe(110.0, after) == rates
 
 
 async def test_who_asks_again_and_again_does_not_have_it_asked_without_a_pause() -> None:

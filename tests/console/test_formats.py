@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cometmq.admin import BrokerStatus
-from cometmq.console.base.cluster_feeds import get_rate
+from cometmq.admin.rates import get_rate
 from cometmq.console.base.texts import LANGUAGES
 from cometmq.console.pages.topic import RETENTION_MS, retention_hours
 from cometmq.console.widgets.formats import KINDS, formatted

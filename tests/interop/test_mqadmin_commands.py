@@ -28,6 +28,7 @@ from tests.long_form import long_form
 
 from cometmq.admin import Admin, AllQueuesOnly, OffsetWay, Reset
 from cometmq.admin.commands import mqadmin
+from cometmq.cli.top import top
 from cometmq.client import ConsumeFromWhere, Producer, PushConsumer, PushOptions
 from cometmq.message import Message, MessageExt
 from cometmq.testing import LocalBroker, local_broker
@@ -142,6 +143,12 @@ class TestOursOnApachesServers:
                 sent = await members.producer.send(Message(topic, b"x"))
                 await members.wait_for(1)
                 await members.consumer.persist_offsets()
+
+                view = await asyncio.to_thread(CliRunner().invoke, top, ["-n", namesrv, "--once", "--json"])
+                shown = json.loads(view.stdout)
+                assert (shown["problems"], shown["brokers"][0]["addr"]) == ({}, addr)
+                assert {row["name"]: row["lag"] for row in shown["groups"]}[GROUP] == 0
+                assert topic in {row["name"] for row in shown["topics"]}
 
                 connected = await run("consumerConnection", "-g", GROUP, "-b", addr)
                 assert me in connected

@@ -116,6 +116,10 @@ SECTIONS = {
     "Operate": {
         "admin": ("cometmq.admin.commands:mqadmin", "Manage topics, groups and brokers (same as mqadmin)."),
         "console": ("cometmq.cli.standalone:console", "Run the web console."),
+        "top": (
+            "cometmq.cli.top:top",
+            "Show live rates and lags of brokers, groups and topics.",
+        ),
         "context": ("cometmq.cli.context:context", "Name clusters, and choose the one that commands use."),
         "completion": (
             "cometmq.cli.completion:completion",

@@ -116,7 +116,7 @@ async def _in_place(
                     await turn
                 block, turns = fresh, turns + 1
                 now = local_time(int(time.time() * 1000))
-                title = Text(f"{now}, every {seconds(interval_s)}; q ends\n", style="dim")
+                title = Text(f"{now}, every {seconds(interval_s)}; keys: {', '.join(['q', *keys])}\n", "dim")
                 shown = Text.from_ansi(block.data.getvalue().decode(), no_wrap=True, overflow="ellipsis")
                 live.update(title + shown, refresh=True)
                 with contextlib.suppress(TimeoutError):

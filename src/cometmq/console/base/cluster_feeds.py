@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from cometmq.admin import Admin, BrokerStatus, GroupQueueProgress
+from cometmq.admin import Admin, BrokerStatus
 from cometmq.admin.known_groups import group_names
+from cometmq.admin.rates import LagRates, Lags, fullest_disk, get_rate, put_rate
 from cometmq.admin.values import broker_places, known_sum, with_lags
 from cometmq.console.base.fanout import Answers, Fanout
-from cometmq.console.base.feeds import Feed, Feeds, Rate, Ring, Tops
+from cometmq.console.base.feeds import Feed, Feeds, Ring, Tops
 from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic
 
 T = TypeVar("T")
 
 BROKERS_INTERVAL_S, TABLES_INTERVAL_S, LAGS_INTERVAL_S = 5.0, 15.0, 30.0
-DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
 """Each history contains HISTORY_POINTS values, one every HISTORY_STEP_S seconds: six hours in all."""
 LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
@@ -95,48 +94,11 @@ class GroupRow:
         return is_system_group(self.name)
 
 
-@dataclass
-class Lag:
-    """The lag of a group over several queues.
-
-    `behind` counts the messages that are not consumed yet. `last_ms` is the store time of the last consumed
-    message, in ms.
-    """
-
-    behind: int = 0
-    queues: int = 0
-    last_ms: int = 0
-
-    def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
-        """Add the lag in one queue to the totals."""
-        self.behind += max(0, broker_offset - consumer_offset)
-        self.queues += 1
-        self.last_ms = max(self.last_ms, last_ms)
-
-
 @dataclass(frozen=True)
-class ClusterLags:
-    """Lags and rates of all groups.
+class ClusterLags(Lags):
+    """Lags and rates of all groups, and the error texts of the brokers that did not respond, by name."""
 
-    Attributes:
-        pairs: Lag by (group, topic).
-        groups: Lag by group, over all topics of the group.
-        group_rates: Messages per second that each group consumed since the previous value of the feed. Empty
-            in the first value.
-        topic_rates: Messages per second sent to each topic that has a consumer group. Empty in the first
-            value.
-        missing: Error texts of the brokers that did not respond, by name.
-    """
-
-    pairs: dict[tuple[str, str], Lag]
-    groups: dict[str, Lag]
-    group_rates: dict[str, float]
-    topic_rates: dict[str, float]
     missing: dict[str, str]
-
-    @property
-    def behind(self) -> int:
-        return sum(each.behind for each in self.groups.values())
 
 
 @dataclass(frozen=True)
@@ -192,31 +154,6 @@ def kind_of(topic: str) -> str:
     return "system" if is_system_topic(topic) else "normal"
 
 
-def disk_of(broker: BrokerStatus) -> float | None:
-    """Return the used share of a broker's fullest disk, or None if the broker does not report it."""
-    shares = [broker.first_number(key) for key in DISK_KEYS]
-    return max((share for share in shares if share is not None), default=None)
-
-
-def fullest_disk(brokers: Iterable[BrokerStatus]) -> float | None:
-    """Return the used share of the fullest disk among all brokers that report theirs."""
-    return max((disk for each in brokers if (disk := disk_of(each)) is not None), default=None)
-
-
-def put_rate(broker: BrokerStatus) -> float | None:
-    """Return how many messages per second producers sent, or None if the broker does not report it."""
-    return broker.first_number("putTps")
-
-
-def get_rate(broker: BrokerStatus) -> float | None:
-    """Return how many messages per second consumers received, or None if the broker does not report it.
-
-    Both keys of this metric are tried, because brokers of 4.9 and of 5.x spell the key differently.
-    """
-    rate = broker.first_number("getTransferredTps")
-    return broker.first_number("getTransferedTps") if rate is None else rate
-
-
 class ClusterFeeds:
     """Those feeds of a cluster that several pages share, and the history of some of their values."""
 
@@ -224,8 +161,7 @@ class ClusterFeeds:
         self.history = History()
         self._admin = admin
         self._feeds = feeds
-        self._group_rate = Rate()
-        self._topic_rate = Rate()
+        self._rates = LagRates()
         self._fanouts: dict[str, Fanout[Any]] = {}
         self._seen: dict[tuple[str, str, int], LostBroker] = {}
         self._lost: dict[tuple[str, str, int], LostBroker] = {}
@@ -337,17 +273,9 @@ class ClusterFeeds:
 
     async def _ask_lags(self) -> ClusterLags:
         answers = await self._ask_masters("lags", self._admin.broker_consume_stats)
-        # A large cluster has hundreds of thousands of rows, so a thread adds them up while the event loop
-        # serves pages.
-        sums = await asyncio.to_thread(_sum_up, answers.values)
+        found = await self._rates.observe(answers.values)
         now = time.time()
-        lags = ClusterLags(
-            pairs=sums.pairs,
-            groups=sums.groups,
-            group_rates=_sum_by_first(self._group_rate.observe(now, sums.consumed)),
-            topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
-            missing=answers.problems,
-        )
+        lags = ClusterLags(**vars(found), missing=answers.problems)
         # Lags are recorded only if all brokers responded: a sum without one of them would be too small.
         if not lags.missing:
             self.history.behind.add(now, lags.behind)
@@ -369,50 +297,6 @@ class ClusterFeeds:
                     brokers[group, info.client_id].append(name)
         rows = [ProducerRow(key[0], clients[key], tuple(brokers[key])) for key in sorted(clients)]
         return ClusterRows(rows, answers.problems)
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over the queues of all brokers.
-
-    `consumed` and `stored` are counters from which rates are computed: the sums of consumer offsets and of
-    broker offsets, by (name, broker, ..., number of queues). The number of queues is part of the key so that
-    an added queue begins a new counter, because its offsets would look like a sudden growth.
-    """
-
-    pairs: dict[tuple[str, str], Lag]
-    groups: dict[str, Lag]
-    consumed: dict[Hashable, int]
-    stored: dict[Hashable, int]
-
-
-def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
-    """Return the lags and the sums of offsets of all groups on all brokers. Called in a thread."""
-    pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
-    groups: defaultdict[str, Lag] = defaultdict(Lag)
-    consumed: dict[Hashable, int] = {}
-    stored: dict[Hashable, int] = {}
-    for broker, rows in answers.items():
-        offsets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        ends: defaultdict[str, dict[tuple[str, int], int]] = defaultdict(dict)
-        for row in rows:
-            queue = row.queue
-            values = (queue.broker_offset, queue.consumer_offset, queue.last_timestamp)
-            pairs[row.group, queue.topic].add(*values)
-            groups[row.group].add(*values)
-            offsets[row.group, queue.topic].append(queue.consumer_offset)
-            ends[queue.topic][queue.broker_name, queue.queue_id] = queue.broker_offset
-        consumed |= {(group, broker, topic, len(all_)): sum(all_) for (group, topic), all_ in offsets.items()}
-        stored |= {(topic, broker, len(all_)): sum(all_.values()) for topic, all_ in ends.items()}
-    return _Sums(dict(pairs), dict(groups), consumed, stored)
-
-
-def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return the sum of the rates by name. The first element of each key is the name of a group or topic."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    for (name, *_), rate in rates.items():
-        sums[name] += rate
-    return dict(sums)
 
 
 def _by_name(tables: Iterable[tuple[str, dict[str, T]]]) -> dict[str, dict[str, T]]:

@@ -258,22 +258,3 @@ class Tops:
     def largest(self) -> dict[str, Ring]:
         """Return the past values of up to `TOPS` names, the name with the largest latest value first."""
         return dict(list(reversed(self._rings.items()))[:TOPS])
-
-
-class Rate:
-    """The growth of counters, per second, between two observations."""
-
-    def __init__(self) -> None:
-        self._before: dict[Hashable, int] = {}
-        self._at_s = 0.0
-
-    def observe(self, at_s: float, counters: dict[Hashable, int]) -> dict[Hashable, float]:
-        """Return the growth per second by key. A key that is observed for the first time is omitted.
-
-        The growth of a counter that has become smaller, because it was reset, is 0.
-        """
-        span = at_s - self._at_s
-        before, self._before, self._at_s = self._before, counters, at_s
-        if not before or span <= 0:
-            return {}
-        return {key: max(0, count - before[key]) / span for key, count in counters.items() if key in before}

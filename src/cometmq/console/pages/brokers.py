@@ -10,7 +10,7 @@ from functools import partial
 from nicegui import ui
 
 from cometmq.admin import Admin, BrokerStatus, PermChange, SettingsChange, UnknownNameError, operations
-from cometmq.console.base.cluster_feeds import disk_of, get_rate, put_rate
+from cometmq.admin.rates import disk_of, get_rate, put_rate
 from cometmq.console.base.errors import PartlyDone
 from cometmq.console.pages.overview import DISK_FULL_SHARE, got_today, lost_broker_notes, put_today
 from cometmq.console.widgets.actions import Action

@@ -8,7 +8,8 @@ from nicegui import ui
 
 from cometmq.admin import operations
 from cometmq.admin.operations import Operation
-from cometmq.console.base.cluster_feeds import ClusterLags, GroupRow, Lag, ProducerRow
+from cometmq.admin.rates import Lag
+from cometmq.console.base.cluster_feeds import ClusterLags, GroupRow, ProducerRow
 from cometmq.console.base.feeds import Reading
 from cometmq.console.pages.targets import cluster_choice, name_field
 from cometmq.console.widgets.actions import run_operation

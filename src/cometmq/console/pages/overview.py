@@ -8,15 +8,9 @@ from typing import Any
 from nicegui import ui
 
 from cometmq.admin import BrokerStatus
+from cometmq.admin.rates import disk_of, fullest_disk, get_rate, put_rate
 from cometmq.admin.values import known_sum
-from cometmq.console.base.cluster_feeds import (
-    ClusterLags,
-    disk_of,
-    fullest_disk,
-    get_rate,
-    kind_of,
-    put_rate,
-)
+from cometmq.console.base.cluster_feeds import ClusterLags, kind_of
 from cometmq.console.widgets.charts import Lines, bars
 from cometmq.console.widgets.page import View, text_element
 from cometmq.console.widgets.rows import path_of

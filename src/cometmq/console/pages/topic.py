@@ -11,8 +11,9 @@ from nicegui import ui
 
 from cometmq.admin import Admin, QueueStatus, TopicSettings, operations
 from cometmq.admin.operations import Operation
+from cometmq.admin.rates import Lag
 from cometmq.client.cluster.lookups import broker_addrs
-from cometmq.console.base.cluster_feeds import ClusterLags, Lag, kind_of
+from cometmq.console.base.cluster_feeds import ClusterLags, kind_of
 from cometmq.console.base.fanout import Fanout
 from cometmq.console.messages.message import sent_text
 from cometmq.console.messages.search import messages_of
