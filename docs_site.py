@@ -114,26 +114,31 @@ def _joined(*parts: str) -> str:
     return "/".join(joined)
 
 
-def _command_pages() -> Iterator[tuple[str, str]]:
-    """Yield a page for each command, and one that lists all of them."""
+def command_contexts() -> Iterator[click.Context]:
+    """Yield the context of every command of the package, each once."""
     from cometmq.admin.commands import mqadmin
     from cometmq.cli.app import cometmq
     from cometmq.cli.running import mqshutdown
     from cometmq.cli.servers import mqbroker, mqnamesrv
 
-    lines = ["# Commands\n"]
     described: set[int] = set()  # `cometmq mqadmin` is `mqadmin`
     for command in (mqnamesrv, mqbroker, mqadmin, mqshutdown, cometmq):
         assert command.name is not None
         for context in _contexts(click.Context(command, info_name=command.name, max_content_width=100)):
-            if id(context.command) in described:
-                continue
-            described.add(id(context.command))
-            path = context.command_path
-            page = f"{path.replace(' ', '-')}.md"
-            summary = context.command.get_short_help_str(120)
-            lines.append(f"{'    ' * path.count(' ')}- [{path}]({page}): {summary}")
-            yield f"commands/{page}", f"# {path}\n\n```text\n{context.get_help()}\n```\n"
+            if id(context.command) not in described:
+                described.add(id(context.command))
+                yield context
+
+
+def _command_pages() -> Iterator[tuple[str, str]]:
+    """Yield a page for each command, and one that lists all of them."""
+    lines = ["# Commands\n"]
+    for context in command_contexts():
+        path = context.command_path
+        page = f"{path.replace(' ', '-')}.md"
+        summary = context.command.get_short_help_str(120)
+        lines.append(f"{'    ' * path.count(' ')}- [{path}]({page}): {summary}")
+        yield f"commands/{page}", f"# {path}\n\n```text\n{context.get_help()}\n```\n"
     yield "commands/index.md", "\n".join(lines) + "\n"
 
 
