@@ -257,6 +257,15 @@ class TestSend:
         recalled = await caller.call("RecallMessage", request)
         assert (code_of(recalled), recalled.message_id) == (Code.OK, "id-1")
 
+    async def test_a_message_id_is_stored_once_in_a_topic_with_a_window(self, cluster, caller):
+        peer = cluster.peer()
+        await create(peer, attributes="+dedup.window.ms=60000")
+        once = [(await caller.send(message(message_id="id-1"))).entries[0] for _ in range(2)]
+        assert [(each.status.code, each.offset) for each in once] == [(Code.OK, 0)] * 2
+        assert once[0].message_id == once[1].message_id == "id-1"
+        stored = [await peer.pull(queue_id=queue_id) for queue_id in range(2)]
+        assert sum(len(records(answer)) for answer in stored if answer.code == 0) == 1
+
     @pytest.mark.parametrize(
         ("field", "value", "code"),
         [

@@ -210,7 +210,7 @@ class Deduplication:
         for each in unscanned:
             each.older = found[each.topic].keys
             each.forgotten += found[each.topic].forgotten
-        log.info("found the keys of earlier messages: %s", {each.topic: len(each) for each in unscanned})
+        log.info("%d topics: found the keys of %d messages", len(unscanned), sum(map(len, unscanned)))
 
     # -- sends
 

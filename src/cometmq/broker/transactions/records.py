@@ -188,6 +188,7 @@ class TransactionRecords(msgspec.Struct, eq=False):
         key = b"" if table is None else table.key_of(half.properties)
         if table is None or not key:
             return False
+        # The first record is rarely read from the disk here, as it is at most a window old.
         if (table, key) in keys or self.dedup.find(table, key, WAITING) is not None:
             table.duplicates += 1
             return True

@@ -196,7 +196,7 @@ class Lookup(msgspec.Struct, eq=False):
 
         The record of an entry that its raft group has not committed is included. May be called in a thread.
         """
-        scans = []
+        end, scans = self.commit_log.end, []
         for base in reversed(list(self.commit_log.segments)):
             path, log = self.commit_log.path_of(base), self.commit_log
             scan = SegmentScan(disk, path, base, log.segment_size, check_crc=False, framing=log.framing)
@@ -207,7 +207,10 @@ class Lookup(msgspec.Struct, eq=False):
                     break
         for scan in reversed(scans):
             with suppress(FileNotFoundError):  # Retention has deleted the segment
-                yield from scan.groups(scan.base)
+                for group in scan.groups(scan.base):
+                    yield group
+                    if group.end >= end:
+                        return  # The scan would look for records in the reserved rest of the segment
 
     async def time_to_show(self, queue: ConsumeQueue | None, offset: int) -> int:
         """Return what `store_time_of` returns, or -1 if the object store does not answer."""
