@@ -56,11 +56,11 @@ cli/test_client_commands.py: cli/options
 cli/test_context.py: contexts
 cli/test_lazy.py: cli/app command_options
 cli/test_running.py: cli/conf
-cli/test_watching.py: admin/commands/watching
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/doctor cli/listening cli/operate cli/outcome cli/standalone
 cli/test_serving.py: remoting/loop
 cli/test_store_commands.py: cli/store
+cli/test_watching.py: admin/commands/watching
 client/test_agreement.py: client/group/subscription
 client/test_blocking.py: client/blocking_client client/loop_thread
 client/test_identity.py: client/cluster/options

@@ -37,8 +37,8 @@ Q: dict[str, Any] = {"topic": "Orders", "queue_id": 0}
 
 
 def tiered(root: Path, **settings: str) -> AbstractAsyncContextManager[tuple[Broker, Peer]]:
-    uri = f"file://{root / 'objects'}"
-    return running(root / "store", tieredStoreUri=uri, tieredLocalReservedTime="0", **SMALL, **settings)
+    settings = {**SMALL, "tieredStoreUri": f"file://{root / 'objects'}", **settings}
+    return running(root / "store", tieredLocalReservedTime="0", **settings)
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ DELETE_EXPIRED, MIN_OFFSET = 329, 31
 GONE = 20  # Apache's broker begins a queue with its first file and skips expired messages
 SETTINGS = {**store_input.TINY, "cleanResourceInterval": "200", "deleteConsumeQueueFilesInterval": "1"}
 Broker = ApacheBroker | CometBroker
-Start = Callable[[str], Broker]
+Start = Callable[..., Broker]
 QUEUES = [("Alpha", 1), ("Alpha", 2), ("Beta", 1), ("Gamma", 0)]
 
 SLOW = long_form("Apache's broker begins to delete a minute after its start")
@@ -31,11 +31,12 @@ def start(names: str, tmp_path: Path) -> Iterator[Start]:
     """``start("ours")``, ``start("apache")``: a broker on the test's single store."""
     running: list[Broker] = []
 
-    def broker(kind: str) -> Broker:
+    def broker(kind: str, **settings: str) -> Broker:
+        settings = {**SETTINGS, **settings}
         if kind == "apache":
-            running.append(ApacheBroker("4.9.7", tmp_path, names, settings=SETTINGS))
+            running.append(ApacheBroker("4.9.7", tmp_path, names, settings=settings))
         else:
-            running.append(CometBroker(tmp_path, names, settings=SETTINGS))
+            running.append(CometBroker(tmp_path, names, settings=settings))
         return running[-1]
 
     yield broker
@@ -104,4 +105,38 @@ def test_each_broker_goes_on_behind_what_the_other_deleted(
         feeder = store_input.Feeder(connection)
         for (topic, queue), (_, high) in zip(QUEUES, known, strict=True):
             assert feeder.send(topic, queue, b"and on", [])["queueOffset"] == str(high)
+    broker.stop()
+
+
+@pytest.mark.slow("Apache's broker starts and stops")
+def test_apaches_broker_goes_on_where_tiered_storage_has_taken_segments_away(
+    start: Start, tmp_path: Path
+) -> None:
+    """It serves the local segments. Afterwards, our broker serves what the object store has, too."""
+    tiered = {"tieredStoreUri": f"file://{tmp_path / 'objects'}", "tieredLocalReservedTime": "0"}
+    broker = start("ours")
+    store_input.feed(broker.port)
+    before = {place: store_input.served(broker.port, *place) for place in QUEUES}
+    broker.stop()
+    broker = start("ours", **tiered)
+    wait_until("the deletion", lambda: len(segments(tmp_path)) == 1, 100)
+    first = int(segments(tmp_path)[0].name)
+    assert first > 0
+    assert {place: served(broker.port, *place) for place in QUEUES} == before
+    known = bounds(broker.port)
+    broker.stop()
+
+    broker = start("apache")
+    left = {
+        place: [record for record in records if record.position >= first] for place, records in before.items()
+    }
+    assert [high for _, high in bounds(broker.port)] == [high for _, high in known]
+    assert {place: served(broker.port, *place) for place in QUEUES} == left
+    broker.stop()
+
+    broker = start("ours", **tiered)
+    for place in QUEUES:
+        found = served(broker.port, *place)
+        assert left[place] == found[len(found) - len(left[place]) :]
+        assert found == before[place][len(before[place]) - len(found) :]
     broker.stop()

@@ -6,8 +6,10 @@ setting of the broker, which requests can read, contains a key.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -18,7 +20,8 @@ from cometmq.store import ObjectStore, ObjectStoreFailed
 T = TypeVar("T")
 PARALLEL_PARTS = 2
 PART_BYTES = 8 << 20  # S3 permits 10,000 parts, so the largest segment, 2 GiB, fits
-CLIENT: Any = {"connect_timeout": "5s", "timeout": "30s"}
+# Without TLS, if the environment names such an endpoint.
+CLIENT: Any = {"connect_timeout": "5s", "timeout": "30s", "allow_http": True}
 RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 
 
@@ -46,7 +49,8 @@ def object_store_of(config: BrokerConfig) -> ObjectStore | None:
     prefix = f"{quote(config.broker_name, safe='').replace('%', '=')}-{member}/"
     try:
         if uri.startswith("file:"):
-            return Objects(LocalStore(unquote(uri.removeprefix("file://")) or "/", mkdir=True), prefix)
+            directory = unquote(uri.removeprefix("file://")) or "/"
+            return Directory(LocalStore(directory, mkdir=True), prefix, Path(directory))
         return Objects(from_url(uri, client_options=CLIENT, retry_config=RETRIES), prefix)
     except (BaseError, OSError, ValueError) as error:
         raise ConfigError("tieredStoreUri", uri, f"a usable object store ({_first_line(error)})") from None
@@ -97,6 +101,35 @@ class Objects:
             raise ObjectMissing(_first_line(error)) from None
         except (OSError, ValueError, self._obstore.exceptions.BaseError) as error:
             raise ObjectStoreFailed(_first_line(error)) from None
+
+
+class Directory(Objects):
+    """An `ObjectStore` in a directory, such as a mounted network file system."""
+
+    def __init__(self, store: Any, prefix: str, root: Path) -> None:
+        super().__init__(store, prefix)
+        self._root = root / prefix
+
+    def put(self, name: str, content: bytes | Iterator[bytes]) -> None:
+        """Create or replace an object durably: obstore does not sync files."""
+        super().put(name, content)
+        path = self._root / name
+        for each in (path, path.parent, self._root, self._root.parent):
+            self._call(lambda each=each: _sync(each))  # type: ignore[misc]
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of objects, after removing the files of uploads that a kill has interrupted."""
+        for path in (self._root / prefix).glob("*#*"):
+            path.unlink(missing_ok=True)
+        return super().names(prefix)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _first_line(error: Exception) -> str:

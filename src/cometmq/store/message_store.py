@@ -59,7 +59,6 @@ from cometmq.store.recovery.store_layout import check_lengths, check_locations
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.store.tables.tiered_segments import TieredSegments
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Dispatcher, WrittenGroup, count_of, last_of
 from cometmq.store.writing.log_cut import LogCutFile, finish_cut
@@ -133,6 +132,7 @@ class MessageStore:
         reads = None
         if objects is not None:
             # Imported here, because the start of a broker without tiered storage is faster without it.
+            from cometmq.store.tables.tiered_segments import TieredSegments
             from cometmq.store.tiered.reads import TieredReads
 
             reads = self.log.older = TieredReads(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from cometmq.store import (
     GetStatus,
     MessageStore,
     NotInMemory,
+    ObjectStoreFailed,
     ReadResult,
     TopicLimit,
 )
@@ -287,3 +289,23 @@ class TestWithALoop:
             await asyncio.wait_for(store.stop(), 30)
         finally:
             go.set()
+
+    async def test_after_a_timeout_the_reads_that_waited_for_their_turn_fail_at_once(
+        self, store: MessageStore, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("cometmq.store.tiered.reads._TIMEOUT_S", 0.5)
+        monkeypatch.setattr("cometmq.store.tiered.reads._BLOCKS_PER_REQUEST", 1)
+        store.start()
+
+        def time_out(_operation: str, _name: str) -> None:
+            time.sleep(0.6)
+            raise ObjectStoreFailed("timed out")
+
+        objects.before = time_out
+        end = store.max_offset("T", 0)
+        done = await asyncio.gather(
+            *(pulled(store, "T", 0, end * n // 13) for n in range(12)), return_exceptions=True
+        )
+
+        assert all(isinstance(each, CommandError) for each in done)
+        assert len(self.gets(objects)) == 4

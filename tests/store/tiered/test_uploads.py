@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.kit.object_store import MemoryObjects
 from tests.store.kit import after_crash, everything, opened, put, run_retention
+from tests.store.raft_log.members import add, agree, elect, seen
 from tests.store.tiered.offload import HOUR, NOON, age, fill, offload, tiered, upload
 
 from cometmq.errors import StoreCorrupt, StoreError
@@ -64,6 +65,39 @@ def test_what_is_not_yet_synced_or_visible_is_not_uploaded(tmp_path: Path) -> No
     upload(store)
 
     assert objects.objects == {}
+
+
+def test_a_raft_member_uploads_only_what_its_group_has_committed(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    raft = {"enable_d_leger_commit_log": True, "d_leger_group": "g", "d_leger_self_id": "n0"}
+    store = tiered(tmp_path, objects, **raft)
+    elect(store, 1)
+    while len(store.log.segments) < 3:
+        add(store, bytes(5000))
+    assert store.writer.make_durable()
+    age(store)
+    upload(store)
+    assert objects.objects == {}
+
+    agree(store)
+    before = seen(store)
+    offload(store)
+    assert objects.endings() == {0: ALL, SEGMENT: ALL}
+    assert store.log.segments == [2 * SEGMENT]
+    assert everything(store) == before
+    store.crash()
+    store = tiered(tmp_path, objects, **raft)
+    elect(store, 2)
+    assert everything(store) == before
+
+
+def test_a_segment_that_a_slave_still_needs_stays(tmp_path: Path) -> None:
+    store = tiered(tmp_path, MemoryObjects())
+    fill(store, 3)
+    store.retention.first_needed_position = lambda: SEGMENT
+    offload(store)
+
+    assert store.log.segments == [SEGMENT, 2 * SEGMENT]
 
 
 def test_uploaded_segments_are_deleted_early_and_others_after_the_normal_time(tmp_path: Path) -> None:

@@ -335,7 +335,7 @@ class QueueReader:
         With `partly`, and of records in an object store, the read may end early: before the first record
         that is not in memory, or when it has loaded `_MAX_BLOCKS_PER_READ` blocks.
         """
-        if positions[0] < self._log.min_position and (older := self._log.older) is not None:
+        if (older := self._log.older) is not None and positions[0] < self._log.min_position:
             older.require(positions, sizes, reads)
             partly = True
         total = len(positions)

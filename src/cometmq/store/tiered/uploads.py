@@ -234,6 +234,7 @@ class TieredUploads:
     def report_lost(self, base: int) -> None:
         """Count and log a segment that is deleted without a copy in the object store."""
         self.counts.lost += 1
+        self._swept = False  # An upload that was interrupted may have left objects
         log.error("%s is deleted although it was never uploaded", self.commit_log.path_of(base))
 
 
