@@ -8,14 +8,21 @@ import shutil
 import ssl
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from tests.grpc.gateway.conftest import port_of
+from tests.grpc.serving import serving
 from tests.grpc.test_self_signed import careless
+from tests.kit.waiting import until
 
+from cometmq.grpc.gateway.exchange import HttpCall, Response
+from cometmq.grpc.gateway.gateway import Gateway
 from cometmq.grpc.http1.connection import MAX_HEAD_BYTES
+from cometmq.grpc.rpc.calls import Method
+from cometmq.remoting import Limits
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 UP = b'{"status":"up"}'
@@ -95,6 +102,32 @@ async def test_a_hostile_request_has_a_status_and_the_connection_ends(cluster, d
     assert (await response(reader))[0] == status
     assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_client_that_reads_no_responses_is_not_read_and_then_cut() -> None:
+    limits = Limits(write_high=100_000, write_low=50_000, write_stall_s=0.2)
+    async with serving({}, gateway=large, limits=limits, scan_s=0.05) as (server, port):
+        _, writer = await opened(port)
+        writer.write(GET * 5000)
+        await until(lambda: server.connections)
+        await until(lambda: not server.connections)
+        writer.close()
+
+    assert Large.handled < 200  # those whose responses fill the buffers of sockets, and a few more
+
+
+class Large:
+    """Answers each request with 64 KiB."""
+
+    handled = 0
+
+
+def large(_methods: object) -> Method:
+    def handle(call: HttpCall, _body: bytes) -> None:
+        Large.handled += 1
+        call.answer(Response(200, (), b"x" * 65536))
+
+    return replace(Gateway(cast(Any, None), {}).method(), handler=handle)
 
 
 async def test_both_versions_of_http_inside_tls(cluster):

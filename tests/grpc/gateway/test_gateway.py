@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 from tests.broker.access.test_files import write
+from tests.broker.admin.test_metrics import METRICS, look
 from tests.grpc.gateway.conftest import port_of
 from tests.grpc.service.caller import SETTINGS, message
 from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import Encoding
+from cometmq.grpc.service import traces
 from cometmq.grpc.service.receives import MAX_ACKS
 
 ORDERS = "/v1/topics/Orders/messages"
@@ -170,6 +172,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], bytes, int, str]] = [
     ("POST", ORDERS, {"x-mq-tag": "a|b"}, b"x", 400, "tag"),
     ("POST", ORDERS, {"x-mq-tag": b"\xff"}, b"x", 400, "x-mq-tag"),
     ("POST", ORDERS, {"x-mq-group": "g" * 64}, b"x", 400, "group"),
+    ("POST", ORDERS, {"content-encoding": "gzip"}, b"x", 415, "content-encoding"),
     ("POST", ORDERS, {"origin": "http://127.0.0.1"}, b"x", 403, "origin"),
     ("POST", ORDERS, {"content-type": "application/cloudevents+avro"}, b"x", 415, "content-type"),
     ("POST", ORDERS, {}, b"x" * ((4 << 20) + 1), 413, "body"),
@@ -178,7 +181,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], bytes, int, str]] = [
     ("POST", BATCH, JSON, b'{"messages": [{"tag": 1}]}', 400, "tag"),
     ("POST", BATCH, JSON, b'{"messages": [{"body": "a", "body_base64": ""}]}', 400, "body"),
     ("POST", BATCH, JSON, b'{"messages": [{"body_base64": "*"}]}', 400, "body_base64"),
-    ("POST", BATCH, JSON, b'{"messages": [{"body": "a", "priority": 99999999999}]}', 400, "messages"),
+    ("POST", BATCH, JSON, b'{"messages": [{"body": "a", "priority": 99999999999}]}', 400, "priority"),
     ("POST", BATCH, JSON, b'{"x": 1}', 400, "x"),
     ("POST", BATCH, JSON, b'{"messages": ' + b"[" * 100_000, 400, "body"),
     ("POST", BATCH, JSON, b'{"messages": [{"body": "\\ud800"}]}', 400, "body"),
@@ -216,6 +219,12 @@ async def test_a_refused_request_names_the_field(web):
     assert wrong == []
 
 
+async def test_a_header_may_not_be_repeated(web):
+    for name in ("x-mq-tag", "content-type", "authorization"):
+        answer = await web.post(ORDERS, content=b"x", headers=[(name, "a"), (name, "b")])
+        assert (answer.status_code, answer.json()["field"]) == (400, name)
+
+
 async def test_a_client_that_disconnects_takes_no_message(cluster, web):
     await web.post(ORDERS, content=b"first")
     await received(web)
@@ -240,6 +249,26 @@ async def test_a_stop_ends_waiting_receives(cluster, web):
 
     answer = await waiting
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_traces_and_metrics_are_those_of_the_rpcs(start_cluster, monkeypatch):
+    monkeypatch.setattr(traces, "INTERVAL_S", 3600.0)
+    cluster = await start_cluster(**SETTINGS, **METRICS, grpcTraceEnable="true")
+    endpoint = cluster.broker.endpoint
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port_of(cluster)}", trust_env=False) as web:
+        await web.post(ORDERS, content=b"x")
+        (found,) = await received(web)
+        await web.post(f"{GROUP}/ack", json={"handles": [found["handle"]]})
+        await web.get("/nowhere")
+
+    assert sum(len(line) for line, _ in endpoint.traces.lines.values()) == 3  # Pub, SubBefore, SubAfter
+    counted = (await look(cluster.broker.parts.metrics.port))["cometmq_grpc_calls_total"]
+    assert {(labels["method"], labels["code"]): count for labels, count in counted} == {
+        ("SendMessage", "OK"): 1,
+        ("ReceiveMessage", "OK"): 1,
+        ("AckMessage", "OK"): 1,
+        ("Http", "NOT_FOUND"): 1,
+    }
 
 
 ACL = """

@@ -8,7 +8,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from cometmq.grpc.gateway.gateway import Gateway
 from cometmq.grpc.gateway.openapi import openapi_document
-from cometmq.grpc.gateway.requests import Handles, JsonMessage
 
 
 def test_the_document_is_valid() -> None:
@@ -26,19 +25,6 @@ def test_it_has_the_routes_with_their_parameters() -> None:
     routes = Gateway(cast(Any, None), {}).routes
     served = {(each.verb.decode(), "/" + "/".join(each.path)): set(each.parameters) for each in routes}
     assert described == served
-
-
-def test_it_has_the_fields_of_requests() -> None:
-    document = openapi_document()
-    group = "/v1/topics/{topic}/groups/{group}"
-    bodies = [
-        document["paths"][f"{group}/{name}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        for name in ("ack", "nack", "extend")
-    ]
-    assert set(document["components"]["schemas"]["Message"]["properties"]) == set(
-        JsonMessage.__struct_fields__
-    )
-    assert {name for each in bodies for name in each["properties"]} == set(Handles.__struct_fields__)
 
 
 async def test_it_is_served(web: Any) -> None:

@@ -107,13 +107,12 @@ def decode_json(data: bytes | msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").rpartition(".")[2]
-        if problem.startswith("Object contains unknown field"):
-            field, problem = problem.split("`")[1], "the field is unknown"
-        where = f" at ${path.rstrip('`')}" if path else ""
-        text = f"{field}: {problem}{where}" if field.isidentifier() else f"body: {problem}{where}"
-        raise ServiceError(Code.BAD_REQUEST, text) from None
+        # The field is at the end of the path, or named before it if it is missing or unknown.
+        problem, _, path = str(error).partition(" - at ")
+        field = problem.split("`")[1] if " field `" in problem else path.strip("`").rpartition(".")[2]
+        where = f" at {path}" if path else ""
+        field = field if field.isidentifier() else "body"
+        raise ServiceError(Code.BAD_REQUEST, f"{field}: {problem}{where}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ServiceError(Code.BAD_REQUEST, f"body: no valid JSON document: {error}") from None
 

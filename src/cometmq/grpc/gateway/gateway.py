@@ -25,7 +25,7 @@ from cometmq.grpc.gateway.exchange import (
 )
 from cometmq.grpc.gateway.openapi import openapi_document
 from cometmq.grpc.gateway.received import Render, renderer
-from cometmq.grpc.gateway.requests import Handle, Handles, read_handle
+from cometmq.grpc.gateway.requests import Ack, Extend, Handle, Nack, read_handle
 from cometmq.grpc.rpc.calls import Kind, Method
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import SERVICE, messages
@@ -33,7 +33,6 @@ from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Clients
 from cometmq.grpc.service.outcomes import status
 from cometmq.grpc.service.receives import (
-    MAX_ACKS,
     MAX_BATCH,
     MAX_INVISIBLE_MS,
     MAX_POLL_MS,
@@ -119,6 +118,7 @@ class Gateway:
             if route.verb == b"POST":
                 if b"origin" in call.metadata:
                     raise ServiceError(Code.FORBIDDEN, "origin: requests of web pages are refused")
+                requests.check_headers(call.headers)
                 self._clients.find(call)  # Before the body is parsed: it checks the account
             return route.handler(call, names, target.query, body)
         if allowed:
@@ -180,12 +180,12 @@ class Gateway:
         m = messages()
         request = m.ReceiveMessageRequest(group=m.Resource(name=names[1]))
         request.message_queue.topic.name = names[0]
-        request.batch_size = int(requests.number(query, "max", 1, 1, 1 if is_single else MAX_BATCH))
-        request.long_polling_timeout.FromMilliseconds(
-            int(requests.number(query, "wait", 0, 0, MAX_POLL_MS / 1000) * 1000)
-        )
+        most = 1 if is_single else MAX_BATCH
+        request.batch_size = int(requests.number("max", query.get("max"), 1, 1, most))
+        wait_s = requests.number("wait", query.get("wait"), 0, 0, MAX_POLL_MS / 1000)
+        request.long_polling_timeout.FromMilliseconds(int(wait_s * 1000))
         low, high = MIN_INVISIBLE_MS / 1000, MAX_INVISIBLE_MS / 1000
-        invisible_s = requests.number(query, "invisible", RENEWED_MS / 1000, low, high)
+        invisible_s = requests.number("invisible", query.get("invisible"), RENEWED_MS / 1000, low, high)
         request.invisible_duration.FromMilliseconds(int(invisible_s * 1000))
         expression = request.filter_expression
         if "sql" in query:
@@ -199,10 +199,10 @@ class Gateway:
     # -- leases
 
     def _ack(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
-        given = _handles(body)
+        handles = decode_json(body, Ack).handles
         m = messages()
         request = m.AckMessageRequest(group=m.Resource(name=names[1]), topic=m.Resource(name=names[0]))
-        for handle in map(read_handle, given.handles):
+        for handle in map(read_handle, handles):
             request.entries.add(
                 message_id=handle.message_id,
                 receipt_handle=handle.receipt,
@@ -211,32 +211,27 @@ class Gateway:
 
         def render(parts: Sequence[Any]) -> Response:
             (response,) = parts
-            return _about_handles(given.handles, [each.status for each in response.entries], response.status)
+            return _about_handles(handles, [each.status for each in response.entries], response.status)
 
         return self._call(call, "AckMessage", request, render)
 
     def _nack(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
-        given = _handles(body, "delay")
-        return self._change(call, names, given, given.delay or 0, "delay")
+        given: Nack = decode_json(body, Nack)
+        return self._change(call, names, given.handles, given.delay)
 
     def _extend(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
-        given = _handles(body, "invisible")
-        if given.invisible is None:
-            raise ServiceError(Code.BAD_REQUEST, "invisible: the seconds from now are missing")
-        return self._change(call, names, given, given.invisible, "invisible")
+        given: Extend = decode_json(body, Extend)
+        return self._change(call, names, given.handles, given.invisible)
 
-    async def _change(
-        self, call: HttpCall, names: list[str], given: Handles, seconds: float, field: str
-    ) -> None:
+    async def _change(self, call: HttpCall, names: list[str], handles: list[str], seconds: float) -> None:
         """Change when leases expire."""
-        seconds = requests.checked_number(field, seconds, 0, 0, MAX_INVISIBLE_MS / 1000)
-        handles = [read_handle(each) for each in given.handles]
-        changes = [self._changed(call, names, handle, int(seconds * 1000)) for handle in handles]
-        statuses = list(await asyncio.gather(*changes))
+        decoded = [read_handle(each) for each in handles]
+        changes = [self._changed(call, names, each, int(seconds * 1000)) for each in decoded]
+        statuses = await asyncio.gather(*changes)
         same = len({each.code for each in statuses}) == 1
         overall = statuses[0] if same else status(Code.MULTIPLE_RESULTS)
         call.outcome = overall.code
-        call.answer(_about_handles(given.handles, statuses, overall))
+        call.answer(_about_handles(handles, statuses, overall))
 
     async def _changed(self, call: HttpCall, names: list[str], handle: Handle, invisible_ms: int) -> Any:
         """Return the status of a changed lease."""
@@ -270,18 +265,6 @@ def _sent(entry: Any, places: Any) -> dict[str, Any]:
     if entry.status.code != Code.OK:
         result |= {"code": Code(entry.status.code).name, "detail": entry.status.message}
     return result
-
-
-def _handles(body: bytes, field: str = "") -> Handles:
-    """Return the body of a request about leases, which may have one field beside the handles."""
-    given: Handles = decode_json(body, Handles)
-    for name in ("delay", "invisible"):
-        if name != field and getattr(given, name) is not None:
-            raise ServiceError(Code.BAD_REQUEST, f"{name}: the field is unknown")
-    if not 0 < len(given.handles) <= MAX_ACKS:
-        problem = f"handles: {len(given.handles)}, from 1 to {MAX_ACKS} are allowed"
-        raise ServiceError(Code.BAD_REQUEST, problem)
-    return given
 
 
 def _about_handles(handles: list[str], statuses: Sequence[Any], overall: Any) -> Response:

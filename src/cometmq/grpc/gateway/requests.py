@@ -6,22 +6,27 @@ import base64
 import binascii
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
+from msgspec import Meta
 
 from cometmq.grpc.gateway import events
 from cometmq.grpc.gateway.exchange import Header, HttpError
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.service.receives import MAX_ACKS, MAX_INVISIBLE_MS
+from cometmq.grpc.service.sends import MAX_MESSAGES
+from cometmq.settings import INT_MAX
 
 MAX_PARAMETERS = 16
 MAX_HANDLE_LENGTH = 2048
 MAX_DELAY_S = 10 * 366 * 86_400
 """The maximum delay that is passed on; the broker's own limit is `timerMaxDelaySec`."""
 PROPERTY_HEADER = b"x-mq-property"
+_SINGLE = (b"authorization", b"content-type")
 
 
 class Target(NamedTuple):
@@ -56,21 +61,16 @@ def _unquoted(part: bytes) -> str:
     return found.decode()
 
 
-def number(query: dict[str, str], name: str, default: float, low: float, high: float) -> float:
-    """Return a number of the query. Raises ServiceError."""
-    return checked_number(name, query.get(name), default, low, high)
-
-
-def checked_number(name: str, text: str | float | None, default: float, low: float, high: float) -> float:
-    """Return a number of a request, `default` for None. Raises ServiceError."""
+def number(name: str, text: str | None, default: float, low: float, high: float) -> float:
+    """Return a number of a request, `default` if it is missing. Raises ServiceError."""
     if text is None:
         return default
     try:
-        if isinstance(text, str) and (len(text) > 20 or not text.isascii() or "_" in text):
+        if len(text) > 20 or not text.isascii() or "_" in text:
             raise ValueError
         found = float(text)
     except ValueError:
-        raise ServiceError(Code.BAD_REQUEST, f"{name}: {text[:80]!r} is not a number") from None  # type: ignore[index]
+        raise ServiceError(Code.BAD_REQUEST, f"{name}: {text[:80]!r} is not a number") from None
     if not low <= found <= high:
         raise ServiceError(Code.BAD_REQUEST, f"{name}: {found:g}, from {low:g} to {high:g} are allowed")
     return found
@@ -92,8 +92,8 @@ class JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
     tag: str = ""
     keys: list[str] = msgspec.field(default_factory=list)
     group: str = ""
-    delay: float | None = None
-    priority: int | None = None
+    delay: Annotated[float, Meta(ge=0, le=MAX_DELAY_S)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=INT_MAX)] | None = None
     properties: dict[str, str] = msgspec.field(default_factory=dict)
 
     def content(self) -> events.Content:
@@ -111,12 +111,12 @@ class JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
 class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a JSON batch."""
 
-    messages: list[JsonMessage]
+    messages: Annotated[list[JsonMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
     """Return the `Message` of each message or event in the body of a request. Raises ServiceError."""
-    values = _single_values(headers)
+    values = dict(headers)
     kind = media_type(values.get(b"content-type", b""))
     if kind == events.BATCH:
         contents = events.from_batch(body)
@@ -129,18 +129,15 @@ def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
         contents = [events.from_binary(headers, body)]
     else:
         contents = [events.Content(body, {})]
-    delay = values.get(b"x-mq-delay")
-    priority = values.get(b"x-mq-priority")
+    texts = {name: value.decode("latin-1") for name, value in values.items()}
+    priority = number("x-mq-priority", texts.get(b"x-mq-priority"), -1, 0, INT_MAX)
+    delay_s = number("x-mq-delay", texts.get(b"x-mq-delay"), -1, 0, MAX_DELAY_S)
     given = JsonMessage(
         tag=_text(values, b"x-mq-tag"),
         keys=_text(values, b"x-mq-keys").split(),
         group=_text(values, b"x-mq-group"),
-        delay=None
-        if delay is None
-        else checked_number("x-mq-delay", delay.decode("latin-1"), 0, 0, MAX_DELAY_S),
-        priority=None
-        if priority is None
-        else int(checked_number("x-mq-priority", priority.decode("latin-1"), 0, 0, 2**31 - 1)),
+        delay=None if delay_s < 0 else delay_s,
+        priority=None if priority < 0 else int(priority),
         properties=_properties(headers),
     )
     return [_message(topic, given, content) for content in contents]
@@ -159,35 +156,30 @@ def _message(topic: str, given: JsonMessage, content: events.Content) -> Any:
     system = message.system_properties
     system.message_id = f"01{secrets.token_hex(16).upper()}"  # in the form of the ids of 5.x clients
     system.born_timestamp.GetCurrentTime()
-    try:
-        message.user_properties.update(given.properties | content.properties)
-        system.keys.extend(given.keys)
-        if given.tag:
-            system.tag = given.tag
-        if given.group:
-            system.message_group = given.group
-        if given.priority is not None:
-            system.priority = given.priority
-    except (ValueError, UnicodeError) as error:  # a number of more than 32 bits
-        raise ServiceError(Code.BAD_REQUEST, f"messages: {error}") from None
+    message.user_properties.update(given.properties | content.properties)
+    system.keys.extend(given.keys)
+    if given.tag:
+        system.tag = given.tag
+    if given.group:
+        system.message_group = given.group
+    if given.priority is not None:
+        system.priority = given.priority
     if given.delay is not None:
-        delay_ms = int(checked_number("delay", given.delay, 0, 0, MAX_DELAY_S) * 1000)
-        system.delivery_timestamp.FromMilliseconds(system.born_timestamp.ToMilliseconds() + delay_ms)
+        now_ms = system.born_timestamp.ToMilliseconds()
+        system.delivery_timestamp.FromMilliseconds(now_ms + int(given.delay * 1000))
     return message
 
 
-def _single_values(headers: Sequence[Header]) -> dict[bytes, bytes]:
-    """Return the headers that this API reads, none of which may be repeated. Raises ServiceError."""
-    values: dict[bytes, bytes] = {}
+def check_headers(headers: Sequence[Header]) -> None:
+    """Raise ServiceError for headers that are repeated, or of which a part of the body's form is unknown."""
+    seen = set()
     for name, value in headers:
-        if (
-            name in values
-            and name != PROPERTY_HEADER
-            and (name == b"content-type" or name.startswith(b"x-mq-"))
-        ):
+        if name in seen and (name in _SINGLE or name.startswith(b"x-mq-")):
             raise ServiceError(Code.BAD_REQUEST, f"{name.decode()}: the header is repeated")
-        values[name] = value
-    return values
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise HttpError(Code.BAD_REQUEST, "content-encoding: bodies may not be compressed", 415)
+        if name != PROPERTY_HEADER:
+            seen.add(name)
 
 
 def _text(values: dict[bytes, bytes], name: bytes) -> str:
@@ -234,9 +226,19 @@ def read_handle(text: str) -> Handle:
         raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {text[:80]!r} is none") from None
 
 
-class Handles(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of acknowledgements. `delay` (of nack) and `invisible` (of extend) are in seconds."""
+class Ack(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of acknowledgements."""
 
-    handles: list[str]
-    delay: float | None = None
-    invisible: float | None = None
+    handles: Annotated[list[str], Meta(min_length=1, max_length=MAX_ACKS)]
+
+
+class Nack(Ack):
+    """The body of a request that gives messages back; `delay` is in seconds."""
+
+    delay: Annotated[float, Meta(ge=0, le=MAX_INVISIBLE_MS / 1000)] = 0.0
+
+
+class Extend(Ack):
+    """The body of a request that changes leases; `invisible` is in seconds from now."""
+
+    invisible: Annotated[float, Meta(ge=0, le=MAX_INVISIBLE_MS / 1000)]

@@ -142,10 +142,10 @@ class Http1Connection:
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Process received bytes and return what has happened, in order; ConnectionEnded comes last."""
         events: list[Event] = []
+        self.has_more = False
         if self._ended:
             return events
         parser, self._now = self._parser, now
-        self.has_more = False
         try:
             if data:  # h11 takes no bytes for the end of the connection
                 parser.receive_data(data)
