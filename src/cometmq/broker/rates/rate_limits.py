@@ -76,7 +76,9 @@ class TokenBucket:
 
     def wait_ms(self, count: int, now_ms: int) -> int:
         """Return the time until the bucket has `count` tokens or, if that is impossible, is full."""
-        return max(0, -((self._refill(now_ms) - min(count, self.rate) * 1000) // self.rate))
+        level = self._refill(now_ms)
+        wanted = min(count, self.rate) * 1000
+        return 0 if wanted <= level else -((level - wanted) // self.rate)
 
     def take(self, count: int, now_ms: int) -> None:
         """Remove `count` tokens, which may be more than the bucket has."""
@@ -94,7 +96,11 @@ class RateLimit:
 
     def wait_ms(self, amount: Amount, now_ms: int) -> int:
         """Return the time until this amount may be taken."""
-        return max(bucket.wait_ms(amount[unit], now_ms) for unit, bucket in self._buckets)
+        longest = 0
+        for unit, bucket in self._buckets:
+            if (wait_ms := bucket.wait_ms(amount[unit], now_ms)) > longest:
+                longest = wait_ms
+        return longest
 
     def take(self, amount: Amount, now_ms: int) -> None:
         for unit, bucket in self._buckets:
@@ -207,8 +213,8 @@ class RateLimits:
         If nothing may be delivered, the second value is the limit, and the third one the time in ms to wait.
         """
         now_ms = self.now_ms()
-        worst = max(limits, key=lambda limit: limit.wait_ms(ONE, now_ms))
-        if wait_ms := worst.wait_ms(ONE, now_ms):
+        wait_ms, worst = longest_wait(limits, ONE, now_ms)
+        if wait_ms:
             return most, worst, wait_ms
         for limit in limits:
             most = limit.left(most, now_ms)
@@ -219,6 +225,15 @@ class RateLimits:
         now_ms = self.now_ms()
         for limit in limits:
             limit.take(amount, now_ms)
+
+
+def longest_wait(limits: Sequence[RateLimit], amount: Amount, now_ms: int) -> tuple[int, RateLimit]:
+    """Return the time until this amount may be taken from all limits, and the limit that causes it."""
+    longest, worst = 0, limits[0]
+    for limit in limits:
+        if (wait_ms := limit.wait_ms(amount, now_ms)) > longest:
+            longest, worst = wait_ms, limit
+    return longest, worst
 
 
 def count_one(table: dict[tuple[str, str], int], name: str, limit: RateLimit) -> None:

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from cometmq.broker.base.deadlines import DeadlineTimer
-from cometmq.broker.rates.rate_limits import Amount, RateLimit, RateLimits, count_one
+from cometmq.broker.rates.rate_limits import Amount, RateLimit, RateLimits, count_one, longest_wait
 from cometmq.errors import CommandError
 from cometmq.protocol.batch import count_items
 from cometmq.protocol.codes import ResponseCode
@@ -70,9 +70,8 @@ class SendThrottle:
         size = len(frame.body)
         amount = Amount(count_items(frame.body) if batch else 1, size)
         now_ms = self.limits.now_ms()
-        worst = max(limits, key=lambda limit: limit.wait_ms(amount, now_ms))
-        wait_ms = worst.wait_ms(amount, now_ms)
-        lane = self._lanes.get((topic, account))
+        wait_ms, worst = longest_wait(limits, amount, now_ms)
+        lane = self._lanes.get((topic, account)) if self._lanes else None
         if wait_ms or lane is not None:
             late = wait_ms > MAX_WAIT_MS
             if late or self._held_bytes + size + FRAME_BYTES > MAX_HELD_BYTES:
