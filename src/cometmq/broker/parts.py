@@ -255,7 +255,7 @@ class BrokerParts:
             self.transactions.ends,
             self.filter_servers,
             OffsetProcessor(store, tables, consumers),
-            QueryProcessor(store, check_read),
+            QueryProcessor(store, check_read, self.security.is_admin),
             TopicAdmin(config, store, tables, self.pulls, self.registrar.registered),
             ProgressAdmin(clock, store, tables, consumers, stats, self._address, self.pops.leases),
             ClientAdmin(clock, producers, consumers, tables.groups),

@@ -26,6 +26,7 @@ from cometmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
+    QueryMessageRequestHeader,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
     ViewMessageRequestHeader,
 )
@@ -267,6 +268,25 @@ async def test_only_tools_of_an_admin_read_retries_of_pops(tmp_path: Path) -> No
         assert await pulled(admin, "a_b_c") == [b"sent back"]
         for group in ("TOOLS_CONSUMER", "a_b_c"):
             assert await pulled(program, group) == [b"sent back"]
+
+
+async def test_only_an_admin_finds_retries_of_pops_by_key_or_id(tmp_path: Path) -> None:
+    acl = ACL.replace("[G=SUB]", "[a_b_c=SUB, TOOLS_CONSUMER=SUB]")
+    topic = "%RETRY%a_b_c"
+    async with guarded(tmp_path, acl) as (_broker, _peer, program, admin):
+        assert (await admin.send(topic, b"popped", 0, {"ORIGIN_GROUP": "a", "KEYS": "k"})).code == 0
+        assert (await admin.send(topic, b"own", 0, {"ORIGIN_GROUP": "a_b_c", "KEYS": "k"})).code == 0
+        assert (await admin.send(topic, b"sent back", 0, {"RETRY_TOPIC": "Orders", "KEYS": "k"})).code == 0
+        stored = records(await admin.pull(topic, group="TOOLS_CONSUMER"))
+        query = QueryMessageRequestHeader(
+            topic=topic, key="k", max_num=32, begin_timestamp=0, end_timestamp=2**62
+        )
+        for peer, found in ((admin, [b"popped", b"own", b"sent back"]), (program, [b"own", b"sent back"])):
+            by_key = records(await peer.call(RequestCode.QUERY_MESSAGE, query))
+            assert [each.body for each in by_key] == found
+            for message in stored:
+                answer = await peer.call(33, ViewMessageRequestHeader(offset=message.physical_offset))
+                assert (answer.code == 0) == (message.body in found)
 
 
 async def test_our_clients_sign_what_they_send(tmp_path: Path) -> None:

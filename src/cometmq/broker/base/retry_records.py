@@ -34,10 +34,10 @@ def sent_back_only(topic: str, wanted: RecordFilter) -> RecordFilter:
 
     It is `wanted` itself, unless the name of the topic may be that of a retry topic of pops.
     """
-    group = topic.removeprefix(RETRY_PREFIX)
-    if group == topic or not ("_" in group or "+" in group):
+    group = _sharing_group(topic)
+    if not group:
         return wanted
-    find = partial(find_sent_back, group.encode())
+    find = partial(find_sent_back, group)
     if wanted is None:
         return find
 
@@ -54,6 +54,22 @@ def sent_back_only(topic: str, wanted: RecordFilter) -> RecordFilter:
         return first, False
 
     return find_both
+
+
+def _sharing_group(topic: str) -> bytes:
+    """Return the group that pulls a retry topic whose name groups that pop may share, or b""."""
+    group = topic.removeprefix(RETRY_PREFIX)
+    return group.encode() if group != topic and ("_" in group or "+" in group) else b""
+
+
+def may_read(topic: str, record: Buffer) -> bool:
+    """Return whether readers of a topic may have this record of it. Raises RecordError."""
+    group = _sharing_group(topic)
+    return not group or _is_sent_back(group, properties_of(record))
+
+
+def _is_sent_back(group: bytes, properties: bytes) -> bool:
+    return value_of(properties, ORIGIN_GROUP) in (b"", group) or bool(value_of(properties, RETRY_TOPIC))
 
 
 def find_sent_back(
@@ -77,6 +93,6 @@ def find_sent_back(
             properties = properties_of(data, at)
         except RecordError:
             return index, True
-        if value_of(properties, ORIGIN_GROUP) in (b"", group) or value_of(properties, RETRY_TOPIC):
+        if _is_sent_back(group, properties):
             return index, True
     return stop, False
