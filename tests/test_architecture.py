@@ -163,11 +163,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastavro": ("pipeline/table/body_avro.py",),
     "h11": ("grpc/http1/connection.py",),
     "google": ("pipeline/table/body_protobuf.py", "grpc/rpc/messages.py"),
-    "kombu": ("integrations/kombu.py",),
     "faststream": ("integrations/faststream/",),
     "fast_depends": ("integrations/faststream/",),
-    "taskiq": ("integrations/taskiq.py",),
-    "mcp": ("integrations/mcp.py",),
+    **{name: (f"integrations/{name}.py",) for name in ("dramatiq", "kombu", "mcp", "taskiq")},
     "lark": ("protocol/sql/grammar.py",),
     "opentelemetry": (
         "client/cluster/telemetry.py",

@@ -40,7 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "celery": ("cometmq.integrations.kombu", "celery"),
     "taskiq": ("cometmq.integrations.taskiq",),
     "faststream": ("faststream",),
-    "dramatiq": ("dramatiq",),
+    "dramatiq": ("cometmq.integrations.dramatiq",),
     "mcp": ("cometmq.integrations.mcp", "uvicorn"),
     "http": ("h11", "cometmq.grpc.service"),
     "tiered": ("obstore.store",),

@@ -45,7 +45,7 @@ _ROUTE_S = 10.0
 """The maximum time until the name servers have the route of a new topic."""
 _MAX_KNOWN = 10_000
 """The maximum number of topics that are remembered to exist."""
-_EARLY_MS = 1000
+EARLY_MS = 1000
 """A message that is due within this time is delivered at once: timers have a precision of one second."""
 _PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,58}")
 _HASHED = re.compile(r".*-[0-9a-f]{16}")
@@ -272,7 +272,7 @@ class Session(Topics):
         `due_ms` is in milliseconds since 1970. `priority` is the id of a queue in a topic of type PRIORITY.
         """
         now_ms = time.time_ns() // 1_000_000
-        if due_ms - now_ms <= _EARLY_MS:
+        if due_ms - now_ms <= EARLY_MS:
             message.priority = priority
             await self._producer.send(message)
             return
