@@ -19,7 +19,10 @@ import testcontainers.core.container
 from docker.errors import APIError
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 from tests.container_engine import IMAGE, Engine, engine_with_image
+from tests.interop.jars import java_tool, resolve
+from tests.kit.waiting import wait_until
 from tests.ports import free_port
+from tests.test_helm import of_kind, pods
 
 from cometmq import Message, SyncProducer
 from cometmq.broker.access.accounts import read_acl
@@ -31,6 +34,7 @@ from cometmq.standalone import small_files
 from cometmq.testing import ServerProcess
 from cometmq.testing.containers import READY, CometMQContainer
 
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 SINGLE = Path(__file__).parents[2] / "src" / "cometmq" / "conf" / "container" / "single.sh"
 MAX_IMAGE_BYTES = 150_000_000
 Start = Callable[..., CometMQContainer]
@@ -217,7 +221,7 @@ class TestImage:
     def test_both_servers_need_no_root_and_no_writable_image_and_stop_at_the_signal(
         self, engine: Engine
     ) -> None:
-        start = ("run", "--detach", "--read-only", "--tmpfs", "/run/cometmq:rw,mode=1777", IMAGE)
+        start = ("run", "--detach", "--read-only", IMAGE)
         broker = engine.run(*start).strip()
         namesrv = engine.run(*start, "mqnamesrv", "-c", "/etc/cometmq/namesrv.conf").strip()
         inspect = ("image", "inspect", "--format", "{{json .Config.Healthcheck.Test}}", IMAGE)
@@ -227,11 +231,62 @@ class TestImage:
                 ask = 'until python -c "$0" 2>/dev/null; do sleep 0.1; done'
                 engine.run("exec", each, "sh", "-c", ask, check[-1])
                 assert engine.run("exec", each, "python", "-c", "import os; print(os.getuid())") == "10001\n"
+                # The servers' entries for mqshutdown are there: the directory can be written
+                assert ".pid" in engine.run("exec", each, "ls", "/run/cometmq")
                 engine.run("stop", "--time", "60", each)
                 assert engine.run("inspect", "--format", "{{.State.ExitCode}}", each) == "0\n"
             assert "boot success" in engine.run("logs", broker)
         finally:
-            engine.run("rm", "--force", broker, namesrv)
+            engine.run("rm", "--force", "--volumes", broker, namesrv)
+
+
+class TestChart:
+    pytestmark = real
+
+    def test_a_member_starts_from_a_read_only_image(self, engine: Engine, tmp_path: Path) -> None:
+        """The start script of conf/helm, which needs programs of the image, with the chart's own settings."""
+        values = "least"
+        (config,) = of_kind(values, "ConfigMap")
+        for name, text in config["data"].items():
+            (tmp_path / name).write_text(text.replace("aclEnable=true", "aclEnable=false"))
+        pod = "demo-cometmq-broker-a-0"
+        (container,) = pods(values)["demo-cometmq-broker-a"]["spec"]["containers"]
+        options = ["--read-only", "--env", f"POD_NAME={pod}"]
+        options += ["--volume", f"{tmp_path}:/etc/cometmq-map:ro"]
+        options += ["--add-host", f"{pod}.demo-cometmq-broker-a.queues.svc.cluster.local:127.0.0.1"]
+        tmp_path.chmod(0o755)
+        started = engine.run("run", "--detach", *options, IMAGE, *container["command"]).strip()
+        try:
+            wait_until("it has started", lambda: f"[broker-a, {pod}." in engine.run("logs", started))
+        finally:
+            engine.run("rm", "--force", "--volumes", started)
+
+
+def speaks_http2(addr: str) -> bool:
+    """Return whether a server answers a client's preface with its SETTINGS."""
+    with socket.create_connection(parse_addr(addr), 30) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        return connection.recv(9)[3] == 4
+
+
+# Its end stops the container: a shutdown hook, since nothing else removes it here.
+JAVA_PROGRAM = """
+import java.net.ServerSocket;
+import java.util.List;
+import org.testcontainers.DockerClientFactory;
+import org.testcontainers.containers.GenericContainer;
+import org.testcontainers.containers.wait.strategy.Wait;
+import org.testcontainers.utility.DockerImageName;
+
+public class Recipe {
+  public static void main(String[] arguments) throws Exception {
+    %s
+    Runtime.getRuntime().addShutdownHook(new Thread(broker::stop));
+    System.out.println("ready " + namesrv + " " + endpoints);
+    Thread.currentThread().join();
+  }
+}
+"""
 
 
 class TestContainer:
@@ -241,18 +296,35 @@ class TestContainer:
         with CometMQContainer(IMAGE, **containers.run_options) as broker:
             with SyncProducer("g", namesrv=broker.namesrv) as producer:
                 result = producer.send(Message("t", b"x"))
-            with socket.create_connection(parse_addr(broker.grpc_addr), 30) as connection:
-                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
-                kind = connection.recv(9)[3]
+            assert speaks_http2(broker.grpc_addr)
 
         assert result.queue_offset == 0
-        assert kind == 4  # the broker's own SETTINGS
 
     def test_the_program_of_the_page_works(self, containers: Engine) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
-        (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+        (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
         options = f"{IMAGE!r}, **{containers.run_options}, settings="
         exec(program.replace("CometMQContainer(settings=", f"CometMQContainer({options}"), {})
+
+    @pytest.mark.foreign("Testcontainers for Java")
+    def test_the_java_program_of_the_page_works(self, containers: Engine, tmp_path: Path) -> None:
+        (program,) = re.findall(r"```java\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        program = program.replace('"cometmq"', f'"{IMAGE}"')
+        if network := containers.run_options.get("network_mode"):
+            program = program.replace("broker.start();", f'broker.withNetworkMode("{network}").start();')
+        (tmp_path / "Recipe.java").write_text(JAVA_PROGRAM % program)
+        jars = resolve([("org.testcontainers:testcontainers", "1.21.3"), ("org.slf4j:slf4j-nop", "1.7.36")])
+        env = {
+            "DOCKER_HOST": containers.address,
+            "TESTCONTAINERS_RYUK_DISABLED": "true",
+            "TESTCONTAINERS_HOST_OVERRIDE": "127.0.0.1",
+        }
+        classes = os.pathsep.join(map(str, jars))
+        command = [java_tool("java"), "-cp", classes, str(tmp_path / "Recipe.java")]
+        with ServerProcess(command, r"^ready ", env) as java:
+            _, namesrv, endpoints = java.wait_ready().split()
+            with SyncProducer("g", namesrv=namesrv) as producer:
+                assert producer.send(Message("t", b"x")).queue_offset == 0
+            assert speaks_http2(endpoints)
 
     def test_settings_and_accounts_are_those_of_the_broker(self, containers: Engine) -> None:
         settings = {"brokerName": "named", "listenPort": str(free_port())}

@@ -61,21 +61,41 @@ def test_users_tests_have_a_broker(tmp_path: Path, conftest: str) -> None:
     assert "5 passed" in done.stdout
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=str)
-def test_tests_can_share_a_broker(tmp_path: Path, workers: tuple[str, ...]) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\ncometmq_broker_scope = session\n")
-    shared = """
-SEEN = set()
+NOTES_BROKERS = """
+import os
 
-def test_one(cometmq_broker):
-    SEEN.add(cometmq_broker.namesrv)
+def note(broker):
+    with open("brokers.txt", "a") as file:
+        file.write(f"{os.getpid()} {broker.namesrv}\\n")
 
-def test_two(cometmq_broker):
-    SEEN.add(cometmq_broker.namesrv)
-    assert len(SEEN) == 1
+class TestA:
+    def test_one(self, cometmq_broker): note(cometmq_broker)
+    def test_two(self, cometmq_broker): note(cometmq_broker)
+
+class TestB:
+    def test_one(self, cometmq_broker): note(cometmq_broker)
 """
-    done = run_pytest(tmp_path, shared, *workers)
+
+
+def brokers_used(folder: Path, scope: str, *options: str) -> list[tuple[str, ...]]:
+    """Run these tests in two files. Return the process and the broker of each test."""
+    (folder / "pytest.ini").write_text(f"[pytest]\ncometmq_broker_scope = {scope}\n")
+    (folder / "test_more.py").write_text(NOTES_BROKERS)
+    done = run_pytest(folder, NOTES_BROKERS, *options)
     assert done.returncode == 0, done.stdout + done.stderr
+    return [tuple(line.split()) for line in (folder / "brokers.txt").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("scope", "brokers"), [("class", 4), ("module", 2), ("package", 1)])
+def test_tests_share_a_broker_in_its_scope(tmp_path: Path, scope: str, brokers: int) -> None:
+    used = brokers_used(tmp_path, scope)
+    assert (len(used), len(set(used))) == (6, brokers)
+
+
+def test_each_worker_of_xdist_has_a_broker_of_its_own(tmp_path: Path) -> None:
+    used = brokers_used(tmp_path, "session", "-n", "2", "--dist", "loadfile")
+    processes, brokers = zip(*set(used), strict=True)
+    assert (len(used), len(set(processes)), len(set(brokers))) == (6, 2, 2)
 
 
 def test_an_unknown_scope_is_refused(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ find /opt/cometmq \( -name '*.pyi' -o -name '*.a' -o -name '*.pyx' -o -name '*.p
 # Libraries in *.libs were edited by auditwheel; strip damages them.
 find /opt/cometmq "$stdlib" -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
 # The servers cannot cache bytecode in the image, so what their starts import is compiled here, and nothing else.
-/opt/cometmq/bin/python -c 'import cometmq.cli.servers, cometmq.broker_process, cometmq.namesrv.server, cometmq.metrics.port'
-/opt/cometmq/bin/python -c 'import cometmq.grpc.endpoint, urllib.request'
-/opt/cometmq/bin/python -c 'import cometmq.console.app' 2>/dev/null || true  # not with the default EXTRAS
+for each in cli.servers broker_process namesrv.server metrics.port grpc.endpoint console.app; do
+    /opt/cometmq/bin/python -c "import urllib.request, cometmq.$each" 2>/dev/null || true  # EXTRAS may leave it out
+done
 
 install -m 755 "$(dirname "$0")/single.sh" /opt/cometmq/bin/cometmq-single
 
