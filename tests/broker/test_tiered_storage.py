@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -110,6 +111,15 @@ async def test_requests_of_tools_and_pops_find_the_old_messages(tmp_path: Path) 
             ),
         )  # fmt: skip
         assert records(popped)[0].startswith(b"0\0")
+
+
+async def test_the_status_of_the_broker_shows_what_is_where(tmp_path: Path) -> None:
+    async with offloaded(tmp_path) as (broker, peer):
+        status = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+        table = json.loads(status.body)["table"]
+        segments = broker.parts.store.log.min_position // 65536
+        assert table["tieredSegments"] == str(segments)
+        assert (table["tieredMinOffset"], table["tieredUploadBehind"]) == ("0", "0 B")
 
 
 async def test_during_an_outage_old_messages_are_busy_and_everything_else_works(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tests.kit.faulty_disk import FaultyDisk
 from tests.kit.object_store import MemoryObjects
 from tests.store.kit import committed, in_place, open_store, put, run_retention
 
+from cometmq.protocol.properties.values import java_hash
 from cometmq.store import ManualClock, MessageStore
 
 HOUR = 3_600_000
@@ -23,14 +24,18 @@ def tiered(root: Path, objects: MemoryObjects, **changes: Any) -> MessageStore:
 
 
 def fill(store: MessageStore, segments: int, size: int = 2000, topic: str = "T") -> None:
-    """Send messages to the queues 0 and 1 of a topic, with a key each, until the log has `segments`."""
+    """Send messages to the queues 0 and 1 of a topic until the log has `segments`.
+
+    Each has a key, and a tag that names its offset.
+    """
     number = sum(queue.max_offset for queue in store.queues)
     clock = store.flusher.clock
     assert isinstance(clock, ManualClock)
     while len(store.log.segments) < segments:
         clock.now_ms += 10
-        body = b"%d " % number + bytes(size)
-        put(store, body, topic, number % 2, properties=b"KEYS\x01k%d" % number, tags_code=number // 2)
+        body, tag = b"%d " % number + bytes(size), f"t{number // 2}"
+        properties = b"KEYS\x01k%d\x02TAGS\x01%s" % (number, tag.encode())
+        put(store, body, topic, number % 2, properties=properties, tags_code=java_hash(tag))
         committed(store.commit())
         number += 1
     assert store.writer.make_durable()

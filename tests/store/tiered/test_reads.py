@@ -26,6 +26,7 @@ from tests.store.tiered.offload import NOON, fill, offload, tiered
 
 from cometmq.errors import CommandError
 from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.one import iter_records
 from cometmq.store import (
     WAITING,
@@ -68,7 +69,7 @@ def test_a_read_returns_the_same_whether_its_segment_is_here_or_not(
 ) -> None:
     options: dict[str, dict[str, Any]] = {
         "all": {},
-        "tags": {"filter": set(range(0, 99, 2))},
+        "tags": {"filter": {java_hash(f"t{offset}") for offset in range(0, 99, 2)}},
         "filter": {"record_filter": by_record(every_third)},
         "bulk": {"bulk": True},
     }
@@ -194,11 +195,12 @@ class TestWithALoop:
     ) -> None:
         store.start()
         wanted = set(range(0, 700, step))
+        codes = {java_hash(f"t{offset}") for offset in wanted}
 
         with pytest.raises(NotInMemory) as lacking:
-            store.get_messages("T", 0, 0, 32, filter=wanted)
+            store.get_messages("T", 0, 0, 32, filter=codes)
         await lacking.value.missing.fetch()  # type: ignore[union-attr]
-        got = store.get_messages("T", 0, 0, 32, filter=wanted)
+        got = store.get_messages("T", 0, 0, 32, filter=codes)
 
         assert {record.queue_offset for record in iter_records(b"".join(got.buffers))} == wanted
         assert sum(name.endswith(".log") for name in self.gets(objects)) == requests
@@ -267,9 +269,13 @@ class TestWithALoop:
     ) -> None:
         monkeypatch.setattr("cometmq.store.tiered.reads._MAX_BLOCKS_KEPT", 2)
         store.start()
-        offset, found = 0, 0
-        while offset < store.queues.find_queue("T", 0).search(0, 9999, 6 << 20, WAITING):  # type: ignore[union-attr]
+        queue = store.queues.find_queue("T", 0)
+        assert queue is not None
+        end = queue.search(0, queue.max_offset, 6 << 20, WAITING)
+        offset = found = 0
+        while offset < end:
             got = await pulled(store, "T", 0, offset)
+            assert got.next_begin_offset > offset
             offset, found = got.next_begin_offset, found + len(bodies(got))
         assert found == offset
         objects.calls.clear()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.object_store import MemoryObjects
-from tests.store.kit import after_crash, everything, opened, put, run_retention
+from tests.store.kit import after_crash, check_sound, everything, opened, put, run_retention
 from tests.store.raft_log.members import add, agree, elect, seen
 from tests.store.tiered.offload import HOUR, NOON, age, fill, offload, tiered, upload
 
@@ -35,6 +35,38 @@ def test_full_segments_are_uploaded_as_they_are_and_the_last_one_is_not(tmp_path
         assert objects.objects[f"{name}.log"] == content
         assert objects.objects[f"{name}.crc"] == crc32(content).to_bytes(4, "big")
     assert (store.tiered.counts.segments, store.tiered.waiting_bytes) == (2, 0)
+
+
+def test_the_directory_without_its_old_segments_is_sound(tmp_path: Path) -> None:
+    store = tiered(tmp_path, MemoryObjects())
+    fill(store, 5)
+    offload(store)
+    assert len(store.log.segments) == 1
+
+    check_sound(store)
+
+
+def test_a_stop_ends_an_upload_within_a_block(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects, mapped_file_size_commit_log=2 << 20)
+    fill(store, 2, size=60_000)
+    age(store)
+    assert store.tiered is not None
+    blocks = store.disk.pread
+    reads = []
+
+    def stop_after_two(fd: int, length: int, offset: int) -> bytes:
+        reads.append(offset)
+        if len(reads) == 2:
+            assert store.tiered is not None
+            store.tiered.end()
+        return blocks(fd, length, offset)
+
+    store.disk.pread = stop_after_two  # type: ignore[method-assign]
+    with pytest.raises(ObjectStoreFailed, match="stops"):
+        upload(store)
+    assert len(reads) == 2
+    assert objects.objects == {}
 
 
 def test_the_manifest_is_the_last_object_and_the_next_cycle_uploads_nothing_twice(tmp_path: Path) -> None:

@@ -215,7 +215,14 @@ class RuntimeAdmin:
 
 def store_facts(store: MessageStore) -> dict[str, str]:
     """Return the runtime table's entries about the store (docs/reference/remoting.md, Runtime table)."""
-    fullness = store.fullness
+    fullness, tiered = store.fullness, store.tiered
+    of_tiered = {}
+    if tiered is not None:
+        of_tiered = {
+            "tieredSegments": str(len(tiered.table.by_base)),
+            "tieredMinOffset": str(store.log.readable_min),
+            "tieredUploadBehind": size_text(tiered.waiting_bytes),
+        }
     return {
         "commitLogMaxOffset": str(store.log.end),
         "commitLogMinOffset": str(store.log.min_position),
@@ -230,6 +237,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",
         "storeFlags": store.flags.why() or "ok",
+        **of_tiered,
     }
 
 

@@ -12,7 +12,7 @@ Names contain only the store's id and log positions, no text from clients.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -94,19 +94,18 @@ def manifest(base: int, segment: TieredSegment) -> bytes:
 class Pieces:
     """The blocks of a local segment, for an upload or a check, and the CRCs of the blocks read so far."""
 
-    def __init__(self, disk: Disk, path: str, size: int) -> None:
+    def __init__(self, disk: Disk, path: str, size: int, stopped: Callable[[], bool]) -> None:
         self._disk, self._path, self._size = disk, path, size
+        self._stopped = stopped
         self._crcs: list[int] = []
-        self.abandoned = False
-        """Another thread may set this. Then the iteration raises ObjectStoreFailed."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the blocks. Raises OSError, also if the file has not the expected length."""
+        """Yield the blocks. Raises OSError, also if the file has not the expected length, or on a stop."""
         with opened(self._disk, self._path, write=False) as fd:
             for at in range(0, self._size, BLOCK):
                 length = min(BLOCK, self._size - at)
                 block = self._disk.pread(fd, length, at)
-                if len(block) != length or self.abandoned:
+                if len(block) != length or self._stopped():
                     raise ObjectStoreFailed(f"{self._path} ends at {at + len(block)}, or its broker stops")
                 self._crcs.append(crc32(block))
                 yield block

@@ -92,6 +92,7 @@ class TieredReads:
         self._waiting = 0
         self._places = asyncio.Semaphore(_PARALLEL_REQUESTS)
         self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
         self._log_limit = logs.LogLimiter(1, 60)
         self.store_times: dict[int, int] = _Times()
         self._refused_until = 0.0
@@ -180,6 +181,8 @@ class TieredReads:
     async def _fetch_run(self, run: Sequence[Block]) -> None:
         async with self._places:
             base, first = run[0]
+            if self._closed:
+                raise ObjectStoreFailed("the broker stops")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_PARALLEL_REQUESTS, "cometmq-tiered-reads")
             loop = asyncio.get_running_loop()
@@ -246,6 +249,7 @@ class TieredReads:
 
     def close(self) -> None:
         """End without waiting for requests in progress."""
+        self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

@@ -72,7 +72,7 @@ class TieredUploads:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._swept = False
-        self._pieces: Pieces | None = None
+        self._stopped = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on, run the requests to the object store in threads, else on the calling thread."""
@@ -81,8 +81,7 @@ class TieredUploads:
 
     def end(self) -> None:
         """Let requests in progress fail: nothing waits for an object store that does not answer."""
-        if self._pieces is not None:
-            self._pieces.abandoned = True
+        self._stopped = True
         if self._loop is not None and not self._ended.done():
             self._ended.set_result(None)
 
@@ -102,6 +101,9 @@ class TieredUploads:
             future.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise ObjectStoreFailed("the broker stops")
         return future.result()
+
+    def _pieces(self, path: str, size: int) -> Pieces:
+        return Pieces(self.disk, path, size, lambda: self._stopped)
 
     def _name(self, base: int, ending: str) -> str:
         return object_name(self.table.store_id, base, ending)
@@ -146,7 +148,7 @@ class TieredUploads:
         facts = await self.executor.run(self.disk.facts, path)
         if facts is None or self._expired(facts.modified_ms):
             return
-        pieces = self._pieces = Pieces(self.disk, path, size)
+        pieces = self._pieces(path, size)
         await self._run(self.objects.put, self._name(base, DATA), iter(pieces))
         crcs = pieces.crcs()
         await self._run(self.objects.put, self._name(base, CRCS), crcs)
@@ -216,7 +218,7 @@ class TieredUploads:
         segment = self.table.by_base.get(base)
         if segment is None:
             return False
-        pieces = self._pieces = Pieces(self.disk, self.commit_log.path_of(base), segment.size)
+        pieces = self._pieces(self.commit_log.path_of(base), segment.size)
         lengths = {DATA: segment.size, CRCS: crcs_length(segment.size)}
         try:
             crc = await self._run(_crc_of, pieces)
