@@ -15,7 +15,7 @@ import psutil
 import pytest
 from celery import Celery, chord, group
 from celery.result import AsyncResult
-from tests.integrations.celery_app import add, begin, fail_twice, make_app, run, total
+from tests.integrations.celery_app import VISIBILITY_S, add, begin, fail_twice, make_app, run, total
 from tests.kit.waiting import PATIENCE_S, wait_until
 from tests.ports import free_port
 
@@ -121,13 +121,16 @@ def test_a_worker_ends_its_tasks_after_sigterm_and_returns_the_others(site: Site
         results = [run.delay(f"r{each}") for each in range(20)]
         first.process.send_signal(signal.SIGTERM)
         first.wait_line("Warm shutdown", PATIENCE_S)
-        go.touch()
-        assert first.wait(PATIENCE_S) == 0
-    with Worker("w2", "-c", "1"):
-        for each in results:
-            value(each)
-        wait_until("the queue is empty", lambda: site.app.control.purge() == 0)
-    assert Counter(site.noted()) == Counter(["long begins", "long ends", *(f"r{each}" for each in range(20))])
+        with Worker("w2", "-c", "1"):
+            late = run.apply_async(["late"], countdown=2 * VISIBILITY_S)
+            value(late)  # without renewals, the leases of the first worker would have ended
+            go.touch()
+            assert first.wait(PATIENCE_S) == 0
+            for each in results:
+                value(each)
+            wait_until("the queue is empty", lambda: site.app.control.purge() == 0)
+    names = ["late", *(f"r{each}" for each in range(20))]
+    assert Counter(site.noted()) == Counter(["long begins", "long ends", *names])
 
 
 @pytest.mark.slow("leases end after seconds")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +18,7 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server import MCPServer
+from tests.broker.access.test_files import write
 
 from cometmq import ClientOptions, Message, SimpleConsumer, SyncProducer, TraceOptions
 from cometmq.admin import Admin
@@ -22,7 +26,7 @@ from cometmq.admin.dead_letters import Selection
 from cometmq.cli.mcp import mcp
 from cometmq.integrations import mcp as module
 from cometmq.integrations.mcp import CHANGING, READING, make_server
-from cometmq.testing import LocalBroker, ServerProcess
+from cometmq.testing import LocalBroker, ServerProcess, local_broker
 
 TOKEN = "a token that is long enough"
 WEBSOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
@@ -43,6 +47,32 @@ def topic(broker: LocalBroker) -> Iterator[str]:
 async def admin(broker: LocalBroker) -> AsyncIterator[Admin]:
     async with Admin(broker.namesrv) as started:
         yield started
+
+
+ACCOUNTS = """
+accounts:
+- {accessKey: reading, secretKey: secret-of-reading, defaultTopicPerm: SUB, defaultGroupPerm: SUB}
+- {accessKey: trusted, secretKey: secret-of-trusted, admin: true}
+"""
+
+
+@contextlib.asynccontextmanager
+async def serving(namesrv: str, monkeypatch: pytest.MonkeyPatch, *, http: bool) -> AsyncIterator[Client]:
+    """Run `cometmq mcp --allow-changes` with the account of the environment, and connect to it."""
+    arguments = [*COMMAND, "-n", namesrv, "--allow-changes"]
+    if not http:
+        parameters = StdioServerParameters(command=arguments[0], args=arguments[1:], env=dict(os.environ))
+        async with Client(parameters) as client:
+            yield client
+        return
+    monkeypatch.setenv("COMETMQ_MCP_TOKEN", TOKEN)
+    with ServerProcess([*arguments, "--http", "0"], "^mcp ") as server:
+        url = server.wait_ready().split()[1]
+        async with (
+            httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as connections,
+            Client(streamable_http_client(url, http_client=connections)) as client,
+        ):
+            yield client
 
 
 class Agent:
@@ -282,6 +312,27 @@ class TestCommand:
         arguments = [*COMMAND[1:], "-n", broker.namesrv]
         async with Client(StdioServerParameters(command=COMMAND[0], args=arguments)) as client:
             assert (await call(client, "cluster"))["total"] == 1
+
+    @pytest.mark.slow("each case starts a broker and a server process")
+    @pytest.mark.parametrize(("account", "may_create"), [("reading", False), ("trusted", True)])
+    @pytest.mark.parametrize("http", [False, True], ids=["stdio", "http"])
+    async def test_the_rights_of_the_account_decide_about_changes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: str, may_create: bool, http: bool
+    ) -> None:
+        write(tmp_path / "conf" / "plain_acl.yml", ACCOUNTS)
+        settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path)}
+        monkeypatch.setenv("COMETMQ_ACCESS_KEY", account)
+        monkeypatch.setenv("COMETMQ_SECRET_KEY", f"secret-of-{account}")
+        with local_broker(tmp_path / "broker", settings) as server:
+            async with serving(server.namesrv, monkeypatch, http=http) as agent:
+                offered = {each.name for each in (await agent.list_tools()).tools}
+                assert offered == {*READING, *CHANGING}
+                wanted = {"topic": "made", "cluster": "DefaultCluster"}
+                assert (await call(agent, "create_topic", **wanted))["dryRun"]
+                assert (await call(agent, "topics", name_contains="made"))["total"] == 0
+                result = await agent.call_tool("create_topic", {**wanted, "dry_run": False})
+                assert result.is_error is not may_create, result.content
+                assert (await call(agent, "topics", name_contains="made"))["total"] == int(may_create)
 
     async def test_http_needs_the_token(self, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COMETMQ_MCP_TOKEN", TOKEN)

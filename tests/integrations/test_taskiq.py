@@ -18,13 +18,15 @@ import psutil
 import pytest
 from taskiq import AckableMessage, BrokerMessage, InMemoryBroker, TaskiqResult
 from taskiq.api import run_receiver_task
-from tests.kit.waiting import PATIENCE_S, wait_until
+from tests.kit.waiting import PATIENCE_S, until, wait_until
+from tests.ports import free_port
 
 from cometmq import SyncProducer
 from cometmq.errors import ClientStateError, ConfigError, NoRouteError, RemotingError
 from cometmq.integrations.session import Session
 from cometmq.integrations.taskiq import CometMQBroker
 from cometmq.message import Message
+from cometmq.standalone import Standalone
 from cometmq.testing import LocalBroker, ServerProcess, local_broker
 
 PAGE = Path(__file__).parents[2] / "docs" / "taskiq.md"
@@ -197,6 +199,41 @@ class TestLeases:
         await first.aclose()
         await broker.kick(message("c"))
         assert await asyncio.wait_for(_taken(second), PATIENCE_S) == b"c"
+
+
+@pytest.mark.slow("clients reconnect after seconds")
+async def test_a_worker_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    ports = {"namesrv_port": free_port(), "broker_port": free_port()}
+    with contextlib.ExitStack() as servers:
+
+        def serve() -> Standalone:
+            return servers.enter_context(Standalone(tmp_path / "broker", **ports).run_in_thread())
+
+        served = serve()
+        broker = CometMQBroker(served.namesrv_addr, lease_s=60.0)
+        await broker.startup()
+        await broker.kick(message("a"))
+        listening = broker.listen()
+        taken = await asyncio.wait_for(anext(listening), PATIENCE_S)
+        await asyncio.to_thread(servers.close)
+        await asyncio.to_thread(serve)
+        await taken.ack()  # type: ignore[misc]
+
+        async def sent() -> bool:
+            with contextlib.suppress(RemotingError):
+                await broker.kick(message("b"))
+                return True
+            return False
+
+        await until(sent, "a task is sent after the restart")
+        assert await asyncio.wait_for(_taken(listening), PATIENCE_S) == b"b"
+        await listening.aclose()
+        await broker.shutdown()  # gives back what is not acknowledged
+        other = CometMQBroker(served.namesrv_addr)
+        await other.startup()
+        await other.kick(message("c", delay=2))
+        assert await asyncio.wait_for(_taken(other.listen()), PATIENCE_S) == b"c"
+        await other.shutdown()
 
 
 async def _taken(listening: AsyncGenerator[AckableMessage, None]) -> bytes:
