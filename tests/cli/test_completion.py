@@ -106,6 +106,7 @@ def cluster(broker: LocalBroker) -> LocalBroker:
     return broker
 
 
+thorough = pytest.mark.thorough("each starts processes; others show the same for other names or shells")
 CASES = [
     ("cometmq tail -n {n} ord", ["orders", "orders-eu"]),
     ("cometmq tail -n {n} share", ["share%25"]),
@@ -118,7 +119,13 @@ CASES = [
 
 
 class TestNames:
-    @pytest.mark.parametrize(("line", "wanted"), CASES, ids=[line for line, _ in CASES])
+    @pytest.mark.parametrize(
+        ("line", "wanted"),
+        [
+            pytest.param(*case, marks=[thorough] if number > 1 else [], id=case[0])
+            for number, case in enumerate(CASES)
+        ],
+    )
     def test_they_are_those_of_the_cluster_on_the_line(
         self, cluster: LocalBroker, env: dict[str, str], line: str, wanted: list[str]
     ) -> None:
@@ -163,6 +170,7 @@ class TestNames:
         shown = again(lambda: shown_by_zsh(env, typed, "orders-eu"), bool)
         assert shown
 
+    @thorough
     def test_a_key_in_bash_completes_them(self, cluster: LocalBroker, env: dict[str, str]) -> None:
         def shown() -> str | None:
             with Terminal(["bash", "--norc", "--noprofile", "-i"], env) as bash:
@@ -174,7 +182,10 @@ class TestNames:
         assert again(shown, bool)
 
 
-@pytest.mark.parametrize("namesrv", ["closed", "garbage", "no.such.host.invalid:9876"])
+@pytest.mark.parametrize(
+    "namesrv",
+    ["closed", *(pytest.param(each, marks=thorough) for each in ("garbage", "no.such.host.invalid:9876"))],
+)
 def test_a_cluster_that_does_not_answer_offers_nothing_and_prints_nothing(
     namesrv: str, env: dict[str, str]
 ) -> None:
@@ -233,7 +244,7 @@ def hostile(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield addr, mark
 
 
-@pytest.mark.parametrize("shell", ["bash", "fish"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("fish", marks=thorough)])
 def test_hostile_names_are_not_offered(
     shell: str,
     hostile: tuple[str, Path],
@@ -252,6 +263,7 @@ def test_hostile_names_are_not_offered(
     assert not mark.exists()
 
 
+@thorough
 def test_zsh_offers_no_hostile_names(hostile: tuple[str, Path], env: dict[str, str]) -> None:
     needs("zsh")
     addr, mark = hostile
@@ -270,6 +282,7 @@ def test_a_hostile_line_is_not_executed(env: dict[str, str], tmp_path: Path) -> 
     assert not mark.exists()
 
 
+@thorough
 def test_the_number_of_names_is_limited(env: dict[str, str]) -> None:
     server = FakeNamesrv()
     server.routes = {f"topic-{number}": TopicRouteData() for number in range(5000)}

@@ -118,12 +118,17 @@ class TestReport:
         top = view(admin)
         names = [f"topic-{number:04}" for number in range(3 * MAX_SAMPLED_TOPICS)]
         admin.ends = dict.fromkeys(names, 0) | {"topic-0001": -1}
-        for turn in range(1, 5):
+        for turn in range(1, 8):
             clock.now += 1
+            admin.ends["topic-0007"] += 5
             report = await top.look()
             assert sum(admin.asked[name] for name in names) == turn * MAX_SAMPLED_TOPICS
-        assert {admin.asked[name] for name in names} == {1, 2}
+        rates = {row.name: row.rate for row in report.topics}
+        assert report.topics[0].name == "topic-0007"
+        assert admin.asked["topic-0007"] == 7  # the busiest one each time
         assert report.topic_count == len(names)
+        assert rates["topic-0007"] == 5.0
+        assert {admin.asked[name] for name in names} <= {1, 2, 3, 7}
 
         del admin.ends["topic-0000"]
         assert (await top.look()).topic_count == len(names) - 1

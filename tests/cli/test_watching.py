@@ -24,6 +24,7 @@ from cometmq.testing import LocalBroker
 from cometmq.text import in_color
 
 BIN = Path(sys.executable).parent
+thorough = pytest.mark.thorough("each starts processes; others show nearly the same")
 COMETMQ, MQADMIN = str(BIN / "cometmq"), str(BIN / "mqadmin")
 
 
@@ -64,6 +65,7 @@ class TestInAPipe:
             pass
         assert interrupted(process) == (130, "\n")
 
+    @thorough
     def test_json_is_a_line_each_time(self, server: FakeNamesrv, env: dict[str, str]) -> None:
         process = piped([MQADMIN, "topicList", "-n", server.addr, "--watch=0.1", "--json"], env)
         assert process.stdout is not None
@@ -112,7 +114,9 @@ class TestOnATerminal:
             assert terminal.ends() == 0
             assert terminal.raw.rpartition("\x1b[?1049l")[2].split() == ["first", "second"]
 
-    @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(
+        ("signum", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=thorough)]
+    )
     def test_signals_give_the_terminal_back(
         self, server: FakeNamesrv, env: dict[str, str], signum: signal.Signals, code: int
     ) -> None:
@@ -135,6 +139,7 @@ class TestOnATerminal:
             assert "topic-0100" not in text
             assert "\x1b]0;" not in terminal.raw
 
+    @thorough
     def test_json_is_not_drawn(self, server: FakeNamesrv, env: dict[str, str]) -> None:
         with Terminal([MQADMIN, "topicList", "-n", server.addr, "--watch=0.1", "--json"], env) as terminal:
             assert terminal.until(r'\["first"\]\s+\["first"\]')
@@ -220,7 +225,13 @@ def test_when_colours_are_written(
     assert in_color(stream) is wanted
 
 
-@pytest.mark.parametrize("command", [[MQADMIN], [COMETMQ, "admin"]], ids=["mqadmin", "cometmq"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([MQADMIN], id="mqadmin"),
+        pytest.param([COMETMQ, "admin"], id="cometmq", marks=thorough),
+    ],
+)
 class TestColours:
     def test_a_pipe_has_none_unless_they_are_asked_for(
         self, command: list[str], server: FakeNamesrv, env: dict[str, str]

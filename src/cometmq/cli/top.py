@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from heapq import nlargest
 from typing import TypeVar
 
 import click
@@ -29,7 +30,7 @@ from cometmq.text import printable, seconds
 R = TypeVar("R", "GroupRow", "TopicRow")
 SORTS = ("lag", "rate", "name")
 MAX_SAMPLED_TOPICS = 50
-"""The maximum number of topics without a group whose offsets are requested at a time."""
+"""The maximum number of topics without a group whose offsets are requested for a view."""
 
 
 class BrokerRow(Value, frozen=True, kw_only=True):
@@ -132,8 +133,15 @@ class Top:
             and not is_system_topic(each)
         }
         self._sampled = {name: seen for name, seen in self._sampled.items() if name in names}
-        # The topics that have waited longest are next.
-        due = sorted(names, key=lambda name: (self._sampled[name][0] if name in self._sampled else 0.0, name))
+        rates = {name: rate for name, (_, _, rate) in self._sampled.items() if rate}
+        hot = nlargest(MAX_SAMPLED_TOPICS // 2, rates, key=lambda name: rates[name])
+
+        def turn(name: str) -> tuple[bool, float, str]:
+            """Return the place of a topic in the order: a rate takes two requests, then others are next."""
+            at, end, rate = self._sampled.get(name, (0.0, None, None))
+            return end is None or rate is not None, at, name
+
+        due = [*hot, *sorted(names.difference(hot), key=turn)]
 
         async def ask(name: str) -> None:
             end: int | None = None
@@ -141,7 +149,9 @@ class Top:
                 end = sum(each.max_offset for each in await self._admin.topic_status(name))
             now = time.monotonic()
             then, before, _ = self._sampled.get(name, (now, None, None))
-            rate = None if before is None or end is None else max(0, end - before) / (now - then)
+            rate: float | None = None
+            if before is not None and end is not None and now > then:
+                rate = max(0, end - before) / (now - then)
             self._sampled[name] = now, end, rate
 
         await for_each(due[:MAX_SAMPLED_TOPICS], ask, MAX_CONCURRENT_BROKERS)
@@ -269,8 +279,8 @@ def top(
 ) -> None:
     """Show live rates and lags of brokers, groups and topics, until Ctrl-C or `q`.
 
-    Rates of groups and topics are those between two views; those of brokers are their own. Topics without a
-    group are asked for their offsets in turn, 50 at a time.
+    Rates of groups and topics are those between two views; those of brokers are their own. Of the topics
+    without a group, 50 are asked for their offsets: the busiest ones, and others in turn.
 
     Exit code 1 if `--once` and a broker does not answer.
     """
