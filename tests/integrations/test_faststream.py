@@ -539,7 +539,6 @@ class TestLifeCycle:
             assert await broker.ping()
         assert not await broker.ping(timeout=1.0)
 
-    @pytest.mark.slow("clients reconnect after seconds")
     async def test_subscribers_and_publishers_survive_a_restart_of_the_server(
         self, make: Make, topic: str, found: Found, tmp_path: Path
     ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from faststream import AckPolicy, FastStream, Response
 from faststream.exceptions import FeatureNotSupportedException, IncorrectState, SubscriberNotFound
-from faststream.message import AckStatus
+from faststream.message import AckStatus, StreamMessage
 from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256
 from faststream.specification import AsyncAPI
 from opentelemetry.sdk.trace import TracerProvider
@@ -32,6 +32,7 @@ from cometmq.integrations.faststream.annotations import CometMQBroker as Injecte
 from cometmq.integrations.faststream.config import secured
 from cometmq.integrations.faststream.opentelemetry import CometMQTelemetryMiddleware
 from cometmq.integrations.faststream.prometheus import CometMQPrometheusMiddleware
+from cometmq.message import MessageExt
 
 
 class TestDelivery:
@@ -144,6 +145,53 @@ class TestDelivery:
             await broker.publish("b", "in")
             tagged.mock.assert_called_once_with("a")
             other.mock.assert_called_once_with("b")
+
+    async def test_parsers_and_decoders_may_be_replaced_or_extended(self) -> None:
+        async def parse(message: MessageExt, original: Any) -> Any:
+            parsed = await original(message)
+            parsed.headers["parsed"] = "1"
+            return parsed
+
+        async def decode(message: Any) -> str:
+            return message.body.decode() + " decoded"
+
+        broker = CometMQBroker(parser=parse)
+
+        @broker.subscriber("in", decoder=decode)
+        async def handle(body: str, message: CometMQMessage) -> str:
+            assert message.headers["parsed"] == "1"
+            return body
+
+        async with TestCometMQBroker(broker):
+            await broker.publish("a", "in")
+            handle.mock.assert_called_once_with("a decoded")
+            reply = await broker.request("b", "in")
+            assert (await reply.decode(), reply.headers["parsed"]) == ("b decoded", "1")
+
+    async def test_a_parser_may_return_a_message_of_its_own(self) -> None:
+        broker = CometMQBroker()
+
+        async def parse(message: MessageExt) -> Any:
+            return StreamMessage(message, message.body, reply_to="replies", correlation_id="c1")
+
+        @broker.subscriber("in", parser=parse)
+        async def double(body: str) -> str:
+            return body * 2
+
+        @broker.subscriber("replies")
+        async def read(body: str, message: CometMQMessage) -> None:
+            assert message.correlation_id == "c1"
+
+        async with TestCometMQBroker(broker):
+            await broker.publish("a", "in")
+            read.mock.assert_called_once_with("aa")
+
+    def test_log_lines_show_no_control_characters_of_a_message(self) -> None:
+        subscriber = CometMQBroker().subscriber("in")
+        message: Any = StreamMessage(MessageExt("in", b""), b"", message_id="a\nb\x1b[2J")
+        context = subscriber.get_log_context(message)
+        assert "".join(context.values()).isprintable()
+        assert (context["topic"], context["group"]) == ("in", "in")
 
 
 class TestRouters:

@@ -25,6 +25,7 @@ from cometmq.client import (
     SimpleConsumer,
     SimpleOptions,
 )
+from cometmq.client.cluster.lookups import Client
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.options import ConsumeFromWhere
 from cometmq.errors import CometError, NoRouteError
@@ -109,8 +110,8 @@ class QueueConsumer(SimpleConsumer):
             await self.change_invisibility(message, 0)
 
 
-class Topics:
-    """The topics that a client uses, and creates where they do not exist.
+class Clients:
+    """The clients of one connection, and the topics that they use and create where they do not exist.
 
     Topics are created in `cluster` (None: in all), with `topic_queues` queues per broker.
     """
@@ -121,6 +122,22 @@ class Topics:
         self._topic_queues = topic_queues
         self.known: set[str] = set()
         """Topics that exist."""
+
+    async def _start(self, *clients: Client) -> None:
+        """Start the clients. Raises CometError if no name server answers."""
+        try:
+            await self.masters()
+            for each in clients:
+                await each.start()
+        except BaseException:
+            await self._client.close()
+            raise
+
+    async def _stop(self, *clients: Client) -> None:
+        for each in clients:
+            with suppress(CometError):
+                await each.stop()
+        await self._client.close()
 
     async def exists(self, topic: str) -> bool:
         """Return whether the name servers have a topic."""
@@ -176,7 +193,7 @@ class Topics:
         return [addr for broker in brokers if (addr := broker.broker_addrs.get(MASTER_ID))]
 
 
-class Session(Topics):
+class Session(Clients):
     """The clients of one connection. Its methods run on the event loop on which it was opened.
 
     Leases have `visibility_s` seconds and are renewed until messages are settled.
@@ -206,20 +223,11 @@ class Session(Topics):
         client = ClientInstance(namesrv, options)
         await client.start()
         session = cls(client, visibility_s, cluster, topic_queues)
-        try:
-            await session.masters()
-            await session._producer.start()
-            await session._pulls.start()
-        except BaseException:
-            await client.close()
-            raise
+        await session._start(session._producer, session._pulls)
         return session
 
     async def close(self) -> None:
-        for each in (*self._consumers.values(), self._producer, self._pulls):
-            with suppress(CometError):
-                await each.stop()
-        await self._client.close()
+        await self._stop(*self._consumers.values(), self._producer, self._pulls)
 
     async def consumer(self, queue: str) -> QueueConsumer:
         """Return the consumer of a queue, which is started at its first use."""

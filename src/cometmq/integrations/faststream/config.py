@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from faststream.security import BaseSecurity, SASLPlaintext
 
 from cometmq.client import ClientInstance, ClientOptions, MessageStream, Producer, PushOptions
 from cometmq.client.group.subscription import Expression
-from cometmq.errors import CometError, ConfigError
-from cometmq.integrations.session import Topics
+from cometmq.errors import ConfigError
+from cometmq.integrations.session import Clients
 
 if TYPE_CHECKING:
     from faststream._internal.basic_types import LoggerProto
@@ -26,7 +25,7 @@ _GROUP = "faststream"
 """The producer group."""
 
 
-class Connection(Topics):
+class Connection(Clients):
     """The clients of a connected broker: a producer, and streams that share its connections."""
 
     def __init__(self, client: ClientInstance, cluster: str | None, topic_queues: int) -> None:
@@ -41,18 +40,11 @@ class Connection(Topics):
         client = ClientInstance(namesrv, options)
         await client.start()
         opened = cls(client, cluster, topic_queues)
-        try:
-            await opened.masters()
-            await opened.producer.start()
-        except BaseException:
-            await client.close()
-            raise
+        await opened._start(opened.producer)
         return opened
 
     async def close(self) -> None:
-        with suppress(CometError):
-            await self.producer.stop()
-        await self._client.close()
+        await self._stop(self.producer)
 
     async def join(
         self, group: str, topic: str, expression: Expression, options: PushOptions

@@ -71,10 +71,10 @@ class CometMQMessage(StreamMessage[MessageExt]):
                 await stream.nack(self.raw_message, -1)
         await super().reject()
 
-    @property
-    def is_request(self) -> bool:
-        """Whether the sender waits for a reply, as Producer.request does."""
-        return all(self.raw_message.properties.get(name) for name in _REQUEST)
+
+def is_request(message: MessageExt) -> bool:
+    """Return whether the sender of a message waits for a reply, as Producer.request does."""
+    return all(message.properties.get(name) for name in _REQUEST)
 
 
 class CometMQParser:
@@ -88,20 +88,18 @@ class CometMQParser:
     async def parse_message(self, message: MessageExt) -> CometMQMessage:
         """Return FastStream's form of a received message. Its headers are the user properties."""
         headers = message.user_properties
-        parsed = CometMQMessage(
+        asked = message.properties[names.REPLY_TO_CLIENT] if is_request(message) else ""
+        return CometMQMessage(
             raw_message=message,
             body=message.body,
             headers=headers,
-            reply_to=headers.get(REPLY_TO, ""),
+            reply_to=asked or headers.get(REPLY_TO, ""),
             content_type=headers.get(CONTENT_TYPE),
             correlation_id=headers.get(CORRELATION_ID) or message.properties.get(names.CORRELATION_ID),
             message_id=message.msg_id,
             stream=self.stream,
             orderly=self._orderly,
         )
-        if parsed.is_request:
-            parsed.reply_to = message.properties[names.REPLY_TO_CLIENT]
-        return parsed
 
     async def decode_message(self, message: StreamMessage[Any]) -> Any:
         """Return the body of a message: JSON or text if its content type says so, otherwise bytes."""

@@ -13,6 +13,7 @@ from faststream._internal.endpoint.utils import ParserComposition
 from faststream._internal.parser import DefaultCodec
 from faststream._internal.producer import ProducerProto
 from faststream.exceptions import FeatureNotSupportedException
+from faststream.message import StreamMessage
 from faststream.response import PublishCommand, PublishType
 from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message as MessageSpec
@@ -23,7 +24,7 @@ from cometmq.client import select_by_hash
 from cometmq.errors import BrokerError
 from cometmq.integrations.faststream.command import CometMQPublishCommand, SendOptions, check_names
 from cometmq.integrations.faststream.config import CometMQBrokerConfig
-from cometmq.integrations.faststream.message import CometMQMessage, CometMQParser
+from cometmq.integrations.faststream.message import CometMQMessage, CometMQParser, is_request
 from cometmq.message import Message, MessageExt, SendResult
 
 if TYPE_CHECKING:
@@ -91,14 +92,14 @@ class CometMQProducer(ProducerProto[CometMQPublishCommand]):
 class ReplyPublisher(FakePublisher):
     """Publishes the result of a handler to the sender of the message, or to the topic that it names."""
 
-    def __init__(self, producer: ProducerProto[Any], message: CometMQMessage) -> None:
+    def __init__(self, producer: ProducerProto[Any], message: StreamMessage[MessageExt]) -> None:
         super().__init__(producer=producer)
         self._message = message
 
     def patch_command(self, cmd: PublishCommand) -> CometMQPublishCommand:
         """Return the command with the destination of the reply."""
         patched = CometMQPublishCommand.from_cmd(super().patch_command(cmd))
-        if self._message.is_request:
+        if is_request(self._message.raw_message):
             patched.request = self._message.raw_message
         patched.destination = self._message.reply_to
         return patched

@@ -28,6 +28,7 @@ from cometmq.integrations.faststream.config import CometMQBrokerConfig
 from cometmq.integrations.faststream.message import CometMQMessage, CometMQParser
 from cometmq.integrations.faststream.producer import ReplyPublisher
 from cometmq.message import MessageExt
+from cometmq.text import printable
 
 if TYPE_CHECKING:
     from faststream._internal.endpoint.publisher import PublisherProto
@@ -202,7 +203,6 @@ class CometMQSubscriber(TasksMixin):
         return parsed  # type: ignore[no-any-return]
 
     def _make_response_publisher(self, message: StreamMessage[Any]) -> Sequence[PublisherProto]:
-        assert isinstance(message, CometMQMessage)
         return (ReplyPublisher(self._outer_config.producer, message),)
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
@@ -210,5 +210,5 @@ class CometMQSubscriber(TasksMixin):
         return {
             "topic": self.topic,
             "group": self.group,
-            "message_id": "" if message is None else message.message_id,
+            "message_id": "" if message is None else printable(message.message_id),
         }
