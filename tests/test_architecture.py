@@ -167,11 +167,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fast_depends": ("integrations/faststream/",),
     **{name: (f"integrations/{name}.py",) for name in ("dramatiq", "kombu", "mcp", "taskiq")},
     "lark": ("protocol/sql/grammar.py",),
-    "opentelemetry": (
-        "client/cluster/telemetry.py",
-        "metrics/otlp.py",
-        "integrations/faststream/opentelemetry.py",
-    ),
+    "opentelemetry": ("client/cluster/telemetry.py", "metrics/otlp.py", "integrations/faststream/"),
     "pyiceberg": ("pipeline/table/iceberg.py",),
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
@@ -185,7 +181,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("console/app.py", "console/auth/connections.py", "cli/mcp.py"),
     "redis": ("client/idempotency/redis_marks.py",),
     "yaml": ("yaml_file.py",),
-    "prometheus_client": ("pipeline/metrics.py", "metrics/port.py", "integrations/faststream/prometheus.py"),
+    "prometheus_client": ("pipeline/metrics.py", "metrics/port.py", "integrations/faststream/"),
 }
 
 

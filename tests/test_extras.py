@@ -39,7 +39,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "grpc": ("cometmq.grpc.service", "cometmq.grpc.rpc.messages", "cryptography.x509"),
     "celery": ("cometmq.integrations.kombu", "celery"),
     "taskiq": ("cometmq.integrations.taskiq",),
-    "faststream": ("faststream",),
+    "faststream": ("cometmq.integrations.faststream", "typer"),
     "dramatiq": ("cometmq.integrations.dramatiq",),
     "mcp": ("cometmq.integrations.mcp", "uvicorn"),
     "http": ("h11", "cometmq.grpc.service"),
