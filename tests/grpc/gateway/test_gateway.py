@@ -6,6 +6,7 @@ import asyncio
 import base64
 import zlib
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 from tests.broker.access.test_files import write
@@ -14,7 +15,7 @@ from tests.grpc.gateway.conftest import port_of
 from tests.grpc.service.caller import SETTINGS, message
 from tests.kit.waiting import until
 
-from cometmq.grpc.rpc.enums import Encoding
+from cometmq.grpc.rpc.enums import Code, Encoding
 from cometmq.grpc.service import traces
 from cometmq.grpc.service.receives import MAX_ACKS
 
@@ -114,10 +115,25 @@ async def test_a_single_message_is_its_body(web):
     empty = await web.post(f"{GROUP}/messages", headers={"accept": "application/octet-stream"})
     assert (empty.status_code, empty.content) == (204, b"")
     assert (answer.status_code, answer.content) == (200, b"hello\n")
-    assert answer.headers["x-mq-property"] == "caf%C3%A9=b c"
+    assert answer.headers["x-mq-property"] == "caf%C3%A9=b%20c"
     assert answer.headers["x-mq-tag"] == "a"
     acked = await web.post(f"{GROUP}/ack", json={"handles": [answer.headers["x-mq-handle"]]})
     assert acked.status_code == 200
+
+
+async def test_any_stored_text_fits_into_headers(cluster, web, connect):
+    sent = message(tag=" a\u00e9 ", keys=["k  1", "\u20ac"], message_group=" g ", message_id="i d")
+    odd = {"\u00e9 =": " v ", "CE_contenttype": " ", "CE_specversion": "1.0", "CE_id": ' "', "CE_UP": "x"}
+    sent.user_properties.update(odd)
+    assert (await (await connect(cluster)).send(sent)).status.code == Code.OK
+    accept = {"accept": "application/octet-stream"}
+    answer = await web.post(f"{GROUP}/messages", params={"wait": 5}, headers=accept)
+
+    assert answer.status_code == 200
+    found = {name: unquote(value) for name, value in answer.headers.items()}
+    assert (found["x-mq-tag"], found["x-mq-group"], found["x-mq-keys"]) == (" a\u00e9 ", " g ", "k 1 \u20ac")
+    assert (found["ce-id"], found["x-mq-property"]) == (' "', "\u00e9 == v ")
+    assert "content-type" not in found
 
 
 async def test_compressed_bodies_are_plain_up_to_a_size(cluster, web, connect):

@@ -27,7 +27,7 @@ HEADER = "ce-"
 VERSIONS = ("1.0", "0.3")
 REQUIRED = ("specversion", "id", "source", "type")
 _ATTRIBUTE = re.compile(r"[a-z0-9]{1,64}", re.ASCII)
-_MEDIA_TYPE = re.compile(r"[\x20-\x7e]{1,256}", re.ASCII)
+_MEDIA_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?", re.ASCII)
 # The characters of a header's value that CloudEvents' HTTP binding leaves as they are.
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).translate(str.maketrans("", "", '"%'))
 
@@ -57,9 +57,9 @@ def decoded_header(name: str, value: bytes) -> str:
         raise ServiceError(Code.BAD_REQUEST, f"{name}: the header is not UTF-8") from None
 
 
-def encoded_header(text: str, more: str = "") -> bytes:
-    """Return a text as the value of a header: percent-encoded, but for `more` characters."""
-    return quote(text, safe=_PLAIN + more, errors="replace").encode()
+def encoded_header(text: str) -> bytes:
+    """Return a text as the value of a header: percent-encoded."""
+    return quote(text, safe=_PLAIN, errors="replace").encode()
 
 
 # -- to messages

@@ -151,17 +151,17 @@ def _headers(message: Any) -> tuple[Header, ...]:
         (b"x-mq-offset", b"%d" % system.queue_offset),
         (b"x-mq-attempt", b"%d" % system.delivery_attempt),
     ]
-    for name, text in (
-        (b"x-mq-tag", system.tag),
-        (b"x-mq-keys", " ".join(system.keys)),
-        (b"x-mq-group", system.message_group),
+    for name, texts in (
+        (b"x-mq-tag", [system.tag]),
+        (b"x-mq-keys", system.keys),
+        (b"x-mq-group", [system.message_group]),
     ):
-        if text:
-            headers.append((name, encoded_header(text, " ")))
+        if value := b" ".join(encoded_header(text) for text in texts if text):
+            headers.append((name, value))
     if system.body_encoding == Encoding.GZIP:
         headers.append((b"x-mq-body-encoding", b"compressed"))
     headers += [
-        (b"x-mq-property", encoded_header(name).replace(b"=", b"%3D") + b"=" + encoded_header(value, " "))
+        (b"x-mq-property", encoded_header(name).replace(b"=", b"%3D") + b"=" + encoded_header(value))
         for name, value in message.user_properties.items()
         if not name.startswith(events.PREFIX)
     ]
