@@ -104,6 +104,16 @@ async def test_a_batch_has_a_result_for_each_message(web):
     assert second["body_base64"] == "/w=="
 
 
+async def test_a_delayed_message_is_recalled(web):
+    sent = (await web.post(ORDERS, content=b"x", headers={"x-mq-delay": "600"})).json()
+    handle = {"recall_handle": sent["recall_handle"]}
+    recalled = await web.post("/v1/topics/Orders/recall", json=handle)
+    other = await web.post("/v1/topics/Orders/recall", json={"recall_handle": "x"})
+
+    assert (recalled.status_code, recalled.json()) == (200, {"message_id": sent["message_id"]})
+    assert (other.status_code, other.json()["field"]) == (409, "recall_handle")
+
+
 async def test_a_single_message_is_its_body(web):
     await web.post(ORDERS, content=b"hello\n", headers={"x-mq-tag": "a", "x-mq-property": "caf%C3%A9=b c"})
     answer = await web.post(
@@ -218,6 +228,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], bytes, int, str]] = [
     ("POST", f"{GROUP}/ack", JSON, b'{"handles": ["x"], "delay": 1}', 400, "delay"),
     ("POST", f"{GROUP}/ack", JSON, b'{"handles": [' + b'"x",' * MAX_ACKS + b'"x"]}', 400, "handles"),
     ("POST", f"{GROUP}/nack", JSON, b'{"handles": ["x"], "delay": -1}', 400, "delay"),
+    ("POST", "/v1/topics/Orders/recall", JSON, b"{}", 400, "recall_handle"),
     ("POST", f"{GROUP}/extend", JSON, b'{"handles": ["x"]}', 400, "invisible"),
 ]
 

@@ -25,7 +25,7 @@ from cometmq.grpc.gateway.exchange import (
 )
 from cometmq.grpc.gateway.openapi import openapi_document
 from cometmq.grpc.gateway.received import Render, renderer
-from cometmq.grpc.gateway.requests import Ack, Extend, Handle, Nack, read_handle
+from cometmq.grpc.gateway.requests import Ack, Extend, Handle, Nack, Recall, read_handle
 from cometmq.grpc.rpc.calls import Kind, Method
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import SERVICE, messages
@@ -77,6 +77,7 @@ class Gateway:
             _route(b"GET", "v1/openapi.json", self._openapi),
             _route(b"POST", f"{topic}/messages", self._send),
             _route(b"POST", f"{topic}/batch", self._send_batch),
+            _route(b"POST", f"{topic}/recall", self._recall),
             _route(b"POST", f"{group}/messages", self._receive, *of_receive),
             _route(b"POST", f"{group}/ack", self._ack),
             _route(b"POST", f"{group}/nack", self._nack),
@@ -172,6 +173,23 @@ class Gateway:
             return of_status(response.status, **({"results": results} if results else {}))
 
         return self._call(call, "SendMessage", messages().SendMessageRequest(messages=sent), render)
+
+    def _recall(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
+        given: Recall = decode_json(body, Recall)
+        m = messages()
+        request = m.RecallMessageRequest(recall_handle=given.recall_handle)
+        request.topic.name = names[0]
+
+        def render(parts: Sequence[Any]) -> Response:
+            (response,) = parts
+            refused = response.status
+            if refused.code == Code.INTERNAL_SERVER_ERROR and refused.message.startswith("recall failed"):
+                return problem(409, "ILLEGAL_OPERATION", refused.message, "recall_handle")
+            if refused.code != Code.OK:
+                return of_status(refused)
+            return json_response({"message_id": response.message_id})
+
+        return self._call(call, "RecallMessage", request, render)
 
     # -- receives
 

@@ -8,7 +8,7 @@ import msgspec
 
 from cometmq.grpc.gateway.events import BATCH, EVENT
 from cometmq.grpc.gateway.received import JSON, RAW
-from cometmq.grpc.gateway.requests import MAX_DELAY_S, Ack, Extend, JsonBatch, JsonMessage, Nack
+from cometmq.grpc.gateway.requests import MAX_DELAY_S, Ack, Extend, JsonBatch, JsonMessage, Nack, Recall
 from cometmq.grpc.service.receives import MAX_BATCH, MAX_INVISIBLE_MS, MAX_POLL_MS, MIN_INVISIBLE_MS
 from cometmq.grpc.service.renewals import RENEWED_MS
 
@@ -38,6 +38,15 @@ def openapi_document() -> Schema:
                     _content(_results("Sent")),
                     parameters=[_path("topic")],
                     requestBody=_body("JsonBatch"),
+                )
+            },
+            f"{topic}/recall": {
+                "post": _operation(
+                    "recall",
+                    "Withdraw a message before its delivery.",
+                    _content(_of("Sent")),
+                    parameters=[_path("topic")],
+                    requestBody=_body("Recall"),
                 )
             },
             f"{group}/messages": {"post": _receive()},
@@ -123,7 +132,7 @@ def _about_leases(name: str, summary: str, body: str) -> Schema:
 
 
 def _schemas() -> Schema:
-    bodies = (JsonBatch, Ack, Nack, Extend)
+    bodies = (JsonBatch, Recall, Ack, Nack, Extend)
     _, of_requests = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
     failure = {"code": TEXT, "detail": TEXT}
     place = {"message_id": TEXT, "queue": INTEGER, "offset": INTEGER}

@@ -226,6 +226,12 @@ def read_handle(text: str) -> Handle:
         raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {text[:80]!r} is none") from None
 
 
+class Recall(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that withdraws a message before its delivery."""
+
+    recall_handle: str
+
+
 class Ack(msgspec.Struct, forbid_unknown_fields=True):
     """The body of acknowledgements."""
 
