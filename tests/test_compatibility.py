@@ -1,4 +1,4 @@
-"""Names that users depend on beside the Python API stay: commands, JSON, settings, Spark options, metrics.
+"""Names that users depend on beside the Python API stay: commands, JSON, settings, Spark, metrics, HTTP.
 
 tests/data/interfaces.txt has their names, a line each. Nothing may be missing from the code. New names may be
 missing from the file until a release: `python -m tests.test_compatibility` adds them, and removes those that
@@ -21,6 +21,7 @@ from tests.test_release_notes import PAGE, read
 import cometmq
 from cometmq import admin
 from cometmq.broker.base.config import FIELD_OF_KEY, STORE_KEYS
+from cometmq.grpc.gateway.openapi import openapi_document
 from cometmq.namesrv.config import FIELDS
 from cometmq.pipeline.base import options
 from cometmq.pipeline.base.declare import declared
@@ -64,12 +65,23 @@ def results() -> Iterator[str]:
             yield from (f"json {name} {field.name}" for field in dataclasses.fields(value))
 
 
+def gateway() -> Iterator[str]:
+    """Yield the routes of the HTTP gateway, with their parameters, and the fields of its JSON."""
+    document = openapi_document()
+    for path, operations in document["paths"].items():
+        for verb, operation in operations.items():
+            yield f"http {verb} {path}"
+            yield from (f"http {verb} {path} {each['name']}" for each in operation.get("parameters", ()))
+    for name, schema in document["components"]["schemas"].items():
+        yield from (f"http {name} {field}" for field in schema["properties"])
+
+
 def interfaces() -> list[str]:
     keys = [f"setting broker {key}" for key in {*STORE_KEYS, *FIELD_OF_KEY}]
     keys += [f"setting namesrv {key}" for key in FIELDS]
     for struct in (options.ReadOptions, options.StoreOptions, options.WriteOptions):
         keys += [f"spark {struct.__name__} {key}" for each in declared(struct) for key in each.spark]
-    return sorted({*keys, *command_lines(), *results(), *metrics()})
+    return sorted({*keys, *command_lines(), *results(), *metrics(), *gateway()})
 
 
 def test_no_command_option_field_setting_or_metric_has_gone() -> None:
@@ -78,7 +90,7 @@ def test_no_command_option_field_setting_or_metric_has_gone() -> None:
 
     assert sorted(set(stored) - set(now)) == []
     assert {line.partition(" ")[0] for line in stored} == {
-        *("argument", "command", "json", "metric", "option", "setting", "spark")
+        *("argument", "command", "http", "json", "metric", "option", "setting", "spark")
     }
     if read(PAGE.read_text("utf-8"))[0].released is not None:
         assert stored == now, "python -m tests.test_compatibility"

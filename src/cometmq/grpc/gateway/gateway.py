@@ -183,7 +183,7 @@ class Gateway:
         def render(parts: Sequence[Any]) -> Response:
             (response,) = parts
             refused = response.status
-            if refused.code == Code.INTERNAL_SERVER_ERROR and refused.message.startswith("recall failed"):
+            if refused.code == Code.INTERNAL_SERVER_ERROR and refused.message.startswith("recall "):
                 return problem(409, "ILLEGAL_OPERATION", refused.message, "recall_handle")
             if refused.code != Code.OK:
                 return of_status(refused)
