@@ -67,10 +67,11 @@ class KeyTable:
         self.keys.pop(key, None)
         self.keys[key] = position, store_ms
         for _ in range(2):  # More than one, so that the table shrinks when the window or the rate does
-            oldest = next(iter((self.older or self.keys).values()), None)
+            first = self.older or self.keys  # A scan in a thread may replace `older` at any time
+            oldest = next(iter(first.values()), None)
             if oldest is None or now_ms - oldest[1] <= self.window_ms:
                 break
-            (self.older or self.keys).popitem(last=False)
+            first.popitem(last=False)
         self.limit(most, now_ms)
 
     def limit(self, most: int, now_ms: int) -> None:
