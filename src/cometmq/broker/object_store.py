@@ -51,7 +51,10 @@ def object_store_of(config: BrokerConfig) -> ObjectStore | None:
         if uri.startswith("file:"):
             directory = unquote(uri.removeprefix("file://")) or "/"
             return Directory(LocalStore(directory, mkdir=True), prefix, Path(directory))
-        return Objects(from_url(uri, client_options=CLIENT, retry_config=RETRIES), prefix)
+        # S3 compares each part of an upload with its checksum. Google and Azure have no such setting.
+        checked: Any = {"checksum_algorithm": "SHA256"} if uri.startswith("s3:") else {}
+        store_of = from_url(uri, config=checked, client_options=CLIENT, retry_config=RETRIES)
+        return Objects(store_of, prefix)
     except (BaseError, OSError, ValueError) as error:
         raise ConfigError("tieredStoreUri", uri, f"a usable object store ({_first_line(error)})") from None
 

@@ -230,6 +230,10 @@ class TestWithALoop:
             with pytest.raises(CommandError) as caught:
                 await pulled(store, "T", 0, damaged)
             assert caught.value.code == ResponseCode.SYSTEM_BUSY
+        if what == "damage":  # What lies before it is served
+            offset = damaged - 100
+            while offset < damaged - 1:
+                offset = (await pulled(store, "T", 0, offset)).next_begin_offset
         objects.heal()
         objects.objects = before
         assert (await pulled(store, "T", 0, 0)).status is GetStatus.FOUND

@@ -10,9 +10,9 @@ from tests.store.kit import after_crash, check_sound, everything, opened, put, r
 from tests.store.raft_log.members import add, agree, elect, seen
 from tests.store.tiered.offload import HOUR, NOON, age, fill, offload, tiered, upload
 
-from cometmq.errors import StoreCorrupt, StoreError
+from cometmq.errors import CommandError, StoreCorrupt, StoreError
 from cometmq.protocol.checksum import crc32
-from cometmq.store import MessageStore, ObjectStoreFailed
+from cometmq.store import WAITING, MessageStore, ObjectStoreFailed
 from cometmq.store.inspect.rebuild import rebuild
 
 SEGMENT = 64 << 10
@@ -337,6 +337,67 @@ def test_remains_of_a_segment_that_never_arrived_whole_are_removed(tmp_path: Pat
 
     assert f"{mine}/{5:020d}.log" not in objects.objects
     assert {f"{mine}/notes.txt", f"other/{5:020d}.log"} < objects.objects.keys()
+
+
+def test_a_segment_that_an_older_table_lacks_is_taken_up_again(tmp_path: Path) -> None:
+    """If the newest table is damaged, the one before it counts."""
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 5)
+    every = everything(store)
+    offload(store)
+    assert store.tiered is not None
+    known = dict(store.tiered.table.by_base)
+    store.close()
+    (tmp_path / "config" / "tieredSegments.json").write_text("{")
+
+    store = tiered(tmp_path, objects)
+    assert store.tiered is not None
+    assert len(store.tiered.table.by_base) == len(known) - 1
+    queue = store.queues.find_queue("T", 0)
+    assert queue is not None
+    lacking = queue.search(0, queue.max_offset, 3 * SEGMENT, WAITING)
+    with pytest.raises(CommandError, match="try again"):  # Not "the message was removed"
+        store.get_messages("T", 0, lacking, 1, reads=WAITING)
+    upload(store)
+
+    assert store.tiered.table.by_base == known
+    assert everything(store) == every
+
+
+def test_readers_pass_over_a_segment_that_is_nowhere(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 4)
+    every = everything(store)
+    offload(store)
+    assert store.tiered is not None
+    store.tiered.table.remove(SEGMENT)
+    objects.objects = {name: each for name, each in objects.objects.items() if f"/{SEGMENT:020d}" not in name}
+    store = after_crash(store, store.disk, store.flusher.clock, objects)
+    upload(store)
+
+    found = everything(store)
+    assert 0 < len(found) < len(every)
+    assert [body for body in every if body in found] == found
+    assert (found[0], found[-1]) == (every[0], every[-1])
+
+
+def test_an_object_that_is_no_manifest_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 3)
+    offload(store)
+    assert store.tiered is not None
+    name = f"{store.tiered.table.store_id}/{7:020d}.json"
+    for content in (b"\xff", b"[]", b'{"position": 8, "size": 1, "crc": 1, "modifiedMs": 1}', b"{" * 9000):
+        objects.objects[name] = content
+        store = after_crash(store, store.disk, store.flusher.clock, objects)
+        upload(store)
+        assert objects.objects[name] == content
+    assert "is not a manifest" in caplog.text
 
 
 def test_a_damaged_table_refuses_the_start_instead_of_dropping_messages(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ Names contain only the store's id and log positions, no text from clients.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from cometmq.errors import CommandError
@@ -78,17 +78,31 @@ def crcs_length(size: int) -> int:
     return -(-size // BLOCK) * 4
 
 
+class Manifest(msgspec.Struct, rename="camel"):
+    """The content of a manifest, which also describes the object to a person who finds it."""
+
+    position: int
+    size: int
+    crc: int
+    modified_ms: int
+    version: int = _VERSION
+    block_size: int = BLOCK
+
+
 def manifest(base: int, segment: TieredSegment) -> bytes:
-    """Return the content of a manifest, which also describes the object to a person who finds it."""
-    content = {
-        "version": _VERSION,
-        "position": base,
-        "size": segment.size,
-        "blockSize": BLOCK,
-        "crc": segment.crc,
-        "modifiedMs": segment.modified_ms,
-    }
-    return json.dumps(content).encode()
+    """Return the content of a manifest."""
+    return msgspec.json.encode(Manifest(base, *segment))
+
+
+def segment_in(content: bytes, base: int) -> TieredSegment | None:
+    """Return the segment that a manifest describes, or None if it is not the manifest of this position."""
+    try:
+        found = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if (found.position, found.version, found.block_size) != (base, _VERSION, BLOCK):
+        return None
+    return TieredSegment(found.size, found.crc, found.modified_ms)
 
 
 class Pieces:

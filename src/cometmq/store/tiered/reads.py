@@ -85,6 +85,8 @@ class TieredReads:
         self.objects = objects
         self.table = table
         self.counts = TieredCounts()
+        self.complete = False
+        """Whether the table was compared with the object store. Until then it may lack a segment."""
         self._segment_size = segment_size
         self._blocks: OrderedDict[Block, bytes] = OrderedDict()
         self._crcs: OrderedDict[int, bytes] = OrderedDict()
@@ -106,6 +108,8 @@ class TieredReads:
         at = position % self._segment_size
         base = position - at
         if base not in self.table.by_base:
+            if base > self.begin and not self.complete:
+                raise unavailable("it has not been compared with the table of segments")
             return None
         numbers = range(at // BLOCK, (at + length - 1) // BLOCK + 1)
         parts = [self._blocks.get((base, number)) for number in numbers]
@@ -147,7 +151,10 @@ class TieredReads:
             raise NotInMemory(TieredRange(self, tuple(missing)))
 
     async def fetch(self, blocks: Sequence[Block]) -> None:
-        """Bring blocks into memory. Raises CommandError (SYSTEM_BUSY) if that fails at present."""
+        """Bring blocks into memory. Raises CommandError (SYSTEM_BUSY) if the first one is not available.
+
+        The query can return the records before another block that is not available.
+        """
         if self._waiting >= _MAX_WAITING:
             raise unavailable("too many requests wait for it")
         self._waiting += 1
@@ -159,11 +166,14 @@ class TieredReads:
             tasks: set[asyncio.Future[None]] = {
                 self._under_way[block] for block in blocks if block in self._under_way
             }
+            first = self._under_way.get(blocks[0])
             if tasks:
                 await asyncio.wait(tasks)
             for done in tasks:
                 if not done.cancelled() and (failure := done.exception()) is not None:
-                    raise self._failed(failure) from None
+                    error = self._failed(failure)
+                    if done is first:
+                        raise error from None
         finally:
             self._waiting -= 1
 
@@ -199,13 +209,13 @@ class TieredReads:
             self._keep(run, data)
 
     def _keep(self, run: Sequence[Block], data: bytes) -> None:
-        for place, block in enumerate(run):
-            self._blocks[block] = data[place * BLOCK : (place + 1) * BLOCK]
+        for block, at in zip(run, range(0, len(data), BLOCK), strict=False):
+            self._blocks[block] = data[at : at + BLOCK]
         while len(self._blocks) > _MAX_BLOCKS_KEPT:
             self._blocks.popitem(last=False)
 
     def _get(self, base: int, first: int, count: int) -> bytes:
-        """Get consecutive blocks of a segment, and check them. Raises OSError."""
+        """Get consecutive blocks of a segment: those before the first damaged one. Raises OSError."""
         segment = self.table.by_base.get(base)
         if segment is None:
             raise ObjectStoreFailed("the segment has just been deleted")
@@ -224,9 +234,14 @@ class TieredReads:
         self.counts.read_bytes += len(data)
         expected = np.frombuffer(crcs, ">u4", count, 4 * first).tolist()
         found = [crc32(data[at : at + BLOCK]) for at in range(0, length, BLOCK)]
-        if len(data) != length or found != expected:
-            raise self._damage(base, DATA)
-        return data
+        good = next(
+            (n for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), count
+        )
+        if good < count:
+            damage = self._damage(base, DATA)
+            if not good:
+                raise damage
+        return data[: good * BLOCK]
 
     def _damage(self, base: int, ending: str) -> ObjectStoreFailed:
         self.counts.damaged += 1

@@ -39,6 +39,7 @@ from cometmq.store.tiered.layout import (
     crcs_length,
     manifest,
     object_name,
+    segment_in,
 )
 from cometmq.store.tiered.reads import TieredReads
 
@@ -47,6 +48,7 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 _HOUR_MS = 3_600_000
+_MAX_MANIFEST = 4096
 _THREADS = 2  # One for an upload, and one for retention, which must not wait for the upload
 
 
@@ -186,11 +188,28 @@ class TieredUploads:
         known = self.table.by_base
         # The upload of a later segment is repeated, and replaces these objects.
         begin = self.commit_log.min_position
-        await self._delete(sorted({base for base, _ in found if base < begin} - known.keys()))
+        for base in sorted({base for base, _ in found if base < begin} - known.keys()):
+            if (base, MANIFEST) not in found:
+                await self._delete([base])
+            else:
+                await self._adopt(base)
         for base in sorted(known):
             if any((base, ending) not in found for ending in (DATA, CRCS)):
                 await self._lost(base, "it has been deleted there by somebody else")
-        self._swept = True
+        self._swept = self.reads.complete = True
+
+    async def _adopt(self, base: int) -> None:
+        """Take a whole segment into the table, which is that of a backup. If it has expired, delete it."""
+        length = await self._run(self.objects.size, self._name(base, MANIFEST)) or 0
+        content = await self._run(self.objects.get, self._name(base, MANIFEST), 0, min(length, _MAX_MANIFEST))
+        segment = segment_in(content, base)
+        if segment is None:
+            log.error("%s is not a manifest, and is left alone", self._name(base, MANIFEST))
+        elif self._expired(segment.modified_ms):
+            await self._delete([base])
+        else:
+            log.warning("%s was missing in the table of segments", self._name(base, DATA))
+            await self.executor.run(self.table.add, base, segment)
 
     async def _lost(self, base: int, why: str) -> None:
         """Report a segment that the object store lacks. If it is still here, it is uploaded again."""
@@ -198,6 +217,7 @@ class TieredUploads:
         if base in self.commit_log.segments:
             log.error("%s must be uploaded again: %s", name, why)
             await self.executor.run(self.table.remove, base)
+            await self._run(self.objects.delete, self._name(base, MANIFEST))
         else:
             log.error("%s is lost, and its messages cannot be read: %s", name, why)
             self.counts.lost += 1
