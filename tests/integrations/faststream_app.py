@@ -1,6 +1,7 @@
 """The FastStream application of the tests, which runs as `tests.integrations.faststream_app:app`.
 
-The environment names the name server, and a file to which each handled message adds a line.
+The environment names the name server, a file to which each handled message adds a line, and what the members
+of the group share.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from faststream import FastStream
 
@@ -15,6 +17,7 @@ from cometmq import PushOptions
 from cometmq.client import ConsumeFromWhere
 from cometmq.integrations.faststream import CometMQBroker
 
+SHARE: Any = os.environ.get("TEST_SHARE", "messages")
 broker = CometMQBroker(os.environ.get("TEST_NAMESRV"), graceful_timeout=1.0)
 app = FastStream(broker)
 
@@ -23,7 +26,7 @@ app = FastStream(broker)
     "runs",
     group="runners",
     max_workers=4,
-    options=PushOptions(share="messages", invisible_s=2.0, consume_from_where=ConsumeFromWhere.FIRST_OFFSET),
+    options=PushOptions(share=SHARE, invisible_s=2.0, consume_from_where=ConsumeFromWhere.FIRST_OFFSET),
 )
 def run(name: str) -> None:
     """Note the message, a moment after its begin."""

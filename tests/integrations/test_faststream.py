@@ -155,9 +155,8 @@ class TestMessages:
         await broker.publish("for 1 s", topic, delay_s=1)
         await broker.publish("until then", topic, deliver_at=datetime.now(UTC) + timedelta(seconds=1))
         await broker.publish("now", topic)
-        (first, _), *others = await taken(found, 3)
-        assert first == "now"
-        assert all(came >= begun + 1 for _, came in others)
+        came = dict(await taken(found, 3))
+        assert min(came["for 1 s"], came["until then"]) >= begun + 1
 
     async def test_messages_of_a_sharding_key_stay_in_order(
         self, make: Make, topic: str, found: Found
@@ -419,7 +418,7 @@ class TestRequests:
 
         await broker.start()
         with pytest.raises(ReplyTimeout):
-            await broker.request("a", topic, timeout=0.5)
+            await broker.request("a", topic, timeout=1.0)
 
     async def test_a_handler_does_not_run_again_because_the_requester_has_gone(
         self, make: Make, broker: LocalBroker, topic: str, found: Found
@@ -435,7 +434,7 @@ class TestRequests:
         await server.start()
         async with Producer("requester", namesrv=broker.namesrv) as requester:
             with pytest.raises(ReplyTimeout):
-                await requester.request(Message(topic, b"a"), timeout_s=0.5)
+                await requester.request(Message(topic, b"a"), timeout_s=1.0)
         gone.set()
         assert await taken(found, 1) == ["a"]
         await nothing_is_left(server, server.subscribers[0])

@@ -21,8 +21,9 @@ READY = "app started successfully"
 
 
 @pytest.mark.slow("three applications start as processes")
+@pytest.mark.parametrize("share", ["messages", "queues"])
 def test_no_message_is_lost_when_applications_are_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str
 ) -> None:
     handled = tmp_path / "handled"
     handled.touch()
@@ -39,6 +40,7 @@ def test_no_message_is_lost_when_applications_are_killed(
     with local_broker(tmp_path / "broker") as server:
         monkeypatch.setenv("TEST_NAMESRV", server.namesrv)
         monkeypatch.setenv("TEST_RUNS", str(handled))
+        monkeypatch.setenv("TEST_SHARE", share)
         asyncio.run(send(300))
         command = [*RUN, "tests.integrations.faststream_app:app"]
         for handled_until_kill in (20, 60):
