@@ -42,9 +42,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "faststream": ("cometmq.integrations.faststream", "typer"),
     "dramatiq": ("cometmq.integrations.dramatiq",),
     "mcp": ("cometmq.integrations.mcp", "uvicorn"),
-    "http": ("h11", "cometmq.grpc.service"),
-    "tiered": ("obstore.store",),
-    "testcontainers": ("testcontainers.core.container",),
+    "http": ("cometmq.grpc.http1.connection", "cometmq.grpc.service"),
+    "tiered": ("cometmq.broker.object_store", "obstore.store"),
+    "testcontainers": ("cometmq.testing.containers",),
     "filter-server": ("cometmq.filtersrv.confine",),
 }
 """What can be imported with an extra alone: our modules, and packages that they import later."""
