@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from packaging.requirements import Requirement
 
 from cometmq.broker.base.address import ports_of
 from cometmq.broker.base.config import BrokerConfig
@@ -87,6 +89,34 @@ def test_the_image_has_the_ports_of_both_servers() -> None:
     assert {
         int(port) for line in re.findall("^EXPOSE (.*)$", CONTAINER, re.MULTILINE) for port in line.split()
     } == ports
+
+
+def required(package: str, extras: frozenset[str], found: dict[str, int]) -> dict[str, int]:
+    """Add the packages that a package needs to `found`, with the bytes that each one brings into an image."""
+    for text in metadata.requires(package) or []:
+        wanted = Requirement(text)
+        if wanted.name in found or not any(
+            wanted.marker is None or wanted.marker.evaluate({"extra": each}) for each in extras | {""}
+        ):
+            continue
+        files = [Path(str(file.locate())) for file in metadata.files(wanted.name) or []]
+        found[wanted.name] = sum(
+            file.stat().st_size for file in files
+            if file.is_file() and file.suffix not in (".pyc", ".pyi", ".a") and "tests" not in file.parts
+        )  # fmt: skip
+        required(wanted.name, frozenset(wanted.extras), found)
+    return found
+
+
+def test_packages_of_the_image_are_small() -> None:
+    """Where no image can be built (tests/testing/test_containers.py), too. Python and libraries add 50 MB.
+
+    `strip` makes the packages 35 MB smaller.
+    """
+    (extras,) = re.findall("^ARG EXTRAS=(.*)$", CONTAINER, re.MULTILINE)
+    found = required("cometmq", frozenset(extras.split(",")), {"cometmq": 0})
+    assert {"numpy", "prometheus-client", "cryptography", "zstandard", "h11"} <= found.keys()
+    assert sum(found.values()) < 130_000_000, found
 
 
 @pytest.mark.parametrize("name", ["broker.conf", "namesrv.conf"])
