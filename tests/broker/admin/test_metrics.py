@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.pop.conftest import RETRY_TOPIC, PopClient
-from tests.broker.pull.test_throttled_pulls import limit_group
+from tests.broker.rates.conftest import limit_group, stopped_clock
 from tests.kit.brokers import Peer, create, records
 from tests.kit.waiting import until
 
@@ -282,6 +282,7 @@ async def test_nobody_is_shown_a_collectors_token(tmp_path: Path) -> None:
 
 async def test_rate_limits_are_counted_by_topic_and_group(tmp_path: Path) -> None:
     async with broker(tmp_path) as one, Peer(one.addr) as peer:
+        stopped_clock(one)
         await create(peer, attributes="+rate.send.messages=20")
         await asyncio.gather(*(peer.send() for _ in range(22)))
         await create(peer, attributes="+rate.send.messages=0,+rate.send.bytes=10")

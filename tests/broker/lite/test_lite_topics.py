@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.broker.lite.conftest import GROUP, PARENT, V5, LiteClient, lite_of, set_group, set_up
+from tests.broker.rates.conftest import stopped_clock
 from tests.kit.brokers import Cluster, Peer, StartCluster, create, records, refused, running, store_raw
 from tests.kit.waiting import until
 
@@ -557,3 +558,17 @@ async def test_a_broker_without_lite_topics_opens_no_database(cluster: Cluster, 
     assert not lite_of(cluster).is_open
     answer = await LiteClient(cluster.peer()).pop()
     assert answer.code == 17
+
+
+async def test_a_group_receives_lite_messages_at_its_rate(client: LiteClient, cluster: Cluster) -> None:
+    clock, rates = stopped_clock(cluster), cluster.broker.parts.rates
+    cluster.broker.parts.config.update({"maxGroupReceiveMessagesPerSecond": "2"})
+    await client.subscribe("s1", "s2", "s3")
+    for number in range(1, 4):
+        await client.send(f"s{number}", str(number))
+    first = await client.pop()
+    assert len(first.bodies) == 2
+    waiting = asyncio.create_task(client.pop(hold_ms=60_000))
+    await until(lambda: rates.delayed_receives == {(GROUP, "group"): 1})
+    clock.advance(0.5)
+    assert len((await waiting).bodies) == 1

@@ -1,6 +1,7 @@
 """Sends above the limits of their topics: over real sockets, with the real clock.
 
-Lower bounds of times are exact. There are no upper bounds: a busy machine may be late.
+Lower bounds of times have a margin, because the loop reads its clock only once in an iteration. There are no
+upper bounds: a busy machine may be late. Tests that count use a clock that stands still.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ import asyncio
 import time
 
 import pytest
+from tests.broker.rates.conftest import stopped_clock
 from tests.kit.brokers import create, records, refused, take
 from tests.kit.waiting import until
 
 from cometmq import Message, Producer, SendStatus
-from cometmq.broker.base.times import awake_ms
 from cometmq.broker.rates import throttle
 from cometmq.errors import BrokerError
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
-from cometmq.store import ManualClock
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 LIMIT = "+rate.send.messages="
@@ -26,13 +26,6 @@ LIMIT = "+rate.send.messages="
 
 def throttled(cluster):
     return cluster.broker.parts.throttle
-
-
-def stopped_clock(cluster):
-    """Let the limits of a broker use a clock that moves only when the test advances it."""
-    clock = ManualClock()
-    cluster.broker.parts.rates.now_ms = lambda: awake_ms(clock)
-    return clock
 
 
 async def sent_at_once(peer, numbers, **send):
@@ -43,10 +36,11 @@ async def sent_at_once(peer, numbers, **send):
 
 
 async def test_sends_above_the_limit_are_stored_in_order_at_the_rate(cluster, peer):
+    stopped_clock(cluster)
     await create(peer, attributes=LIMIT + "20")
     answers, took_s = await sent_at_once(peer, range(32))
     assert {answer.code for answer in answers} == {0}
-    assert took_s >= 0.6  # 20 at once, then 12 at 20 per second
+    assert took_s >= 0.5  # 20 at once, then 12 at 20 per second
     assert [each.body for each in await take(peer, "Orders", 32)] == [b"%d" % n for n in range(32)]
     assert cluster.broker.parts.rates.delayed_sends == {("Orders", "topic"): 12}
     assert len(cluster.broker.parts.sends.templates) == 0
@@ -70,7 +64,7 @@ async def test_bytes_are_limited_and_a_message_larger_than_the_limit_passes(clus
     began = time.monotonic()
     assert (await peer.send(body=bytes(1_300))).code == 0  # the bucket was full
     assert (await peer.send(body=bytes(100))).code == 0
-    assert time.monotonic() - began >= 0.4
+    assert time.monotonic() - began >= 0.3
 
 
 async def test_each_message_of_a_batch_counts(cluster, peer):
@@ -79,7 +73,7 @@ async def test_each_message_of_a_batch_counts(cluster, peer):
     began = time.monotonic()
     for _ in range(3):
         assert (await peer.send(body=batch, code=BATCH, batch=True)).code == 0
-    assert time.monotonic() - began >= 0.5
+    assert time.monotonic() - began >= 0.4
     assert len(await take(peer, "Orders", 30)) == 30
 
 
@@ -112,6 +106,7 @@ async def test_refusals_are_not_delayed_if_too_many_wait(cluster, peer, monkeypa
 
 async def test_held_sends_have_a_maximum_size(cluster, peer, monkeypatch):
     monkeypatch.setattr(throttle, "MAX_HELD_BYTES", 3 * throttle.FRAME_BYTES)
+    stopped_clock(cluster)
     await create(peer, attributes=LIMIT + "4")
     answers, _ = await sent_at_once(peer, range(11))
     assert sorted(answer.code for answer in answers) == [0] * 6 + [14] * 5
@@ -128,7 +123,7 @@ async def test_retries_and_system_topics_are_exempt(start_cluster):
     assert not cluster.broker.parts.rates.delayed_sends
     answers, took_s = await sent_at_once(peer, range(6), topic="Any")
     assert {answer.code for answer in answers} == {0}
-    assert took_s >= 0.5
+    assert took_s >= 0.4
 
 
 async def test_half_messages_count_but_ends_of_transactions_do_not(cluster, peer):
@@ -137,7 +132,7 @@ async def test_half_messages_count_but_ends_of_transactions_do_not(cluster, peer
     began = time.monotonic()
     for _ in range(3):
         assert (await peer.send(sys_flag=4, properties=half)).code == 0
-    assert time.monotonic() - began >= 0.5
+    assert time.monotonic() - began >= 0.4
 
 
 async def test_a_stop_stores_held_sends(start_cluster):
@@ -156,7 +151,7 @@ async def test_a_limit_of_all_topics_can_be_changed_while_the_broker_runs(cluste
     parts.config.update({"maxTopicSendMessagesPerSecond": "4"})
     parts.sends.configure()
     _, took_s = await sent_at_once(peer, range(6))
-    assert took_s >= 0.5
+    assert took_s >= 0.4
 
 
 async def test_our_producer_waits_before_it_retries(cluster, peer):
@@ -182,6 +177,6 @@ async def test_our_producer_reports_the_limit_if_its_tries_fail(cluster, peer):
 async def test_a_duplicate_that_was_held_gets_the_first_answer(cluster, peer):
     await create(peer, attributes="+dedup.window.ms=60000,+rate.send.messages=10")
     answers, took_s = await sent_at_once(peer, range(13), properties={"UNIQ_KEY": "AC10"})
-    assert took_s >= 0.3
+    assert took_s >= 0.2
     assert {(answer.code, answer.ext["msgId"]) for answer in answers} == {(0, answers[0].ext["msgId"])}
     assert len(records(await peer.pull())) == 1

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tests.broker.access.test_files import write
 from tests.broker.lite.conftest import GROUP, PARENT
+from tests.broker.rates.conftest import stopped_clock
 from tests.grpc.service.caller import SETTINGS, consumer_settings, message
 from tests.grpc.service.test_lite import LiteCaller
 from tests.grpc.serving import M, connected
@@ -57,6 +58,18 @@ async def guarded(start_cluster, tmp_path):
 async def test_sends_need_an_account_with_the_right(guarded, connect, authorization, topic, code):
     caller = await connect(guarded, x_mq_date_time=MOMENT, authorization=authorization)
     assert (await caller.send(message(topic))).status.code == code
+
+
+async def test_the_limits_of_an_account_apply_to_its_grpc_clients(guarded, connect):
+    guarded.broker.parts.config.update({"maxAccountSendMessagesPerSecond": "5"})
+    stopped_clock(guarded)
+    callers = [
+        await connect(guarded, f"client-{number}", x_mq_date_time=MOMENT, authorization=signed())
+        for number in range(2)
+    ]
+    for number in range(7):
+        assert (await callers[number % 2].send(message())).status.code == Code.OK
+    assert guarded.broker.parts.rates.delayed_sends == {("Orders", "account"): 2}
 
 
 async def test_receives_need_the_rights_to_topic_and_group(guarded, connect):

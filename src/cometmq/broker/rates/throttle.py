@@ -2,7 +2,7 @@
 
 Most clients cannot wait by themselves. Java's producers of 4.9 try a synchronous send three times if it is
 refused with SERVICE_NOT_AVAILABLE, without a pause. They retry neither after SYSTEM_BUSY nor an asynchronous
-send, and Apache's Go producer retries after no response code (docs/reference/client.md, Sends and retries).
+send, and older Go producers retry after no response code (docs/reference/client.md, Sends and retries).
 So the broker holds a send until there are tokens for it, in the order of arrival for each topic and account.
 A send that would be held for more than MAX_WAIT_MS is refused. The refusal, too, is sent with a delay, so
 that retries do not fail within milliseconds, and a producer that does not slow down costs little.
