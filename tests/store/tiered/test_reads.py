@@ -268,10 +268,10 @@ class TestWithALoop:
         assert [each.code for each in busy] == 4 * [ResponseCode.SYSTEM_BUSY]
         assert running[1] <= 4
 
-    async def test_memory_for_blocks_is_bounded(
+    async def test_reading_on_takes_few_requests_and_bounded_memory(
         self, store: MessageStore, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("cometmq.store.tiered.reads._MAX_BLOCKS_KEPT", 2)
+        monkeypatch.setattr("cometmq.store.tiered.reads._MAX_BLOCKS_KEPT", 8)
         store.start()
         queue = store.queues.find_queue("T", 0)
         assert queue is not None
@@ -282,6 +282,8 @@ class TestWithALoop:
             assert got.next_begin_offset > offset
             offset, found = got.next_begin_offset, found + len(bodies(got))
         assert found == offset
+        # The first block of a segment alone, the others in one request
+        assert sum(name.endswith(".log") for name in self.gets(objects)) == 6
         objects.calls.clear()
         await pulled(store, "T", 0, 0)
         assert len(self.gets(objects)) == 1

@@ -44,6 +44,7 @@ _MAX_CRCS_KEPT = 256  # Segments whose CRCs are in memory; those of a segment of
 _MAX_TIMES_KEPT = 20_000
 _BLOCKS_PER_REQUEST = 8  # 4 MiB
 _MAX_BLOCKS_PER_READ = 16
+_BLOCKS_AHEAD = 3
 _PARALLEL_REQUESTS = 4
 _MAX_WAITING = 256
 """Maximum number of queries that wait for the object store. Further ones get SYSTEM_BUSY immediately."""
@@ -159,7 +160,7 @@ class TieredReads:
             raise unavailable("too many requests wait for it")
         self._waiting += 1
         try:
-            for run in _runs(block for block in blocks if not self._there(block)):
+            for run in _runs(self._with_next(block for block in blocks if not self._there(block))):
                 task = asyncio.ensure_future(self._fetch_run(run))
                 self._under_way.update(dict.fromkeys(run, task))
                 task.add_done_callback(partial(self._done, run))
@@ -176,6 +177,17 @@ class TieredReads:
                         raise error from None
         finally:
             self._waiting -= 1
+
+    def _with_next(self, lacking: Iterable[Block]) -> list[Block]:
+        """Add the blocks after a single one whose predecessor is in memory: somebody reads the segment on."""
+        wanted = list(lacking)
+        if len(wanted) == 1:
+            base, number = wanted[0]
+            segment = self.table.by_base.get(base)
+            if segment is not None and (base, number - 1) in self._blocks:
+                stop = min(number + 1 + _BLOCKS_AHEAD, -(-segment.size // BLOCK))
+                wanted += [(base, n) for n in range(number + 1, stop) if not self._there((base, n))]
+        return wanted
 
     def _there(self, block: Block) -> bool:
         if block in self._blocks:
