@@ -27,8 +27,7 @@ CHART = Path(__file__).parents[1] / "src" / "cometmq" / "conf" / "helm" / "comet
 KUBERNETES = ("1.25.0", "1.33.0")
 """The oldest version that the chart supports, and a newer one."""
 pytestmark = [
-    pytest.mark.slow("helm is compiled once"),
-    pytest.mark.timeout(1800),
+    pytest.mark.thorough("the chart is rendered many times"),
     pytest.mark.xdist_group("helm"),
 ]
 

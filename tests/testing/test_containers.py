@@ -21,6 +21,7 @@ from testcontainers.core.config import ConnectionMode, testcontainers_config
 from tests.container_engine import IMAGE, Engine, engine_with_image
 from tests.interop.jars import java_tool, resolve
 from tests.kit.waiting import wait_until
+from tests.long_form import long_form
 from tests.ports import free_port
 from tests.test_helm import of_kind, pods
 
@@ -40,7 +41,7 @@ MAX_IMAGE_BYTES = 150_000_000
 Start = Callable[..., CometMQContainer]
 ACCOUNT = {"accessKey": "operator", "secretKey": "12345678", "admin": True}
 real = [
-    pytest.mark.slow("an image is built, with packages from a registry"),
+    long_form("an image is built, with packages from registries"),
     pytest.mark.timeout(900),  # including the fixture `engine`
     pytest.mark.xdist_group("containers"),
 ]
