@@ -250,6 +250,16 @@ async def test_invalid_attributes_are_refused(peer, text, words):
     refused(await create(peer, "Orders", attributes=text), 1, words)
 
 
+async def test_with_tiered_storage_a_window_is_as_long_as_the_log_stays_on_the_disk(started, tmp_path):
+    """A start reads the keys from the local log, so it would not know those of segments that have left it."""
+    store = {"tieredStoreUri": f"file://{tmp_path}/objects", "tieredReservedTime": "100"}
+    _, peer = await started(**store, tieredLocalReservedTime="1")
+    await attributes(peer, "+dedup.window.ms=3600000")
+    refused(await create(peer, "Orders", attributes="+dedup.window.ms=3600001"), 1, "from 1 to 3600000")
+    await attributes(peer, "+retention.ms=360000000")
+    refused(await create(peer, "Orders", attributes="+retention.ms=360000001"), 1, "tieredReservedTime=100")
+
+
 async def test_keys_of_a_deleted_topic_are_forgotten(cluster, orders):
     await send(orders, "K", body=b"old")
     assert (await orders.delete_topic("Orders")).code == 0

@@ -119,8 +119,7 @@ class TopicAdmin(msgspec.Struct, eq=False):
             )
         known = self.tables.topics.get(name)
         try:
-            reserved = self.config.store.longest_reserved_time
-            found = changed(known.attributes if known else None, attributes, reserved)
+            found = changed(known.attributes if known else None, attributes, self.config.store)
         except ConfigError as error:
             raise CommandError(compat.invalid_parameter(version), str(error)) from error
         order = wanted.order if compat.is_5x(version) else known is not None and known.order

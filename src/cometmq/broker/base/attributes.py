@@ -17,7 +17,7 @@ from cometmq.protocol import lite
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.properties.values import KEYS, UNIQ_KEY, is_reserved
-from cometmq.store import TopicLimit
+from cometmq.store import StoreConfig, TopicLimit
 
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
@@ -40,10 +40,11 @@ _KEYS = (
 _HOUR_MS = 3_600_000
 
 
-def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours: int) -> dict[str, str]:
+def changed(present: Mapping[str, str] | None, text: str | None, store: StoreConfig) -> dict[str, str]:
     """Return a topic's attributes after a change in the form `+key=value,-key`. Raises ConfigError.
 
-    `reserved_hours` is the setting `fileReservedTime`, which limits retention.ms.
+    The settings of the store limit how long messages can be read (retention.ms), and for how long the log on
+    the disk has them, from which a start reads the keys of messages (dedup.window.ms).
     """
     result = dict(present or {})
     for part in (text or "").split(","):
@@ -52,7 +53,7 @@ def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours:
             continue
         key, equals, value = word[1:].partition("=")
         if word[0] == "+" and equals and key:
-            _check(key, value, reserved_hours)
+            _check(key, value, store)
             result[key] = value
         elif word[0] == "-" and key and not equals:
             _known(key, "")
@@ -69,7 +70,7 @@ def _known(key: str, value: str) -> None:
         raise ConfigError(key, value, f"an attribute that exists: {', '.join(_KEYS)}")
 
 
-def _check(key: str, value: str, reserved_hours: int) -> None:
+def _check(key: str, value: str, store: StoreConfig) -> None:
     _known(key, value)
     if key == lite.MESSAGE_TYPE:
         if value not in MESSAGE_TYPES:
@@ -85,8 +86,8 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
         return
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0
     if key == DEDUP_WINDOW_MS:
-        if not 0 < number <= min(MAX_DEDUP_WINDOW_MS, reserved_hours * _HOUR_MS):
-            most = min(MAX_DEDUP_WINDOW_MS, reserved_hours * _HOUR_MS)
+        most = min(MAX_DEDUP_WINDOW_MS, store.local_reserved_time * _HOUR_MS)
+        if not 0 < number <= most:
             raise ConfigError(key, value, f"milliseconds from 1 to {most}")
         return
     if key == lite.EXPIRATION:
@@ -96,10 +97,12 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
     if number <= 0:
         unit = "milliseconds" if key == RETENTION_MS else "bytes per queue"
         raise ConfigError(key, value, f"a whole number of {unit} above 0")
-    if key == RETENTION_MS and number > reserved_hours * _HOUR_MS:
+    most = store.longest_reserved_time
+    if key == RETENTION_MS and number > most * _HOUR_MS:
+        setting = "fileReservedTime" if most == store.file_reserved_time else "tieredReservedTime"
         raise ConfigError(
-            key, value, f"at most {reserved_hours * _HOUR_MS}: segments are deleted after "
-            f"fileReservedTime={reserved_hours} hours, with the messages of all topics in them",
+            key, value, f"at most {most * _HOUR_MS}: segments are deleted after "
+            f"{setting}={most} hours, with the messages of all topics in them",
         )  # fmt: skip
 
 

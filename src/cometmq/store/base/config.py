@@ -196,6 +196,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.file_reserved_time, remote)
 
     @property
+    def local_reserved_time(self) -> int:
+        """For how many hours the log on the disk has a message, unless the disk is full."""
+        hours = self.file_reserved_time
+        return min(hours, self.tiered_local_reserved_time) if self.tiered_store_uri else hours
+
+    @property
     def raft_log_dir(self) -> str:
         """The directory of a raft member's own files."""
         return os.path.join(self.root, f"dledger-{self.d_leger_self_id}")
