@@ -107,6 +107,8 @@ class TestOptions:
         conf = broker_conf(tmp_path, namesrvAddr="file:2")
 
         assert namesrv() == "namesrvAddr=env:1"
+        monkeypatch.setenv("COMETMQ_NAMESRV", "own:1")
+        assert namesrv() == "namesrvAddr=own:1"
         assert namesrv("-c", conf) == "namesrvAddr=file:2"
         assert namesrv("-c", conf, "-n", "line:3;line:4") == "namesrvAddr=line:3;line:4"
 

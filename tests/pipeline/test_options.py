@@ -42,8 +42,11 @@ def test_name_servers_in_every_spelling(option: str, text: str) -> None:
 def test_the_name_server_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
     assert read_options({"topic": "t"}, streaming=False).namesrv == ("10.0.0.1:9876",)
+    monkeypatch.setenv("COMETMQ_NAMESRV", "10.0.0.2:9876")
+    assert read_options({"topic": "t"}, streaming=False).namesrv == ("10.0.0.2:9876",)
     monkeypatch.delenv("NAMESRV_ADDR")
-    with pytest.raises(ConfigError, match="NAMESRV_ADDR"):
+    monkeypatch.delenv("COMETMQ_NAMESRV")
+    with pytest.raises(ConfigError, match="COMETMQ_NAMESRV"):
         read_options({"topic": "t"}, streaming=False)
 
 

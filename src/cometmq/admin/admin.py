@@ -71,7 +71,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
 
         Args:
             namesrv: Addresses of the name servers, as a list or as "host:port;host:port". None: the
-                environment variable NAMESRV_ADDR, or else 127.0.0.1:9876.
+                environment variable COMETMQ_NAMESRV or NAMESRV_ADDR, or else 127.0.0.1:9876.
             timeout_s: Timeout of each request, in seconds.
             options: TLS and the account that signs the requests (`access_key`, `secret_key`). Other options
                 have no effect.

@@ -178,7 +178,8 @@ Environment variables:
   JAVA_HOME, PYSPARK_PYTHON
                            Java and Python of a local Spark.
   AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3
-                           Address of an S3-compatible storage for jobs.
+                           Address of an S3-compatible storage for jobs and
+                           tiered storage.
   XDG_RUNTIME_DIR, XDG_CACHE_HOME, XDG_CONFIG_HOME
                            Parents of the default directories for process ids,
                            for message bodies and for contexts.

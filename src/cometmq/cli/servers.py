@@ -165,7 +165,7 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
 @opt(
     "-n --namesrvAddr namesrv_addr",
     metavar="LIST",
-    help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; overrides the file and NAMESRV_ADDR.",
+    help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; overrides the file and the environment.",
 )
 @PRINT_ALL
 @opt(

@@ -92,7 +92,10 @@ def test_what_is_no_address(given: str | list[str], monkeypatch: pytest.MonkeyPa
 def test_without_an_argument_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "e:1;f:2")
     assert namesrv_addresses(None) == ("e:1", "f:2")
-    monkeypatch.delenv("NAMESRV_ADDR")
+    monkeypatch.setenv("COMETMQ_NAMESRV", "g:3")
+    assert namesrv_addresses(None) == ("g:3",)
+    for name in NAMESRV_ENV:
+        monkeypatch.delenv(name)
     assert namesrv_addresses(None) == ("127.0.0.1:9876",)
 
 

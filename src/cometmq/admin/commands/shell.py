@@ -56,8 +56,8 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 MAX_LIST_LINE_CHARS = 500  # Maximum length of a line of help. No command's description is longer
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
-    "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR, the context, or 127.0.0.1:9876)",
-    "and --json, which prints JSON instead of columns.",
+    "Every command takes -n/--namesrvAddr LIST (else COMETMQ_NAMESRV, NAMESRV_ADDR, the context, or",
+    "127.0.0.1:9876) and --json, which prints JSON instead of columns.",
 )
 
 

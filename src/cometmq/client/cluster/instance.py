@@ -92,7 +92,7 @@ class ClientInstance(LifeCycle):
 
     Args:
         namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
-            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+            environment variable COMETMQ_NAMESRV or NAMESRV_ADDR, otherwise 127.0.0.1:9876.
         options: The settings. Default: ClientOptions().
     """
 

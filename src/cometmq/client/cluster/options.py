@@ -90,7 +90,7 @@ class ClientOptions:
             server's host name begins with such a text, otherwise none.
         namespace_v2: The namespace of RocketMQ 5, a field of each request, which proxies read.
         namesrv_domain: The `host` or `host:port` of an HTTP address server. It supplies the name servers if
-            neither the code nor NAMESRV_ADDR names any.
+            neither the code nor the environment names any.
         namesrv_domain_sub_group: The last part of the address server's URL path.
         address_map: The addresses to connect to instead of addresses that are reachable in the brokers' own
             network only: `{"172.18.0.3:10911": "127.0.0.1:20911"}`, or all ports of a host `{"172.18.0.3":

@@ -84,7 +84,7 @@ class Producer(QueryClient):
     Args:
         group: The name of the producer group.
         namesrv: The name servers as a sequence of `host:port` or as text with `;` between them. Default: the
-            environment variable NAMESRV_ADDR, otherwise 127.0.0.1:9876.
+            environment variable COMETMQ_NAMESRV or NAMESRV_ADDR, otherwise 127.0.0.1:9876.
         options: The settings of the producer. Default: ProducerOptions().
         client: A client instance that several producers and consumers share. Default: the producer creates
             its own from `namesrv` and `client_options`.

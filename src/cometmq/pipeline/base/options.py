@@ -189,7 +189,7 @@ class ReadOptions(PullOptions):
         max_records_per_partition: Maximum records of a task.
     """
 
-    namesrv: tuple[str, ...] = option((), shown="`NAMESRV_ADDR`")
+    namesrv: tuple[str, ...] = option((), shown="`COMETMQ_NAMESRV`, else `NAMESRV_ADDR`")
     topics: Topics = option(Topics(), keys=("subscribe", "subscribePattern", "assign"), shown="")
     starting: Position = option(
         Position(),
@@ -268,7 +268,7 @@ class WriteOptions(_Requesting):
             such a row ends the job.
     """
 
-    namesrv: tuple[str, ...] = option((), shown="`NAMESRV_ADDR`")
+    namesrv: tuple[str, ...] = option((), shown="`COMETMQ_NAMESRV`, else `NAMESRV_ADDR`")
     topic: str | None = option(None, keys=("subscribe",))
     producer_group: str = option(CLIENT_INNER_PRODUCER_GROUP)
     _: KW_ONLY
@@ -319,7 +319,7 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
 def _addresses(given: Given) -> tuple[str, ...]:
     text = given.text("namesrv") or environment_namesrv()[1]
     if not text:
-        raise ConfigError("namesrv", "", "host:port of the name server (or NAMESRV_ADDR in the environment)")
+        raise ConfigError("namesrv", "", "host:port of the name server, or the variable COMETMQ_NAMESRV")
     return parse_addresses(text)
 
 
