@@ -155,6 +155,26 @@ def test_a_purge_and_the_retention_of_a_topic_count_as_ever(tmp_path: Path, obje
     run_topic_retention(store)  # the object store does not answer: nothing is hidden, nothing fails
 
 
+async def test_a_damaged_unit_costs_its_message_and_not_the_rest_of_its_segment(
+    tmp_path: Path, objects: MemoryObjects
+) -> None:
+    store = tiered(tmp_path, objects)
+    fill(store, 4)
+    offload(store)
+    store.close()
+    path = tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"
+    units = bytearray(path.read_bytes())
+    units[28:32] = ((1 << 20) + 1).to_bytes(4, "big")  # The size of the second message
+    path.write_bytes(units)
+
+    store = tiered(tmp_path, objects)
+    store.start()
+    got = await pulled(store, "T", 0, 1)
+    assert got.status is GetStatus.FOUND
+    assert next(iter_records(b"".join(got.buffers))).queue_offset == 2
+    await store.stop()
+
+
 class TestWithALoop:
     """Reads by threads, as in a broker."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -398,6 +399,40 @@ def test_an_object_that_is_no_manifest_is_left_alone(
         upload(store)
         assert objects.objects[name] == content
     assert "is not a manifest" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("position", "changes"),
+    [
+        (7, {}),
+        (SEGMENT, {"size": 10**18}),
+        (SEGMENT, {"size": -1}),
+        (SEGMENT, {"crc": -1}),
+        (SEGMENT, {"crc": 1 << 32}),
+        (SEGMENT, {"modifiedMs": -1}),
+        (SEGMENT, {"modifiedMs": 10**40}),
+    ],
+)
+def test_a_manifest_with_impossible_numbers_is_left_alone(
+    tmp_path: Path, position: int, changes: dict[str, int]
+) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 4)
+    offload(store)
+    assert store.tiered is not None
+    store.tiered.table.remove(SEGMENT)
+    known = dict(store.tiered.table.by_base)
+    name = f"{store.tiered.table.store_id}/{position:020d}.json"
+    written = json.loads(objects.objects[f"{store.tiered.table.store_id}/{SEGMENT:020d}.json"])
+    objects.objects[f"{store.tiered.table.store_id}/{SEGMENT:020d}.json"] = b""
+    objects.objects[name] = json.dumps({**written, "position": position, **changes}).encode()
+    store = after_crash(store, store.disk, store.flusher.clock, objects)
+    upload(store)
+
+    assert store.tiered is not None
+    assert store.tiered.table.by_base == known
+    assert name in objects.objects
 
 
 def test_a_damaged_table_refuses_the_start_instead_of_dropping_messages(tmp_path: Path) -> None:

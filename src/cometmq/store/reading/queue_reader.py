@@ -425,7 +425,11 @@ class QueueReader:
                     if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                         raise
                     break  # The next pull begins with the unreadable record and reports its damage
-            if block is None and size >= MIN_SIZE and 0 <= position < log.min_position:
+            if (
+                block is None
+                and 0 <= position < log.min_position
+                and MIN_SIZE <= size <= log.segment_size - position % log.segment_size
+            ):
                 missing = True
                 skip_below = position - position % log.segment_size + log.segment_size
                 scanned += 1

@@ -12,7 +12,7 @@ Names contain only the store's id and log positions, no text from clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
@@ -78,13 +78,16 @@ def crcs_length(size: int) -> int:
     return -(-size // BLOCK) * 4
 
 
+Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class Manifest(msgspec.Struct, rename="camel"):
     """The content of a manifest, which also describes the object to a person who finds it."""
 
-    position: int
-    size: int
-    crc: int
-    modified_ms: int
+    position: Natural
+    size: Natural
+    crc: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    modified_ms: Natural
     version: int = _VERSION
     block_size: int = BLOCK
 
@@ -94,13 +97,13 @@ def manifest(base: int, segment: TieredSegment) -> bytes:
     return msgspec.json.encode(Manifest(base, *segment))
 
 
-def segment_in(content: bytes, base: int) -> TieredSegment | None:
-    """Return the segment that a manifest describes, or None if it is not the manifest of this position."""
+def segment_in(content: bytes, base: int, size: int) -> TieredSegment | None:
+    """Return the segment that a manifest describes, or None if it is not that of this position and size."""
     try:
         found = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if (found.position, found.version, found.block_size) != (base, _VERSION, BLOCK):
+    if (found.position, found.size, found.version, found.block_size) != (base, size, _VERSION, BLOCK):
         return None
     return TieredSegment(found.size, found.crc, found.modified_ms)
 

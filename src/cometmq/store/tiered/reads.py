@@ -140,8 +140,8 @@ class TieredReads:
         for position, size in zip(positions, sizes, strict=True):
             at = position % self._segment_size
             base = position - at
-            if base not in self.table.by_base:
-                break
+            if base not in self.table.by_base or at + size > self._segment_size:
+                break  # Such a size is damaged: the record is not read
             wanted.update(dict.fromkeys((base, n) for n in range(at // BLOCK, (at + size - 1) // BLOCK + 1)))
             first = first or len(wanted)
             if len(wanted) >= _MAX_BLOCKS_PER_READ:

@@ -202,8 +202,9 @@ class TieredUploads:
         """Take a whole segment into the table, which is that of a backup. If it has expired, delete it."""
         length = await self._run(self.objects.size, self._name(base, MANIFEST)) or 0
         content = await self._run(self.objects.get, self._name(base, MANIFEST), 0, min(length, _MAX_MANIFEST))
-        segment = segment_in(content, base)
-        if segment is None:
+        size = self.commit_log.segment_size
+        segment = segment_in(content, base, size)
+        if segment is None or base % size:
             log.error("%s is not a manifest, and is left alone", self._name(base, MANIFEST))
         elif self._expired(segment.modified_ms):
             await self._delete([base])
