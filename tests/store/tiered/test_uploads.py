@@ -15,6 +15,7 @@ from cometmq.errors import CommandError, StoreCorrupt, StoreError
 from cometmq.protocol.checksum import crc32
 from cometmq.store import WAITING, MessageStore, ObjectStoreFailed
 from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.rebuild_parts import plan_rebuild
 
 SEGMENT = 64 << 10
 ALL = "crc json log"
@@ -461,6 +462,8 @@ def test_a_rebuild_that_would_lose_the_messages_in_the_object_store_is_refused(t
 
     with pytest.raises(StoreError, match="in the object store only"):
         rebuild(str(tmp_path), config=store.config)
+    with pytest.raises(StoreError, match="in the object store only"):
+        plan_rebuild(str(tmp_path), f"{tmp_path}-rebuilt", 2, config=store.config)
     assert everything(tiered(tmp_path, objects))[0].startswith(b"0 ")
 
 

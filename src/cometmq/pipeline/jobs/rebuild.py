@@ -75,7 +75,8 @@ def rebuild(spark: SparkSession, given: RebuildOptions) -> RebuildSummary:
 
     Raises:
         ConfigError: An argument is invalid.
-        StoreError: A broker is using the store, or the store has light message queues (LMQ).
+        StoreError: A broker is using the store, or the store has light message queues (LMQ), or segments that
+            are in an object store only.
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """

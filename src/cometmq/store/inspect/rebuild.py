@@ -86,11 +86,11 @@ def rebuild(
     """
     disk = disk or Disk()
     with locked_layout(disk, root, **look) as layout:
-        _refuse_tiered(layout, disk)
+        refuse_tiered(layout, disk)
         return _in_place(layout, disk, clock or Clock(), progress)
 
 
-def _refuse_tiered(layout: StoreLayout, disk: Disk) -> None:
+def refuse_tiered(layout: StoreLayout, disk: Disk) -> None:
     """Raise StoreError if messages in an object store could no longer be found after a rebuild."""
     path = os.path.join(layout.root, "config", TIERED)
     tiered = TieredSegmentTable.from_plain(JsonTable(path, disk).load_or_empty()).segments

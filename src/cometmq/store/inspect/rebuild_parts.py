@@ -45,6 +45,7 @@ from cometmq.store.inspect.rebuild import (
     collect_evidence,
     files_below,
     light_queues,
+    refuse_tiered,
     remove_tree,
 )
 from cometmq.store.recovery.store_layout import IN_USE, Look, StoreLayout, read_layout
@@ -281,13 +282,15 @@ def plan_rebuild(root: str, output: str, parts: int, **look: Unpack[Look]) -> Re
     """Plan a rebuild of the store in `root` into the directory `output`. Nothing is written yet.
 
     For `parts` see `RebuildParts`, for the other arguments `read_layout`. Raises StoreError if the store is
-    in use or the output is inside it, and OSError.
+    in use, if its queues also refer to segments in an object store, or if the output is inside it; and
+    OSError.
     """
     disk = Disk()
     layout = read_layout(disk, root, **look)
     output = os.path.realpath(output)
     if layout.live:
         raise StoreError(IN_USE, layout.root)
+    refuse_tiered(layout, disk)
     if f"{output}/".startswith(f"{layout.root}/"):
         raise StoreError("choose a directory outside of the store for the new queues and index", output)
     return RebuildParts(
