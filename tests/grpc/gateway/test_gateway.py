@@ -11,8 +11,10 @@ from urllib.parse import unquote
 import httpx
 from tests.broker.access.test_files import write
 from tests.broker.admin.test_metrics import METRICS, look
+from tests.broker.rates.conftest import stopped_clock
 from tests.grpc.gateway.conftest import port_of
 from tests.grpc.service.caller import SETTINGS, message
+from tests.kit.brokers import create
 from tests.kit.waiting import until
 
 from cometmq.grpc.rpc.enums import Code, Encoding
@@ -250,6 +252,26 @@ async def test_a_header_may_not_be_repeated(web):
     for name in ("x-mq-tag", "content-type", "authorization"):
         answer = await web.post(ORDERS, content=b"x", headers=[(name, "a"), (name, "b")])
         assert (answer.status_code, answer.json()["field"]) == (400, name)
+
+
+async def test_a_send_above_a_rate_limit_is_to_be_repeated_later(cluster, web):
+    await create(cluster.peer(), attributes="+rate.send.bytes=100")
+    stopped_clock(cluster)
+    assert (await web.post(ORDERS, content=bytes(310))).status_code == 200
+
+    answer = await web.post(ORDERS, content=bytes(10))
+    assert (answer.status_code, answer.json()["title"]) == (429, "TOO_MANY_REQUESTS")
+    assert answer.json()["detail"].startswith("rate limit of topic Orders: 100 bytes per second")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_repeated_send_with_an_idempotency_key_is_stored_once(cluster, web):
+    await create(cluster.peer(), attributes="+dedup.window.ms=60000,+dedup.key=order")
+    headers = {"X-Mq-Property": "order=7"}
+    first, second = [(await web.post(ORDERS, content=b"x", headers=headers)).json() for _ in range(2)]
+
+    assert (first["queue"], first["offset"]) == (second["queue"], second["offset"])
+    assert len(await received(web)) == 1
 
 
 async def test_a_client_that_disconnects_takes_no_message(cluster, web):
