@@ -8,7 +8,7 @@ PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 # Many images set it. Each server that a test starts would compile all its modules again: 0.4 s of CPU each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench docs dist sbom clean
+.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench docs dist clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -75,8 +75,6 @@ docs: install  ## build the reference site into build/site
 
 dist: install  ## build sdist, wheel and bill of materials into dist/
 	$(BIN)/python make_dist.py
-
-sbom: dist  ## the same: dist/*.cdx.json lists what an installation brings
 
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
