@@ -20,7 +20,7 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueueRequestHeader
 from cometmq.protocol.properties.values import encode_properties
-from cometmq.store import Clock
+from cometmq.store import Appender, Clock, StoreRefused, TickMessage
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 MINUTE_MS = 60_000
@@ -395,6 +395,46 @@ async def test_transactional_messages_count_from_their_commit_on(cluster, orders
     ledger = cluster.broker.parts.transactions.ledger
     assert ledger.count_open(4) == 0
     assert (await end(orders, halves[2])).code == ResponseCode.SYSTEM_ERROR  # it has ended
+
+
+async def test_a_commit_that_fails_does_not_end_the_transactions_of_its_duplicates(
+    cluster, orders, monkeypatch
+):
+    one, two = [await prepare(orders, key="K", body=b"half %d" % n) for n in range(2)]
+    append_all = Appender.append_all
+
+    def refuse_the_first(appender: Appender, messages: list[TickMessage], *limits: Any) -> Any:
+        if not messages:
+            return append_all(appender, messages, *limits)
+        refused = append_all(appender, messages[1:], *limits)
+        return {0: StoreRefused(1, "no"), **{number + 1: why for number, why in refused.items()}}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Appender, "append_all", refuse_the_first)
+        answers = await asyncio.gather(end(orders, one), end(orders, two))
+    assert all(answer.code != 0 for answer in answers)
+    assert await stored(orders) == []
+    assert [(await end(orders, half)).code for half in (two, one)] == [0, 0]
+    assert await stored(orders) == [b"half 1"]
+
+
+async def test_a_commit_waits_for_the_record_with_its_key_and_nothing_else_does(tmp_path):
+    async with running(tmp_path) as (_, peer):
+        await attributes(peer, WINDOW)
+        await send(peer, "K")
+    disk = ColdDisk()
+    async with running(tmp_path, disk, accessMessageInMemoryMaxRatio="0") as (_, peer):
+        half = await prepare(peer, key="K")
+        disk.cold = True
+        disk.go_on.clear()
+        commit = asyncio.create_task(end(peer, half))
+        assert await asyncio.to_thread(disk.waiting.wait, 20)
+        assert (await send(peer, "other")).code == 0
+        assert not commit.done()
+        disk.go_on.set()
+        assert (await commit).code == 0
+        disk.cold = False
+        assert len(await stored(peer)) == 2
 
 
 async def test_a_transaction_of_a_message_that_was_sent_otherwise_only_ends(orders, tmp_path, cluster):

@@ -95,6 +95,8 @@ class TransactionEnds:
             half = self._recent_half(header) or self._half_at(header.commit_log_offset, CACHED)
             half = self._named(half, header, connection, frame)
             if half.offset >= self.inherited.end:
+                if state == COMMITTED and (keyed := self.records.key_of(half)) is not None:
+                    self.records.dedup.find(*keyed)
                 self._end(connection, frame, header, half)
                 return None
         except NotInMemory:
@@ -108,12 +110,16 @@ class TransactionEnds:
     ) -> None:
         """End a transaction if that needs reads from the disk.
 
-        These are reads of the half message or, if an earlier run has stored it, of the index, which shows
-        whether the transaction has already ended.
+        These are reads of the half message; if an earlier run has stored it, of the index, which shows
+        whether the transaction has already ended; and of the first message with its key.
         """
         question = partial(self._half_at, header.commit_log_offset)
         try:
             half = self._named(await self.store.executor.query(question), header, connection, frame)
+            keyed = self.records.key_of(half)
+            if keyed is not None and header.commit_or_rollback == COMMITTED:
+                async with self.records.dedup.reading(keyed[0], [keyed[1]]):
+                    pass  # When the tick ends, the record is in memory
             if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
                 self._add(Ending(half, half.offset, commits=False, answer=_no_answer))
             self._end(connection, frame, header, half)

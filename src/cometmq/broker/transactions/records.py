@@ -149,11 +149,18 @@ class TransactionRecords(msgspec.Struct, eq=False):
         twins: dict[int, TickMessage] = {}
         targets: dict[tuple[Hashable, ...], Target] = {}
         keys: dict[tuple[KeyTable, bytes], int] = {}
+        repeated: dict[int, int] = {}  # The duplicates of messages that are appended here, and these
         for number, ending in enumerate(endings):
             if ending.commits:
                 try:
-                    if self._is_duplicate(ending.half, keys, number):
-                        continue
+                    keyed = self.key_of(ending.half)
+                    if keyed is not None:
+                        first = keys.setdefault(keyed, number)
+                        # The end of the transaction was delayed by the read of a record that is on the disk.
+                        if first != number or self.dedup.find(*keyed, WAITING) is not None:
+                            keyed[0].duplicates += 1
+                            repeated[number] = first
+                            continue
                     twins[number] = self._committed(ending.half, ending.offset, targets)
                 # Even an unexpected error of one transaction must not affect others that end in this tick.
                 except Exception as error:
@@ -161,6 +168,8 @@ class TransactionRecords(msgspec.Struct, eq=False):
         numbers, appender = list(twins), self.store.appender
         refused = appender.append_all(list(twins.values()), appender.limits_within_store)
         failed |= {numbers[index]: _command_error(refusal) for index, refusal in refused.items()}
+        # A duplicate of a message that was not stored must not end: its producer may commit it once more.
+        failed |= {number: failed[first] for number, first in repeated.items() if first in failed}
         for (table, key), number in keys.items():
             if number in twins and number not in failed:
                 self.dedup.add(table, key, twins[number])
@@ -182,18 +191,11 @@ class TransactionRecords(msgspec.Struct, eq=False):
                 failed[numbers[index]] = _command_error(refusal)
         return failed
 
-    def _is_duplicate(self, half: Half, keys: dict[tuple[KeyTable, bytes], int], number: int) -> bool:
-        """Return whether a message with a half message's key is stored; if not, add the key to `keys`."""
+    def key_of(self, half: Half) -> tuple[KeyTable, bytes] | None:
+        """Return the table and the key for which the commit of a half message counts, or None."""
         table = self.dedup.tables.get(half.form.real_topic)
         key = b"" if table is None else table.key_of(half.properties)
-        if table is None or not key:
-            return False
-        # The first record is rarely read from the disk here, as it is at most a window old.
-        if (table, key) in keys or self.dedup.find(table, key, WAITING) is not None:
-            table.duplicates += 1
-            return True
-        keys[table, key] = number
-        return False
+        return (table, key) if table is not None and key else None
 
     def _committed(self, half: Half, offset: int, targets: dict[tuple[Hashable, ...], Target]) -> TickMessage:
         """Return the message that a commit stores, which closes the half message or copy at `offset`.
