@@ -11,6 +11,7 @@ import time
 
 import pytest
 from tests.broker.rates.conftest import stopped_clock
+from tests.broker.transactions.conftest import end, prepare
 from tests.kit.brokers import create, records, refused, take
 from tests.kit.waiting import until
 
@@ -128,11 +129,15 @@ async def test_retries_and_system_topics_are_exempt(start_cluster):
 
 async def test_half_messages_count_but_ends_of_transactions_do_not(cluster, peer):
     await create(peer, attributes=LIMIT + "2")
-    half = {"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": "AC10"}
     began = time.monotonic()
-    for _ in range(3):
-        assert (await peer.send(sys_flag=4, properties=half)).code == 0
+    places = [await prepare(peer, b"%d" % number) for number in range(3)]
     assert time.monotonic() - began >= 0.4
+    delayed = dict(cluster.broker.parts.rates.delayed_sends)
+    stopped_clock(cluster)
+    for place in places:
+        assert (await end(peer, place)).code == 0
+    assert cluster.broker.parts.rates.delayed_sends == delayed != {}
+    assert [each.body for each in records(await peer.pull(queue_id=0))] == [b"0", b"1", b"2"]
 
 
 async def test_a_stop_stores_held_sends(start_cluster):
