@@ -28,6 +28,7 @@ from cometmq.integrations import mcp as module
 from cometmq.integrations.mcp import CHANGING, READING, make_server
 from cometmq.testing import LocalBroker, ServerProcess, local_broker
 
+PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 TOKEN = "a token that is long enough"
 WEBSOCKET = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 WEBSOCKET["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -272,6 +273,8 @@ class TestRefusals:
             offered = (await client.list_tools()).tools
         assert {each.name for each in offered} == {*READING, *CHANGING}
         assert all(each.description for each in offered)
+        page = PAGE.read_text("utf-8")
+        assert [each.name for each in offered if f"`{each.name}`" not in page] == []
 
     @pytest.mark.parametrize(
         ("tool", "arguments", "problem"),
