@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -79,19 +80,24 @@ def requirements(extra: str) -> list[Requirement]:
 
 def closure(wanted: list[Requirement]) -> set[str]:
     """Return the names of all installed distributions that requirements bring."""
+    return {canonicalize_name(each.name) for each in all_requirements(wanted)}
+
+
+def all_requirements(wanted: list[Requirement]) -> Iterator[Requirement]:
+    """Yield requirements, and those of the installed distributions that they bring."""
     done: set[tuple[str, str]] = set()
     waiting = [(each, "") for each in wanted]
     while waiting:
         requirement, of_extra = waiting.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": of_extra}):
             continue
+        yield requirement
         for extra in ("", *requirement.extras):
             name = canonicalize_name(requirement.name)
             if (name, extra) not in done:
                 done.add((name, extra))
                 needs = metadata.requires(name) or []
                 waiting += [(each, extra) for each in map(Requirement, needs)]
-    return {name for name, _ in done}
 
 
 @cache
@@ -110,6 +116,19 @@ def owners() -> dict[str, set[str]]:
 
 def test_the_table_has_every_extra_of_users() -> None:
     assert set(MODULES) | FOR_THIS_REPOSITORY == set(PROJECT["optional-dependencies"])
+
+
+def test_the_versions_of_constraints_satisfy_all_requirements() -> None:
+    """`make install` would fail, but nothing that is installed already: pip does not check extras again."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = {canonicalize_name(name): version for name, _, version in (each.partition("==") for each in lines)}
+    wanted = list(map(Requirement, PROJECT["dependencies"])) + requirements("test")
+    unmet = {
+        str(each) for each in all_requirements(wanted)
+        if (pin := pins.get(canonicalize_name(each.name), "").partition(" ")[0]) and pin not in each.specifier
+    }  # fmt: skip
+
+    assert unmet == set()
 
 
 def test_every_extra_that_a_text_or_a_page_names_exists() -> None:
