@@ -90,6 +90,15 @@ async def nothing_is_left(stopping: CometMQBroker, subscriber: CometMQSubscriber
         await until(done, f"all messages are consumed, {dead} of them dead")
 
 
+async def dead_letters(stopped: CometMQBroker, subscriber: CometMQSubscriber) -> int:
+    """Return how many dead letters a group has."""
+    async with CometMQBroker(str(stopped.specification.url[0]), logger=None) as asking:
+        client = (await asking.connect()).producer.client
+        (name,) = {each.broker_name for each in await client.read_queues(subscriber.topic)}
+        queue = MessageQueue(f"%DLQ%{subscriber.group}", name, 0)
+        return await client.brokers.max_offset(client.master_addr(name), queue)
+
+
 class TestMessages:
     async def test_a_message_arrives_with_all_that_it_was_sent_with(
         self, make: Make, topic: str, found: Found
@@ -302,6 +311,26 @@ class TestSettling:
         await nothing_is_left(broker, broker.subscribers[0], dead)
         assert found.empty()
 
+    @pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR])
+    async def test_a_handler_that_awaits_a_cancelled_task_fails(
+        self, make: Make, topic: str, found: Found, policy: AckPolicy
+    ) -> None:
+        broker = make(topic_queues=1)
+
+        @broker.subscriber(topic, ack_policy=policy)
+        async def handle(body: str, message: CometMQMessage) -> None:
+            await found.put(body)
+            if body == "cancelled" and not message.raw_message.reconsume_times:
+                inner = asyncio.create_task(asyncio.Event().wait())
+                inner.cancel()
+                await inner
+
+        await broker.start()
+        for body in ("cancelled", "other"):
+            await broker.publish(body, topic)
+        assert sorted(await taken(found, 3)) == ["cancelled", "cancelled", "other"]
+        await nothing_is_left(broker, broker.subscribers[0])
+
     @pytest.mark.parametrize("orderly", [False, True])
     async def test_a_handler_settles_its_message_itself(
         self, make: Make, topic: str, found: Found, orderly: bool
@@ -439,6 +468,38 @@ class TestRequests:
         assert await taken(found, 1) == ["a"]
         await nothing_is_left(server, server.subscribers[0])
         assert found.empty()
+
+    @pytest.mark.parametrize("reply_to", ["no such/topic", "SCHEDULE_TOPIC_XXXX", "t-missing"])
+    async def test_a_handler_does_not_run_again_because_its_reply_has_no_topic(
+        self, make: Make, topic: str, found: Found, reply_to: str
+    ) -> None:
+        broker = make()
+
+        @broker.subscriber(topic, ack_policy=AckPolicy.REJECT_ON_ERROR)
+        async def upper(body: str) -> str:
+            await found.put(body)
+            return body.upper()
+
+        await broker.start()
+        await broker.publish("a", topic, reply_to=reply_to)
+        assert await taken(found, 1) == ["a"]
+        await nothing_is_left(broker, broker.subscribers[0])
+        assert await dead_letters(broker, broker.subscribers[0]) == 0
+
+    async def test_a_handler_without_a_result_replies_nothing(
+        self, make: Make, topic: str, found: Found
+    ) -> None:
+        broker = make()
+
+        @broker.subscriber(topic, ack_policy=AckPolicy.REJECT_ON_ERROR)
+        async def handle(body: str) -> None:
+            await found.put(body)
+
+        await broker.start()
+        await broker.publish("a", topic, reply_to=f"{topic}-replies")
+        assert await taken(found, 1) == ["a"]
+        await nothing_is_left(broker, broker.subscribers[0])
+        assert await dead_letters(broker, broker.subscribers[0]) == 0
 
 
 class TestLifeCycle:

@@ -21,11 +21,14 @@ from faststream.specification.schema import Operation, PublisherSpec
 
 from cometmq import logs
 from cometmq.client import select_by_hash
-from cometmq.errors import BrokerError
+from cometmq.client.cluster.requests import NameServersUnreachable
+from cometmq.errors import BrokerError, CometError, MessageIllegal, NoRouteError
 from cometmq.integrations.faststream.command import CometMQPublishCommand, SendOptions, check_names
 from cometmq.integrations.faststream.config import CometMQBrokerConfig
 from cometmq.integrations.faststream.message import CometMQMessage, CometMQParser, is_request
 from cometmq.message import Message, MessageExt, SendResult
+from cometmq.protocol.codes import ResponseCode
+from cometmq.text import printable
 
 if TYPE_CHECKING:
     from fast_depends.library.serializer import SerializerProto
@@ -58,19 +61,24 @@ class CometMQProducer(ProducerProto[CometMQPublishCommand]):
         return cmd.as_message(*await self.codec.encode(cmd.body, self.serializer))
 
     async def publish(self, cmd: CometMQPublishCommand) -> SendResult | None:
-        """Send a message. Return None for a reply that its broker could not deliver."""
-        message = await self.message_of(cmd)
+        """Send a message. Return None for a reply that is empty, or that cannot be delivered."""
         sharding_key = cmd.options.get("sharding_key")
         selector = select_by_hash if sharding_key is not None and cmd.request is None else None
+        is_reply = cmd.publish_type is PublishType.REPLY
         try:
+            message = await self.message_of(cmd)
+            if is_reply and not message.body:  # The handler has no result. Brokers accept no empty message
+                return None
             return await self.config.connection.producer.send(
                 message, selector=selector, argument=sharding_key
             )
-        except BrokerError as error:
-            if cmd.request is None:
+        except CometError as error:
+            if not is_reply or not _is_of_destination(error, to_requester=cmd.request is not None):
                 raise
-            # The handler has succeeded, and must not run again because the requester has gone.
-            log.warning("the reply to %s was not delivered: %s", cmd.request.msg_id, error)
+            # The handler has succeeded, and must not run again because of what its sender asked for.
+            log.warning(
+                "a reply to %s was not delivered: %s", printable(cmd.destination), printable(str(error))
+            )
             return None
 
     async def request(self, cmd: CometMQPublishCommand) -> MessageExt:
@@ -87,6 +95,15 @@ class CometMQProducer(ProducerProto[CometMQPublishCommand]):
         """Refuse: a broker publishes single messages."""
         del cmd
         raise FeatureNotSupportedException("CometMQBroker does not publish batches: publish single messages.")
+
+
+def _is_of_destination(error: CometError, *, to_requester: bool) -> bool:
+    """Return whether a reply fails for its destination: a requester that has gone, or an unusable topic."""
+    if isinstance(error, BrokerError):
+        return to_requester or error.code in (ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST)
+    if isinstance(error, MessageIllegal):
+        return error.field == "topic"
+    return isinstance(error, NoRouteError) and not isinstance(error, NameServersUnreachable)
 
 
 class ReplyPublisher(FakePublisher):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,16 @@ class CometMQSubscriber(TasksMixin):
 
     async def _work(self, stream: MessageStream) -> None:
         async for message in stream:
-            await self.consume(message)
+            try:
+                await self.consume(message)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # The handler has awaited something that was cancelled. FastStream settles no message then.
+                if self.ack_policy is not AckPolicy.MANUAL:
+                    with contextlib.suppress(CometError):  # the handler has settled it, or it is too late
+                        await stream.nack(message)
 
     def _started(self) -> MessageStream:
         if self.calls:
