@@ -489,6 +489,29 @@ async def test_the_limit_of_all_topics_takes_from_the_largest(started):
     assert 80 <= len(table_of(cluster.broker)) < 80 + 64
 
 
+async def test_a_lower_limit_of_all_topics_takes_from_as_many_as_needed(started):
+    cluster, peer = await started()
+    topics = [f"T{n}" for n in range(5)]
+    for topic in topics:
+        await attributes(peer, WINDOW, topic)
+        await asyncio.gather(*(send(peer, f"K{n}", topic=topic) for n in range(40)))
+    change = await peer.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"dedupMaxKeys=70")
+    assert change.code == 0
+    answers = await asyncio.gather(*(send(peer, f"L{n}", topic="T0") for n in range(64)))
+    assert {answer.code for answer in answers} == {0}
+    assert 70 <= sum(map(len, cluster.broker.parts.dedup.tables.values())) < 70 + 64
+
+
+async def test_the_limit_of_all_topics_holds_for_what_a_start_finds_in_the_log(tmp_path):
+    topics = [f"T{n}" for n in range(5)]
+    async with running(tmp_path) as (_, peer):
+        for topic in topics:
+            await attributes(peer, WINDOW, topic)
+            await asyncio.gather(*(send(peer, f"K{n}", topic=topic) for n in range(40)))
+    async with running(tmp_path, dedupMaxKeys="70") as (broker, _):
+        assert sum(map(len, broker.parts.dedup.tables.values())) == 70
+
+
 async def test_the_metrics_count_duplicates_and_keys(cluster, orders):
     for key in ("A", "B", "B"):
         await send(orders, key)

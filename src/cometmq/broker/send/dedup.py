@@ -18,7 +18,7 @@ Other topics pay for this with one comparison per send that has no known header,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -205,6 +205,7 @@ class Deduplication:
                 for table, key, facts in records_with_keys(found, group):
                     if not store.deleted.hides(facts.topic, facts.position):
                         table.put(key, facts.position, facts.store_ms, now_ms, most)
+                self._limit_total(found.values(), now_ms)
         except OSError as error:
             log.error("the keys of earlier messages are not known, as the log cannot be read: %s", error)
         for each in unscanned:
@@ -294,10 +295,7 @@ class Deduplication:
         config = self.config
         table.put(key, position, store_ms, now_ms, config.dedup_max_keys_per_topic)
         if next(self._puts) % _PUTS_PER_CHECK == 0:
-            excess = sum(map(len, self.tables.values())) - config.dedup_max_keys
-            if excess > 0:
-                largest = max(self.tables.values(), key=len)
-                largest.limit(len(largest) - excess, now_ms)
+            self._limit_total(self.tables.values(), now_ms)
         if table.forgotten and not self._full:
             self._full = True
             log.warning(
@@ -305,6 +303,15 @@ class Deduplication:
                 "dedupMaxKeysPerTopic=%d, dedupMaxKeys=%d",
                 table.topic, config.dedup_max_keys_per_topic, config.dedup_max_keys,
             )  # fmt: skip
+
+    def _limit_total(self, tables: Collection[KeyTable], now_ms: int) -> None:
+        """Forget the oldest keys of the largest tables if all tables together have too many."""
+        excess = sum(map(len, tables)) - self.config.dedup_max_keys
+        while excess > 0:
+            largest = max(tables, key=len)
+            forgotten = min(excess, len(largest))
+            largest.limit(len(largest) - forgotten, now_ms)
+            excess -= forgotten
 
     # -- answers
 
