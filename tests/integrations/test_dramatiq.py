@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,13 +22,14 @@ from dramatiq.common import current_millis
 from dramatiq.errors import ConnectionClosed, QueueJoinTimeout, QueueNotFound
 from dramatiq.middleware import Retries
 from tests.kit.waiting import PATIENCE_S, wait_until
-from tests.ports import closed_port
+from tests.ports import closed_port, free_port
 
 from cometmq import SyncProducer
 from cometmq.admin import Admin
 from cometmq.errors import ConfigError
 from cometmq.integrations.dramatiq import CometMQBroker
 from cometmq.message import Message as Sent
+from cometmq.standalone import Standalone
 from cometmq.testing import LocalBroker
 
 PAGE = Path(__file__).parents[2] / "docs" / "dramatiq.md"
@@ -300,6 +302,41 @@ def worker(env: dict[str, str], application: str, cwd: Path) -> Iterator[subproc
             if process.poll() is None:
                 os.killpg(process.pid, 15)
                 process.wait(60)
+
+
+@pytest.mark.slow("clients reconnect after seconds")
+def test_a_worker_goes_on_after_a_restart_of_the_server(tmp_path: Path, queue: str) -> None:
+    """What runs during the restart is acknowledged after it, so it is not delivered again."""
+    ports = {"namesrv_port": free_port(), "broker_port": free_port()}
+    runs, go = list[str](), threading.Event()
+
+    def serve() -> AbstractContextManager[Standalone]:
+        return Standalone(tmp_path / "broker", **ports).run_in_thread()
+
+    broker = CometMQBroker(f"127.0.0.1:{ports['namesrv_port']}", lease_s=60.0)
+
+    @dramatiq.actor(broker=broker, queue_name=queue)
+    def run(name: str) -> None:
+        runs.append(name)
+        assert name != "first" or go.wait(PATIENCE_S)
+
+    def sends() -> bool:
+        with suppress(ConnectionClosed):
+            run.send("second")
+            return True
+        return False
+
+    with closing(broker), ExitStack() as stack:
+        with serve():
+            run.send("first")
+            stack.enter_context(working(broker))
+            wait_until("it runs", lambda: runs)
+        with serve():
+            go.set()
+            wait_until("a message is sent after the restart", sends)
+            broker.join(queue, timeout=JOIN_MS)  # not after the lease of a minute
+            assert (runs[0], set(runs[1:])) == ("first", {"second"})
+            stack.close()
 
 
 @pytest.mark.slow("Dramatiq's program is started twice")
