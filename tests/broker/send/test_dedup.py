@@ -20,7 +20,8 @@ from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader, QueueRequestHeader
 from cometmq.protocol.properties.values import encode_properties
-from cometmq.store import Appender, Clock, StoreRefused, TickMessage
+from cometmq.store import Appender, Clock, Disk, StoreRefused, TickMessage
+from cometmq.store.reading.lookup import Lookup
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 MINUTE_MS = 60_000
@@ -219,6 +220,27 @@ async def test_messages_before_the_attribute_count_once_the_log_was_read(cluster
     await attributes(peer, WINDOW)
     await cluster.broker.parts.dedup.scanned()
     assert place(await send(peer, "K")) == first
+
+
+async def test_one_scan_of_the_log_runs_at_a_time_and_serves_all_topics_that_wait(cluster, peer, monkeypatch):
+    groups_since, scans, go_on = Lookup.groups_since, list[int](), threading.Event()
+
+    def scan_slowly(lookups: Lookup, disk: Disk, since_ms: int) -> Any:
+        scans.append(since_ms)
+        assert go_on.wait(20)
+        return groups_since(lookups, disk, since_ms)
+
+    monkeypatch.setattr(Lookup, "groups_since", scan_slowly)
+    for number in range(4):
+        await create(peer, f"T{number}", 1, 1)
+        await send(peer, "K", topic=f"T{number}")
+        await attributes(peer, WINDOW, f"T{number}")
+    go_on.set()
+    await cluster.broker.parts.dedup.scanned()
+    assert len(scans) == 2
+    for number in range(4):
+        await send(peer, "K", topic=f"T{number}")
+        assert len(records(await peer.pull(f"T{number}"))) == 1
 
 
 async def test_a_longer_window_reaches_back_at_once(tmp_path):

@@ -138,6 +138,7 @@ class Deduplication:
         self._read: dict[int, First | None] = {}
         self._unscanned: list[KeyTable] = []  # Tables that lack the keys of earlier messages
         self._scans = Tasks()
+        self._scanning = False
         self._stopped = False
         self._puts = count(1)
         self._full = False
@@ -170,9 +171,18 @@ class Deduplication:
     def use_topics(self) -> None:
         """Apply changed attributes of topics. Tables that lack keys get them from the log, in a thread."""
         self._use_all()
-        if self._unscanned and not self._stopped:
-            unscanned, self._unscanned = self._unscanned, []
-            self._scans.start(asyncio.to_thread(self._scan, unscanned), name="scan for keys of messages")
+        if self._unscanned and not self._scanning:
+            self._scanning = True
+            self._scans.start(self._scan_all(), name="scan for keys of messages")
+
+    async def _scan_all(self) -> None:
+        """Scan the log once for all tables that wait for it, then for those that were added meanwhile."""
+        try:
+            while self._unscanned and not self._stopped:
+                unscanned, self._unscanned = self._unscanned, []
+                await asyncio.to_thread(self._scan, unscanned)
+        finally:
+            self._scanning = False
 
     def _use_all(self) -> None:
         for topic in [topic for topic in self.tables if self.topics.get(topic) is None]:
