@@ -288,6 +288,26 @@ async def test_a_client_that_disconnects_takes_no_message(cluster, web):
     assert [each["body"] for each in await received(web)] == ["second"]
 
 
+async def test_a_client_that_disconnects_behind_pipelined_requests_takes_no_message(cluster, web):
+    await web.post(ORDERS, content=b"first")
+    await received(web)
+    endpoint = cluster.broker.endpoint
+    _, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+    head = "HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+    writer.write(f"POST {GROUP}/messages?wait=20 {head}".encode())
+    await until(lambda: any(client.polls for client in endpoint.clients.connected))
+    (waiting,) = (
+        each for client in endpoint.clients.connected if client.polls for each in client.connections
+    )
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    await until(lambda: waiting._backlog)  # noqa: SLF001 - nothing else shows that the request has arrived
+    writer.close()
+    await until(lambda: len(endpoint.clients.connected) == 1)
+
+    await web.post(ORDERS, content=b"second")
+    assert [each["body"] for each in await received(web)] == ["second"]
+
+
 async def test_a_stop_ends_waiting_receives(cluster, web):
     await web.post(ORDERS, content=b"x")
     await received(web)

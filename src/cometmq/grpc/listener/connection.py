@@ -256,6 +256,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._fresh = False
             if self._answer_other_protocol(data):
                 return
+        elif self._backlog:  # further requests behind one of HTTP/1.1
+            data = self._backlog + data
         self._handle(data)
 
     # -- received bytes
@@ -294,7 +296,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Handle received bytes, or some of them and keep the others for a later loop iteration.
 
         The bytes of an HTTP/1.1 request are also kept until the response to the one before it is sent. As
-        long as there are none, the connection is read, so that its end is noticed.
+        long as they are few, the connection is read, so that its end is noticed.
         """
         calls, http = self.calls, self._http
         completed = calls.completed
@@ -313,7 +315,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 self._resume_soon()
                 break
         self._backlog = data[pos:]
-        if self._resuming or self._backlog or self._is_busy():
+        is_waiting = http.is_occupied and len(self._backlog) < SLICE
+        if self._resuming or (self._backlog and not is_waiting) or self._is_busy():
             self._pause_reading()
         if calls.buffered:
             fresh = calls.completed != completed
