@@ -9,15 +9,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import pytest
 from tests.cli.test_lazy import COMMANDS
 from tests.kit.fakes import FakeNamesrv, serving
 from tests.kit.terminal import ESCAPES, Terminal
 
 from cometmq.admin import Admin
+from cometmq.admin.commands import watching
 from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.testing import LocalBroker
@@ -156,6 +161,27 @@ NOT_WATCHED = {
         *("sendMessage", "sendMsgStatus", "startMonitoring", "triggerLiteDispatch"),
     )
 }
+
+
+async def test_turns_leave_no_tasks_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[Callable[[str], None]] = []
+
+    @asynccontextmanager
+    async def screen(on_key: Callable[[str], None], _: Callable[[], None]) -> AsyncIterator[Any]:
+        keys.append(on_key)
+        yield SimpleNamespace(update=lambda *_, **__: None)
+
+    monkeypatch.setattr(watching, "_screen", screen)
+    tasks: list[int] = []
+
+    async def work() -> None:
+        tasks.append(len(asyncio.all_tasks()))
+        if len(tasks) == 5:
+            keys[0]("q")
+
+    with pytest.raises(click.exceptions.Exit):
+        await watching._in_place(work, 0.0, pytest.fail, {})  # noqa: SLF001
+    assert len(set(tasks)) == 1
 
 
 def test_listings_can_be_watched_and_changes_cannot() -> None:

@@ -111,6 +111,7 @@ async def _in_place(
                     turn = asyncio.create_task(_turn(work, show_error if turns else None))
                     press = asyncio.create_task(pressed.wait())
                     await asyncio.wait({turn, press}, return_when=asyncio.FIRST_COMPLETED)
+                    press.cancel()
                     if ended_by:
                         break
                     await turn
