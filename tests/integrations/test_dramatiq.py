@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -229,8 +230,19 @@ class TestQueues:
         finally:
             consumer.close()
 
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            None,
+            {"options": None},
+            {"options": {"eta": 1 << 60}, "message_id": 7},
+            {"kwargs": [1]},
+            {"actor_name": ["note"]},
+            {"queue_name": "other"},
+        ],
+    )
     def test_a_message_that_is_not_dramatiqs_becomes_a_dead_letter(
-        self, make: Make, queue: str, broker: LocalBroker
+        self, make: Make, queue: str, broker: LocalBroker, changes: dict[str, Any] | None
     ) -> None:
         receiver, runs = make(), []
 
@@ -238,9 +250,10 @@ class TestQueues:
         def note() -> None:
             runs.append(1)
 
-        note.send()
+        fields = note.send().asdict()
+        body = b"\xff not a message" if changes is None else json.dumps(fields | changes).encode()
         with SyncProducer("others", namesrv=broker.namesrv) as producer:
-            producer.send(Sent(queue, b"\xff not a message"))
+            producer.send(Sent(queue, body))
         with working(receiver):
             receiver.join(queue, timeout=JOIN_MS)
         assert runs == [1]

@@ -258,6 +258,23 @@ def _as_dramatiqs() -> Iterator[None]:
         raise ConnectionClosed(text) from error  # type: ignore[no-untyped-call]
 
 
+def _decoded(body: bytes, queue: str) -> Message[Any]:
+    """Return a message of a queue. Raises DecodeError.
+
+    Dramatiq checks no types, and any client can send to the topic: other types would end the thread of a
+    consumer, or a worker that looks for the consumer of another queue.
+    """
+    found: Message[Any] = Message.decode(body)
+    texts, mappings = (found.actor_name, found.message_id), (found.kwargs, found.options)
+    if not (
+        found.queue_name == queue
+        and all(isinstance(each, str) for each in texts)
+        and all(isinstance(each, dict) for each in mappings)
+    ):
+        raise DecodeError("not a message of this queue", body, None)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _LeasedMessage(MessageProxy):
     """A message with the tag of its lease."""
 
@@ -271,7 +288,7 @@ class _LeasingConsumer(Consumer):
 
     def __init__(self, broker: CometMQBroker, topic: str, queue: str, prefetch: int, timeout_ms: int) -> None:
         self._broker = broker
-        self._topic = topic
+        self._topic, self._queue = topic, queue
         self._timeout_s = timeout_ms / 1000
         self._arrived: _Arrived = queues.SimpleQueue()
         self._thread = broker.loop_thread()
@@ -285,7 +302,7 @@ class _LeasingConsumer(Consumer):
         if not self._inbox.take(tag):
             return None
         try:
-            message: Message[Any] = Message.decode(leased.body)
+            message = _decoded(leased.body, self._queue)
         except DecodeError:
             log.error("a message of topic %s is not one of Dramatiq: %s", self._topic, leased.msg_id)
             self._settle(tag, Settlement.DEAD)
