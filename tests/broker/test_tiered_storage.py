@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -143,6 +144,28 @@ async def test_during_an_outage_old_messages_are_busy_and_everything_else_works(
         assert all(f"cometmq_tiered_{name}" in numbers for name in METRICS), numbers
         (tmp_path / "away").rename(tmp_path / "objects")
         assert (await all_of(peer))[:MESSAGES] == [*range(MESSAGES)]
+
+
+async def test_a_stop_does_not_wait_for_an_object_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> bytes:
+        begun.set()
+        assert go_on.wait(60)
+        raise ObjectStoreFailed("planned")
+
+    async with offloaded(tmp_path) as (broker, peer):
+        assert broker.parts.store.tiered is not None
+        monkeypatch.setattr(broker.parts.store.tiered.reads.objects, "get", hang)
+        waiting = asyncio.create_task(peer.pull(offset=0))
+        assert await asyncio.to_thread(begun.wait, 20)
+        try:
+            await asyncio.wait_for(broker.stop(), 20)
+        finally:
+            go_on.set()
+        assert (await waiting).code == ResponseCode.SYSTEM_BUSY
 
 
 async def test_a_broker_starts_without_its_object_store(tmp_path: Path) -> None:

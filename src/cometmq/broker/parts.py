@@ -365,6 +365,8 @@ class BrokerParts:
             timer.cancel()
         await self.security.stop()
         self.protection.stop()
+        if self.store.tiered is not None:
+            self.store.tiered.reads.end()  # An object store that does not answer must not delay the stop
         for part in (self.schedule, self.timers, self.transactions, self.pops, self.lite, self.pulls):
             await part.stop()
         await self.writer.drain(drain_s)

@@ -274,9 +274,15 @@ class TieredReads:
         for block in [block for block in self._blocks if block[0] == base]:
             del self._blocks[block]
 
+    def end(self) -> None:
+        """Let present and later queries fail, because the broker stops and must not wait for them."""
+        self._closed = True
+        for task in set(self._under_way.values()):
+            task.cancel()
+
     def close(self) -> None:
         """End without waiting for requests in progress."""
-        self._closed = True
+        self.end()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
