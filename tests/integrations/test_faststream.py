@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,18 +13,14 @@ from uuid import uuid4
 import pytest
 from faststream import AckPolicy
 from faststream.exceptions import NackMessage, RejectMessage, StopConsume
-from faststream.security import SASLPlaintext
-from tests.broker.access.test_files import write
 from tests.kit.waiting import PATIENCE_S, soon, until
-from tests.ports import free_port
 
 from cometmq import MessageModel, Producer, PushOptions, sql92
 from cometmq.client import ConsumeFromWhere
-from cometmq.errors import BrokerError, ClientStateError, RemotingError, ReplyTimeout
+from cometmq.errors import ClientStateError, RemotingError, ReplyTimeout
 from cometmq.integrations.faststream import CometMQBroker, CometMQMessage, CometMQResponse, TestCometMQBroker
 from cometmq.integrations.faststream.subscriber import CometMQSubscriber
 from cometmq.message import Message, MessageQueue
-from cometmq.standalone import Standalone
 from cometmq.testing import LocalBroker, local_broker
 
 FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
@@ -589,70 +584,3 @@ class TestLifeCycle:
     async def test_no_cluster(self, make: Make) -> None:
         with pytest.raises(RemotingError):
             await make("127.0.0.1:1").start()
-
-    async def test_a_name_server_that_has_gone_does_not_answer_a_ping(
-        self, make: Make, tmp_path: Path
-    ) -> None:
-        with local_broker(tmp_path / "broker") as server:
-            broker = make(server.namesrv)
-            await broker.connect()
-            assert await broker.ping()
-        assert not await broker.ping(timeout=1.0)
-
-    async def test_subscribers_and_publishers_survive_a_restart_of_the_server(
-        self, make: Make, topic: str, found: Found, tmp_path: Path
-    ) -> None:
-        ports = {"namesrv_port": free_port(), "broker_port": free_port()}
-        go = asyncio.Event()
-        with contextlib.ExitStack() as servers:
-
-            def serve() -> Standalone:
-                return servers.enter_context(Standalone(tmp_path / "broker", **ports).run_in_thread())
-
-            broker = make(serve().namesrv_addr)
-
-            @broker.subscriber(topic, max_workers=2)
-            async def handle(body: str) -> None:
-                await found.put(body)
-                if body == "long":
-                    await go.wait()
-
-            await broker.start()
-            await broker.publish("long", topic)
-            assert await taken(found, 1) == ["long"]
-            await asyncio.to_thread(servers.close)
-            await asyncio.to_thread(serve)
-
-            async def sent() -> bool:
-                with contextlib.suppress(RemotingError, BrokerError):
-                    await broker.publish("after", topic)
-                    return True
-                return False
-
-            await until(sent, "a message is sent after the restart")
-            assert await taken(found, 1) == ["after"]
-            go.set()
-            await nothing_is_left(broker, broker.subscribers[0])
-            await broker.stop()
-
-
-async def test_an_account_signs(make: Make, found: Found, tmp_path: Path) -> None:
-    allowed = "accounts: [{accessKey: program, secretKey: secret-of-program, admin: true}]\n"
-    write(tmp_path / "conf" / "plain_acl.yml", allowed)
-    settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path)}
-    with local_broker(tmp_path / "broker", settings) as server:
-        broker = make(server.namesrv, security=SASLPlaintext("program", "secret-of-program"))
-
-        @broker.subscriber("orders")
-        async def handle(body: str) -> None:
-            await found.put(body)
-
-        await broker.start()
-        await broker.publish("a", "orders")
-        assert await taken(found, 1) == ["a"]
-        nobody = make(server.namesrv)
-        await nobody.connect()
-        with pytest.raises(BrokerError):
-            await nobody.publish("b", "orders")
-        await broker.stop()
-        await nobody.stop()
