@@ -384,6 +384,12 @@ class QueueReader:
                 raise
             return None
 
+    def _is_of_gone_segment(self, position: int, size: int) -> bool:
+        """Return whether a valid unit refers to a segment that is no longer on the disk."""
+        log = self._log
+        in_segment = MIN_SIZE <= size <= log.segment_size - position % log.segment_size
+        return 0 <= position < log.min_position and in_segment
+
     def _get_one_by_one(
         self,
         queue: ConsumeQueue,
@@ -425,11 +431,7 @@ class QueueReader:
                     if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                         raise
                     break  # The next pull begins with the unreadable record and reports its damage
-            if (
-                block is None
-                and 0 <= position < log.min_position
-                and MIN_SIZE <= size <= log.segment_size - position % log.segment_size
-            ):
+            if block is None and self._is_of_gone_segment(position, size):
                 missing = True
                 skip_below = position - position % log.segment_size + log.segment_size
                 scanned += 1
