@@ -148,6 +148,28 @@ def test_uploaded_segments_are_deleted_early_and_others_after_the_normal_time(tm
     assert store.min_offset("T", 0) == 0
 
 
+def test_messages_that_are_still_needed_are_moved_once_and_not_forever(tmp_path: Path) -> None:
+    """As with delayed messages: they leave each segment that is deleted, and fill new ones."""
+    store = tiered(tmp_path, MemoryObjects(), tiered_local_reserved_time=0)
+
+    async def move_all(_behind: int) -> bool:
+        fill(store, len(store.log.segments) + 1)
+        return True
+
+    store.retention.before_delete = move_all
+    fill(store, 4)
+    for _ in range(4):
+        offload(store)
+    moved = store.log.end
+    for _ in range(4):
+        assert offload(store) == []
+    assert store.log.end == moved
+
+    count = len(store.log.segments)
+    fill(store, count + 2)  # New messages make it worthwhile once more
+    assert len(offload(store)) >= count
+
+
 def test_without_an_upload_segments_stay_for_the_normal_time_and_their_loss_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,7 +166,7 @@ class Retention:
         """
         commit_log, config, tiered = self.commit_log, self.config, self.tiered
         forced = due and self.fullness.deletes_any_age
-        if not forced:
+        if not forced and tiered is None:
             self._sweep_end = -1
         deleted: list[str] = []
         while len(commit_log.segments) > 1 and len(deleted) < config.delete_file_batch_max:
@@ -177,7 +177,8 @@ class Retention:
             early = False
             if not expired and (not forced or self._gains_nothing()):
                 early = tiered is not None and tiered.may_go(commit_log.segments[0], modified_ms, now_ms)
-                if not early:
+                # Messages that were moved out of deleted segments must not be moved again and again.
+                if not early or self._gains_nothing():
                     break
             behind = commit_log.segments[0] + commit_log.segment_size
             if self._is_needed(path, behind, forced):
@@ -229,9 +230,9 @@ class Retention:
     def _gains_nothing(self) -> bool:
         """Return whether deleting the first segment would gain no space.
 
-        This is so if the disk is full, every segment that existed when the disk became full has been
-        processed, and less than one segment of new messages has been stored since the disk became full.
-        Messages that retention itself has moved do not count as new.
+        This is so if every segment that existed when deletions of unexpired segments began, for instance
+        because the disk became full, has been processed, and less than one segment of new messages has been
+        stored since then. Messages that retention itself has moved do not count as new.
         """
         commit_log = self.commit_log
         if commit_log.segments[0] < self._sweep_end:
@@ -240,11 +241,11 @@ class Retention:
         if self._sweep_end < 0 or commit_log.end - self._sweep_end - self._swept >= commit_log.segment_size:
             self._sweep_end, self._swept = commit_log.end, 0
             return False
-        if not self._logged_full:
+        if not self._logged_full and self.fullness.deletes_any_age:
             log.error(
                 "deleting segments frees no space, because almost all messages in the log are still needed"
             )
-        self._logged_full = True
+            self._logged_full = True
         return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
