@@ -118,6 +118,7 @@ ODD: list[tuple[bytes, dict[str, str]]] = [
     (b"{broken", {"CE_contenttype": EVENT}),
     (b"[" * 100_000, {"CE_contenttype": "application/json"}),
     (b"x", {"CE_contenttype": "a\u00e9"}),
+    (b'{"data": "\xff"}', {"CE_contenttype": EVENT}),
 ]
 
 
@@ -154,6 +155,11 @@ INVALID: list[tuple[dict[str, str], bytes, str]] = [
     ),
     ({"content-type": EVENT}, b'{"data": 1, "data_base64": ""}', "data_base64"),
     ({"content-type": EVENT}, b'{"data": ' + b"[" * 100_000, "body"),
+    (
+        {"content-type": EVENT},
+        b'{"specversion": "1.0", "id": "1", "source": "s", "type": "t", "data": "\xff"}',
+        "body",
+    ),
     ({"content-type": BATCH}, b"{}", "body"),
     ({"content-type": BATCH}, b"[{}]", "specversion"),
     ({"content-type": BATCH}, b"[]", "messages"),

@@ -87,7 +87,7 @@ def from_binary(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Content:
 
 def from_structured(event: bytes) -> Content:
     """Return the message for an event as JSON. Raises ServiceError."""
-    fields = decode_json(event, dict[str, msgspec.Raw])
+    fields = _members(event)
     for name in fields:
         if name not in ("data", "data_base64"):
             _check_attribute(name, name)
@@ -100,6 +100,16 @@ def from_structured(event: bytes) -> Content:
 def from_batch(events: bytes) -> list[Content]:
     """Return the messages for several events as JSON. Raises ServiceError."""
     return [from_structured(bytes(each)) for each in decode_json(events, list[msgspec.Raw])]
+
+
+def _members(event: bytes) -> dict[str, msgspec.Raw]:
+    """Return the members of a JSON object, which stay encoded. Raises ServiceError."""
+    found: dict[str, msgspec.Raw] = decode_json(event, dict[str, msgspec.Raw])
+    try:
+        event.decode()  # msgspec does not check this in the parts that stay encoded
+    except UnicodeDecodeError:
+        raise ServiceError(Code.BAD_REQUEST, "body: the event is not UTF-8") from None
+    return found
 
 
 def decode_json(data: bytes | msgspec.Raw, kind: Any) -> Any:
@@ -172,9 +182,9 @@ def to_structured(message: Stored, **extensions: str) -> bytes:
     """Return a message as a JSON event with further attributes: that which it contains, or a new one."""
     if is_structured(message):
         try:
-            contained = msgspec.json.decode(message.body, type=dict[str, msgspec.Raw])
+            contained = _members(message.body)
             return msgspec.json.encode(contained | extensions) if extensions else message.body
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except ServiceError:
             pass  # Any client can send such a message: it becomes the data of an event
     event: dict[str, Any] = attributes_of(message) | extensions
     kind = content_type_of(message)
