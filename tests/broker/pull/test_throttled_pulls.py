@@ -6,9 +6,11 @@ import asyncio
 import time
 
 from tests.broker.rates.conftest import limit_group, stopped_clock
-from tests.kit.brokers import create, records, take
+from tests.kit.brokers import create, records, running, take
 from tests.kit.waiting import until
+from tests.store.cold_disk import ColdDisk
 
+from cometmq.broker.rates.rate_limits import Amount
 from cometmq.protocol.codes import ResponseCode
 
 RETRY = ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -96,6 +98,29 @@ async def test_the_members_of_a_group_share_its_rate(cluster):
     assert min(map(got.count, range(3))) >= 2
     for each in members:
         each.cancel()
+
+
+async def test_pulls_that_wait_for_the_disk_do_not_share_tokens(tmp_path):
+    async with running(tmp_path) as (_, peer):
+        await create(peer, read=16, write=16)
+        for queue_id in range(16):
+            for _ in range(8):
+                await peer.send(queue_id=queue_id)
+    disk = ColdDisk()
+    async with running(tmp_path, disk, accessMessageInMemoryMaxRatio="0") as (broker, peer):
+        await limit_group(peer, messages=16)
+        rates = broker.parts.rates
+        now_ms = rates.now_ms()
+        rates.now_ms = lambda: now_ms  # No token is added
+        disk.cold = True
+        disk.go_on.clear()
+        pulls = [asyncio.create_task(peer.pull(queue_id=n, hold_ms=1)) for n in range(16)]
+        await until(lambda: sum(each.done() for each in pulls) == 14)
+        disk.go_on.set()
+        answers = await asyncio.gather(*pulls)
+        assert sum(len(records(answer)) for answer in answers if answer.code == 0) == 16
+        (limit,) = rates.of_receive("G", "")
+        assert limit.left(Amount(99, 0), now_ms).messages == 0
 
 
 async def test_a_pull_beyond_the_limits_of_parked_pulls_is_answered_soon(start_cluster):

@@ -271,7 +271,15 @@ class PullProcessor:
             got = self._read(request, most)
         except NotInMemory as miss:
             self._backlog.missed(request.reader)
-            self._beside(request.connection, self._serve_cold(request, most, miss))
+            held = Amount(0, 0)
+            if limits:  # Other pulls must not receive the same tokens while this one waits for the disk
+                config = self.store.config
+                held = Amount(
+                    min(most[0], config.max_transfer_count_on_message_in_disk),
+                    min(most[1] or MAX_BYTES, config.max_transfer_bytes_on_message_in_disk),
+                )
+                self.rates.take(limits, held)
+            self._beside(request.connection, self._serve_cold(request, most, miss, held))
         else:
             self._answer(request, got)
 
@@ -292,12 +300,15 @@ class PullProcessor:
         else:
             self._park(request, wait_ms)
 
-    async def _serve_cold(self, request: PullRequest, most: Most, miss: NotInMemory) -> None:
+    async def _serve_cold(self, request: PullRequest, most: Most, miss: NotInMemory, held: Amount) -> None:
         try:
             got = await self.store.executor.query(partial(self._read, request, most), miss)
         except Exception as error:
             self._failed(request, error)
             return
+        finally:
+            if request.limits:
+                self.rates.give_back(request.limits, held)
         self._answer(request, got)
 
     def serve_late(self, request: PullRequest) -> None:

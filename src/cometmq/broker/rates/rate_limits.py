@@ -226,6 +226,10 @@ class RateLimits:
         for limit in limits:
             limit.take(amount, now_ms)
 
+    def give_back(self, limits: Sequence[RateLimit], amount: Amount) -> None:
+        """Undo a `take`."""
+        self.take(limits, Amount(-amount.messages, -amount.size))
+
 
 def longest_wait(limits: Sequence[RateLimit], amount: Amount, now_ms: int) -> tuple[int, RateLimit]:
     """Return the time until this amount may be taken from all limits, and the limit that causes it."""
