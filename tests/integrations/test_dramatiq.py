@@ -239,6 +239,7 @@ class TestQueues:
             {"kwargs": [1]},
             {"actor_name": ["note"]},
             {"queue_name": "other"},
+            {"kwargs": {"no": "such"}, "options": {"throws": "text"}},
         ],
     )
     def test_a_message_that_is_not_dramatiqs_becomes_a_dead_letter(
@@ -254,9 +255,10 @@ class TestQueues:
         body = b"\xff not a message" if changes is None else json.dumps(fields | changes).encode()
         with SyncProducer("others", namesrv=broker.namesrv) as producer:
             producer.send(Sent(queue, body))
-        with working(receiver):
+        note.send()
+        with working(receiver, worker_threads=1):
             receiver.join(queue, timeout=JOIN_MS)
-        assert runs == [1]
+        assert runs == [1, 1]
 
 
 class TestErrors:

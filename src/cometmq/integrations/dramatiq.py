@@ -270,6 +270,7 @@ def _decoded(body: bytes, queue: str) -> Message[Any]:
         found.queue_name == queue
         and all(isinstance(each, str) for each in texts)
         and all(isinstance(each, dict) for each in mappings)
+        and isinstance(found.options.get("throws") or (), type | tuple)
     ):
         raise DecodeError("not a message of this queue", body, None)  # type: ignore[no-untyped-call]
     return found

@@ -252,6 +252,9 @@ async def test_a_header_may_not_be_repeated(web):
     for name in ("x-mq-tag", "content-type", "authorization"):
         answer = await web.post(ORDERS, content=b"x", headers=[(name, "a"), (name, "b")])
         assert (answer.status_code, answer.json()["field"]) == (400, name)
+    headers = [("x-mq-property", "a=1"), ("x-mq-property", "%61=2")]
+    answer = await web.post(ORDERS, content=b"x", headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (400, "x-mq-property")
 
 
 async def test_a_send_above_a_rate_limit_is_to_be_repeated_later(cluster, web):

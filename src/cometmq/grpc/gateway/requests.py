@@ -194,9 +194,9 @@ def _properties(headers: Sequence[Header]) -> dict[str, str]:
             key, separator, text = value.partition(b"=")
             if not separator:
                 raise ServiceError(Code.BAD_REQUEST, "x-mq-property: the header is not name=value")
-            properties[events.decoded_header("x-mq-property", key)] = events.decoded_header(
-                "x-mq-property", text
-            )
+            key_text, value_text = (events.decoded_header("x-mq-property", each) for each in (key, text))
+            if properties.setdefault(key_text, value_text) != value_text:
+                raise ServiceError(Code.BAD_REQUEST, f"x-mq-property: {key_text[:80]!r} has two values")
     return properties
 
 
