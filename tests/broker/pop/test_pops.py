@@ -10,6 +10,7 @@ from tests.broker.pop.conftest import RETRY_TOPIC, V5, PopClient, offset_in
 from tests.broker.rates.conftest import limit_group
 from tests.kit.brokers import create, records, refused, running, take
 from tests.kit.waiting import until
+from tests.store.cold_disk import ColdDisk
 
 from cometmq.broker.pop import leases, polls
 from cometmq.broker.pop.polls import THROTTLED, PollKey
@@ -563,6 +564,24 @@ class TestARateLimit:
         began = time.monotonic()
         assert (await consumer.pop(hold_ms=20_000)).bodies == ["next"]
         assert time.monotonic() - began >= 0.2
+
+    async def test_pops_that_wait_for_the_disk_do_not_share_tokens(self, tmp_path):
+        async with running(tmp_path) as (_, peer):
+            await create(peer, read=8, write=8)
+            for number in range(64):
+                await peer.send(queue_id=number % 8)
+        disk = ColdDisk()
+        async with running(tmp_path, disk, accessMessageInMemoryMaxRatio="0") as (broker, peer):
+            await limit_group(peer, messages=8)
+            now_ms = broker.parts.rates.now_ms()
+            broker.parts.rates.now_ms = lambda: now_ms  # No token is added
+            disk.cold = True
+            disk.go_on.clear()
+            consumer = PopClient(peer)
+            pops = [asyncio.create_task(consumer.pop(queue_id=number)) for number in range(8)]
+            await until(lambda: sum(pop.done() for pop in pops) == 7)
+            disk.go_on.set()
+            assert sum(len(popped.messages) for popped in await asyncio.gather(*pops)) == 8
 
     async def test_a_throttled_pop_is_not_woken_by_messages_but_can_be_withdrawn(
         self, cluster, peer, consumer
