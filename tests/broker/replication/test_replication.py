@@ -18,6 +18,7 @@ from cometmq.protocol.bodies.admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from cometmq.store import truncate_log
+from cometmq.store.tiered.layout import unavailable
 
 OK, NO_SLAVE, SLAVE_TIMEOUT = 0, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT
 SMALL = {"mappedFileSizeCommitLog": "16384"}
@@ -144,6 +145,8 @@ class TestCopies:
             patch.setattr(type(master.parts.store.log), "read", raises(OSError(5, "rotten")))
             await group.slave(**SMALL)
             await until(lambda: "cannot be read: [Errno 5] rotten" in caplog.text)
+            patch.setattr(type(master.parts.store.log), "read", raises(unavailable("an outage")))
+            await until(lambda: "an outage" in caplog.text)
             patch.setattr(type(master.parts.store.log), "read", lambda *_: None)
             await until(lambda: "was deleted meanwhile" in caplog.text)
         await group.equal()

@@ -33,6 +33,7 @@ from cometmq.broker.replication.ha_master import (
     cut,
 )
 from cometmq.broker.replication.waits import Waiter, Waits
+from cometmq.errors import CommandError
 from cometmq.periodic import Periodic, Tasks
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Tick, network_of, stop_accepting
@@ -227,7 +228,7 @@ class HaServer:
             self._send_data(link, send, question(CACHED))
         except NotInMemory as miss:
             self._reading.start(self._send_cold(link, send, question, miss))
-        except OSError as error:
+        except (CommandError, OSError) as error:
             self._unreadable(link, send, error)
 
     async def _send_cold(
@@ -235,7 +236,7 @@ class HaServer:
     ) -> None:
         try:
             self._send_data(link, send, await self._store.executor.query(question, miss))
-        except OSError as error:
+        except (CommandError, OSError) as error:  # CommandError: a segment that is in the object store
             self._unreadable(link, send, error)
 
     def _send_data(self, link: SlaveLink, send: Send, data: Buffer | None) -> None:
@@ -253,7 +254,7 @@ class HaServer:
             if send.position + send.size < self._store.log.end:
                 self._loop.call_soon(self._tick.schedule)
 
-    def _unreadable(self, link: SlaveLink, send: Send, error: OSError) -> None:
+    def _unreadable(self, link: SlaveLink, send: Send, error: Exception) -> None:
         self._refuse(link, Close(link.number, f"the log at {send.position} cannot be read: {error}"))
 
     @staticmethod
