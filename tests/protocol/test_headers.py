@@ -38,7 +38,7 @@ WIRE_NAMES = {
     ),
     "SendMessageRequestHeaderV2": "a b! c d e! f! g! h! i j k l m n",
     "SendMessageResponseHeader": (
-        "msgId! queueId! queueOffset! transactionId batchUniqId recallHandle MSG_REGION TRACE_ON"
+        "msgId! queueId! queueOffset! transactionId batchUniqId recallHandle firstMsgId MSG_REGION TRACE_ON"
     ),
     "PullMessageRequestHeader": (
         "consumerGroup! topic! queueId! queueOffset! maxMsgNums! sysFlag! commitOffset "

@@ -180,7 +180,7 @@ async def test_a_duplicate_gets_the_outcome_of_the_first(started):
     await attributes(peer, WINDOW)
     one, two = await send(peer, "K"), await send(peer, "K")
     assert one.code == two.code == ResponseCode.SLAVE_NOT_AVAILABLE > FLUSH_DISK_TIMEOUT
-    assert one.ext == two.ext
+    assert two.ext == {**one.ext, "firstMsgId": "K"}
 
 
 # -- window and attributes

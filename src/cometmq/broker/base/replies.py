@@ -69,8 +69,17 @@ def recall_field(handle: str) -> bytes:
 
 def transaction_field(unique_key: bytes) -> bytes:
     """Return the encoded ext field for a half message's transaction id, which is its unique key, or b""."""
+    return _id_field(b"transactionId", unique_key)
+
+
+def first_id_field(unique_key: bytes) -> bytes:
+    """Return the encoded ext field for the unique key of the message that a duplicate repeats, or b""."""
+    return _id_field(b"firstMsgId", unique_key)
+
+
+def _id_field(name: bytes, unique_key: bytes) -> bytes:
     text = unique_key.decode("utf-8", "replace")
-    return b',"transactionId":' + json.dumps(text).encode() if text else b""
+    return b',"%b":%b' % (name, json.dumps(text).encode()) if text else b""
 
 
 class SendReplies:

@@ -30,7 +30,7 @@ import numpy as np
 from cometmq import logs
 from cometmq.broker.base import attributes
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.base.replies import recall_field
+from cometmq.broker.base.replies import first_id_field, recall_field
 from cometmq.broker.base.writer import NOT_COMMITTED, SYSTEM_ERROR, Writer
 from cometmq.broker.send.key_table import KeyTable
 from cometmq.broker.send.timed import Timed, TimedSends
@@ -341,14 +341,15 @@ class Deduplication:
         return self._answer(ids, queue.topic, queue.queue_id, message.queue_offset, message.properties)
 
     def _answer(self, ids: bytes, topic: str, queue_id: int, queue_offset: int, properties: bytes) -> First:
+        more = first_id_field(value_of(properties, b"UNIQ_KEY"))
         if topic not in WAITING_TOPICS:
-            return First(ids, queue_id, queue_offset)
+            return First(ids, queue_id, queue_offset, more)
         queue_id = int(value_of(properties, b"REAL_QID") or b"0")
         code = TimerCode.of(properties)
         if code is None:
-            return First(ids, queue_id, queue_offset)
+            return First(ids, queue_id, queue_offset, more)
         timed = Timed(value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace"), properties, code)
-        return First(ids, queue_id, queue_offset, recall_field(self.timers.handle(timed)))
+        return First(ids, queue_id, queue_offset, more + recall_field(self.timers.handle(timed)))
 
     # -- batches
 

@@ -147,7 +147,7 @@ class Sends:
             call.on_stored(stored)
         success = response.code == ResponseCode.SUCCESS
         self.traces.sent(client, sent, stored.msg_id, begun_ms, success=success)
-        entry.message_id = sent.message_id
+        entry.message_id = stored.first_msg_id or sent.message_id
         entry.offset = stored.queue_offset
         if sent.type is MessageType.TRANSACTION:
             position = decode_offset_id(stored.msg_id).physical_offset

@@ -59,6 +59,7 @@ class SendMessageResponseHeader(Header, gc=False):
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
+    first_msg_id: str | None = None  # Ours: for a duplicate, the unique key of the message that it repeats
     region: str | None = field(name="MSG_REGION", default=None)
     trace_on: str | None = field(name="TRACE_ON", default=None)
 
