@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytest_plugins = ["tests.scheduling", "tests.tiers"]
+
+# A shell starts background jobs with SIGINT ignored, and the servers that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples share the machine with other processes, so a slow one is not a failure. For a long manual run:
 # `--hypothesis-profile=thorough`.

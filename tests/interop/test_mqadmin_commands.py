@@ -144,7 +144,9 @@ class TestOursOnApachesServers:
                 await members.wait_for(1)
                 await members.consumer.persist_offsets()
 
-                view = await asyncio.to_thread(CliRunner().invoke, top, ["-n", namesrv, "--once", "--json"])
+                view = await asyncio.to_thread(
+                    CliRunner().invoke, top, ["-n", namesrv, "--once", "--json", "--rows", "500"]
+                )
                 shown = json.loads(view.stdout)
                 assert (shown["problems"], shown["brokers"][0]["addr"]) == ({}, addr)
                 assert {row["name"]: row["lag"] for row in shown["groups"]}[GROUP] == 0
