@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -118,7 +119,7 @@ class Directory(Objects):
         super().put(name, content)
         path = self._root / name
         for each in (path, path.parent, self._root, self._root.parent):
-            self._call(lambda each=each: _sync(each))  # type: ignore[misc]
+            self._call(partial(_sync, each))
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of objects, after removing the files of uploads that a kill has interrupted."""

@@ -148,7 +148,7 @@ class _Live(ShellComplete):
         logging.disable()
         try:
             return super().complete()
-        except Exception:
+        except Exception:  # A traceback between the words of a command line helps nobody
             return ""
 
 

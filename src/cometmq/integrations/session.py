@@ -111,7 +111,7 @@ class QueueConsumer(SimpleConsumer):
 
 
 class Clients:
-    """The clients of one connection, and the topics that they use and create where they do not exist.
+    """The clients of one connection. They create the topics that they use and that do not exist.
 
     Topics are created in `cluster` (None: in all), with `topic_queues` queues per broker.
     """

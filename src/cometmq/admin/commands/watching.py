@@ -27,7 +27,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class _Block(io.TextIOWrapper):
-    """The output of one turn. It counts as a terminal, so that it has colours."""
+    """The output of one turn. It reports that it is a terminal, so that the command writes colours."""
 
     def __init__(self) -> None:
         self.data = io.BytesIO()

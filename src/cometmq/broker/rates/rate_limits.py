@@ -23,7 +23,7 @@ from cometmq.protocol.frame import Frame
 K = TypeVar("K")
 V = TypeVar("V")
 MAX_LIMITS = 100_000
-"""The maximum number of token buckets, and of counters of one kind. Beyond it, the oldest are dropped."""
+"""The maximum number of token buckets, and of counters of one kind. At the limit, the oldest is dropped."""
 
 
 class Rates(NamedTuple):
@@ -86,7 +86,7 @@ class TokenBucket:
 
 
 class RateLimit:
-    """The limits of one topic, group or account (`kind`) in one direction."""
+    """The rate limits of a topic, group or account (see `kind`) on what it sends or on what it receives."""
 
     __slots__ = ("_buckets", "direction", "kind", "name", "rates")
 

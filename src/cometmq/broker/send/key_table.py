@@ -1,4 +1,4 @@
-"""The keys of one topic's newest messages, for the deduplication of its sends."""
+"""A table of the keys of a topic's newest messages, with which sends to the topic are deduplicated."""
 
 from __future__ import annotations
 

@@ -107,25 +107,27 @@ def _as_batch(parts: Sequence[Any]) -> Response:
     return Response(200, ((b"content-type", events.BATCH.encode()),), b"[%s]" % b",".join(listed))
 
 
-def _as_event(parts: Sequence[Any]) -> Response:
+def _single(parts: Sequence[Any]) -> Any:
+    """Return the only message of a receive, or a Response: no message, or a problem."""
     found = _messages(parts)
     if isinstance(found, Response):
         return found
-    if not found:
-        return Response(204, ())
-    (message,) = found
+    return found[0] if found else Response(204, ())
+
+
+def _as_event(parts: Sequence[Any]) -> Response:
+    message = _single(parts)
+    if isinstance(message, Response):
+        return message
     kind = ((b"content-type", events.EVENT.encode()),)
     return Response(200, kind + _headers(message), events.to_structured(_stored(message)))
 
 
 def _as_body(parts: Sequence[Any]) -> Response:
     """Return a single message: its body, and all else in headers. An event is in its own mode."""
-    found = _messages(parts)
-    if isinstance(found, Response):
-        return found
-    if not found:
-        return Response(204, ())
-    (message,) = found
+    message = _single(parts)
+    if isinstance(message, Response):
+        return message
     stored = _stored(message)
     kind, is_event = events.content_type_of(stored), events.SPEC_VERSION in stored.properties
     headers: list[Header] = []

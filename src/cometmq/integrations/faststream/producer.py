@@ -158,7 +158,7 @@ class CometMQPublisherSpecification(PublisherSpecification[CometMQBrokerConfig, 
 
 
 class CometMQPublisher(PublisherUsecase):
-    """A publisher of one topic: the decorator of a handler whose results it sends, or called directly."""
+    """A publisher of one topic. It sends messages, or, as a decorator, the results of a handler."""
 
     def __init__(
         self,

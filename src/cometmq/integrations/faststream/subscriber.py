@@ -80,7 +80,7 @@ class CometMQSubscriberSpecification(SubscriberSpecification[CometMQBrokerConfig
 
     @property
     def channel_labels(self) -> list[str]:
-        """The topic, as a list of one."""
+        """The labels that metrics and spans use for the channel: the topic."""
         return [self.topic]
 
     def get_schema(self) -> dict[str, SubscriberSpec]:

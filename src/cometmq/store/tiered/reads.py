@@ -80,7 +80,7 @@ class TieredRange(NamedTuple):
 
 
 class TieredReads:
-    """The segments of one store in its object store, for readers. For the loop thread only."""
+    """A reader of the segments that a store has in its object store. Its methods run in the event loop."""
 
     def __init__(self, objects: ObjectStore, table: TieredSegments, segment_size: int) -> None:
         self.objects = objects
@@ -179,7 +179,7 @@ class TieredReads:
             self._waiting -= 1
 
     def _with_next(self, lacking: Iterable[Block]) -> list[Block]:
-        """Add the blocks after a single one whose predecessor is in memory: somebody reads the segment on."""
+        """Read ahead: if a single block follows one that is in memory, add the blocks after it."""
         wanted = list(lacking)
         if len(wanted) == 1:
             base, number = wanted[0]

@@ -54,7 +54,9 @@ _THREADS = 2  # One for an upload, and one for retention, which must not wait fo
 
 @dataclass(eq=False, kw_only=True)
 class TieredUploads:
-    """Copies the sealed segments of one store to its object store. For the loop thread only.
+    """A service that copies the sealed segments of a store to its object store.
+
+    Its methods run in the event loop.
 
     Attributes:
         executor: Runs work that waits for the local disk.
