@@ -28,7 +28,7 @@ from rich.progress import Progress
 
 from cometmq.pipeline.jobs.archive_query import completeness
 from cometmq.pipeline.jobs.audit import audit
-from cometmq.pipeline.jobs.replay import replay
+from cometmq.pipeline.jobs.replay.replay import replay
 from cometmq.testing import StandaloneProcess
 from first_run import (
     Stage,

@@ -22,7 +22,6 @@ admin/test_formats.py: admin/admin admin/errors admin/groups admin/message_admin
 admin/test_lite.py: broker/admin/lite
 broker/test_checks.py: broker/transactions/service
 broker/test_client_requests.py: broker/tables/subscription_groups
-broker/test_config.py: broker/base/inert
 broker/test_consumers.py: broker/admin/clients
 broker/test_decision.py: broker/access/rights
 broker/test_dedup.py: broker/send/key_table
@@ -105,7 +104,7 @@ integrations/test_kombu.py: integrations/session
 integrations/test_mcp.py: cli/mcp
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
-pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/dlq_task pipeline/jobs/replay_task
+pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/dlq_task pipeline/jobs/replay/task
     pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/small_files

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from cometmq import contexts
 from cometmq.cli.app import pipeline
-from cometmq.cli.context import context
+from cometmq.cli.conf import context
 from cometmq.cli.options import namesrv_option
 from cometmq.contexts import Context, Contexts
 from cometmq.errors import ConfigError

@@ -23,7 +23,7 @@ from cometmq.pipeline.jobs.audit import audit
 from cometmq.pipeline.jobs.dlq import dlq, redrive
 from cometmq.pipeline.jobs.inputs import messages
 from cometmq.pipeline.jobs.lag import lag
-from cometmq.pipeline.jobs.replay import replay
+from cometmq.pipeline.jobs.replay.replay import replay
 from cometmq.pipeline.session import spark_session
 
 pytestmark = long_form("Spark beside Apache's servers")

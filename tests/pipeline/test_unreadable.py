@@ -32,8 +32,8 @@ from cometmq.pipeline.jobs.archive import Job, archive
 from cometmq.pipeline.jobs.audit import audit
 from cometmq.pipeline.jobs.dlq import dlq
 from cometmq.pipeline.jobs.lag import sample
-from cometmq.pipeline.jobs.replay import replay
-from cometmq.pipeline.jobs.run import run
+from cometmq.pipeline.jobs.replay.replay import replay
+from cometmq.pipeline.jobs.run.run import run
 from cometmq.pipeline.live import cluster
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import CometReader, CometStreamReader, ReadTask, full_schema

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences, wants_of
+from cometmq.protocol.bodies.subscriptions import (
+    describe_differences,
+    differences,
+    setting_differences,
+    wants_of,
+)
 
 
 def wants(*subscriptions: tuple[str, ...]) -> frozenset[tuple[str, str]]:

@@ -15,9 +15,15 @@ from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol import bodies, headers
+from cometmq.protocol.bodies.subscriptions import (
+    MAX_RETRIES_KEY,
+    Wants,
+    differences,
+    setting_differences,
+    wants_of,
+)
 from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, version_name
 from cometmq.protocol.ids import decode_offset_id
-from cometmq.protocol.subscriptions import MAX_RETRIES_KEY, Wants, differences, setting_differences, wants_of
 from cometmq.settings import INT_MAX
 
 PULL_TYPE, PUSH_TYPE, POP_TYPE = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"

@@ -120,7 +120,7 @@ SECTIONS = {
             "cometmq.cli.top:top",
             "Show live rates and lags of brokers, groups and topics.",
         ),
-        "context": ("cometmq.cli.context:context", "Name clusters, and choose the one that commands use."),
+        "context": ("cometmq.cli.conf:context", "Name clusters, and choose the one that commands use."),
         "completion": (
             "cometmq.cli.completion:completion",
             "Print the completion script of bash, zsh or fish.",

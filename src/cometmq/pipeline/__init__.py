@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cometmq.pipeline.jobs.inputs import messages
     from cometmq.pipeline.jobs.lag import lag
     from cometmq.pipeline.jobs.rebuild import rebuild
-    from cometmq.pipeline.jobs.replay import replay
-    from cometmq.pipeline.jobs.run import run
+    from cometmq.pipeline.jobs.replay.replay import replay
+    from cometmq.pipeline.jobs.run.run import run
     from cometmq.pipeline.jobs.throughput import throughput
     from cometmq.pipeline.jobs.trace import consumptions, sends, trace, traces
     from cometmq.pipeline.session import spark_session

@@ -8,8 +8,14 @@ import re
 import pytest
 from tests import settings_page
 
-from cometmq.broker.base.config import FIELD_OF_KEY, NOT_BY_REQUEST, STORE_KEYS, BrokerConfig
-from cometmq.broker.base.inert import NOT_BUILT, WITHOUT_USE
+from cometmq.broker.base.config import (
+    FIELD_OF_KEY,
+    NOT_BUILT,
+    NOT_BY_REQUEST,
+    STORE_KEYS,
+    WITHOUT_USE,
+    BrokerConfig,
+)
 from cometmq.namesrv.config import FIELDS, NamesrvConfig
 from cometmq.protocol.java_properties import parse_properties
 from cometmq.store import MessageStore

@@ -27,8 +27,8 @@ from cometmq.pipeline.jobs.dedup import dedup
 from cometmq.pipeline.jobs.dlq import dlq, redrive
 from cometmq.pipeline.jobs.lag import lag
 from cometmq.pipeline.jobs.rebuild import rebuild
-from cometmq.pipeline.jobs.replay import replay
-from cometmq.pipeline.jobs.run import RunSummary, run
+from cometmq.pipeline.jobs.replay.replay import replay
+from cometmq.pipeline.jobs.run.run import RunSummary, run
 from cometmq.pipeline.jobs.throughput import throughput
 from cometmq.pipeline.jobs.trace import trace
 from cometmq.pipeline.session import spark_session

@@ -14,7 +14,7 @@ from tests.store.kit import small
 
 from cometmq.pipeline.jobs.dlq import redrive
 from cometmq.pipeline.jobs.rebuild import rebuild
-from cometmq.pipeline.jobs.replay import replay
+from cometmq.pipeline.jobs.replay.replay import replay
 from cometmq.pipeline.session import spark_session
 
 

@@ -24,7 +24,7 @@ from tests.store.planted import build
 from cometmq.pipeline.jobs.dlq import redrive
 from cometmq.pipeline.jobs.inputs import messages
 from cometmq.pipeline.jobs.rebuild import rebuild
-from cometmq.pipeline.jobs.replay import replay
+from cometmq.pipeline.jobs.replay.replay import replay
 
 LETTERS = 120
 

@@ -28,7 +28,7 @@ from cometmq.pipeline.jobs import dedup as dedup_job
 from cometmq.pipeline.jobs import lag as lag_job
 from cometmq.pipeline.jobs import throughput as throughput_job
 from cometmq.pipeline.jobs import trace as trace_job
-from cometmq.pipeline.jobs.replay import ReplaySummary
+from cometmq.pipeline.jobs.replay.replay import ReplaySummary
 
 
 def test_a_store_is_counted_and_deduplicated(run_job: RunJob, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cometmq import __version__, logs
-from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, BrokerConfig
-from cometmq.broker.base.inert import WITHOUT_EFFECT
+from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, WITHOUT_EFFECT, BrokerConfig
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text

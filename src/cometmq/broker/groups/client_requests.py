@@ -21,10 +21,10 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError, SqlError
 from cometmq.message import MessageQueue
 from cometmq.protocol import bodies, codes
+from cometmq.protocol.bodies.subscriptions import describe_differences, differences, setting_differences
 from cometmq.protocol.codes import RequestCode, ResponseCode, handles, has_retry_topic, is_legal_name
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
-from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
 

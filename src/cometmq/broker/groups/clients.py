@@ -20,10 +20,10 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.errors import RemotingError
 from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionData
+from cometmq.protocol.bodies.subscriptions import Settings, Wants, wants_of
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerGroupRequestHeader
-from cometmq.protocol.subscriptions import Settings, Wants, wants_of
 from cometmq.remoting import Connection
 
 log = logs.logger(__name__)

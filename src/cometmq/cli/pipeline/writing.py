@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from cometmq.pipeline.jobs.archive import ArchiveSummary
     from cometmq.pipeline.jobs.compaction import CompactSummary
     from cometmq.pipeline.jobs.rebuild import RebuildSummary
-    from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
-    from cometmq.pipeline.jobs.run import RunSummary
+    from cometmq.pipeline.jobs.replay.replay import ReplayQueue, ReplaySummary
+    from cometmq.pipeline.jobs.run.run import RunSummary
 
 
 @click.command(context_settings=HELP)
@@ -226,7 +226,7 @@ def replay(
     if not dry_run and not settings["state"]:
         raise click.UsageError("Specify --state DIR or --dry-run.")
     with running("replaying", master, memory) as job:
-        from cometmq.pipeline.jobs.replay import replay as run_replay
+        from cometmq.pipeline.jobs.replay.replay import replay as run_replay
 
         summary = run_replay(
             job.spark,
@@ -302,12 +302,12 @@ def run(
     file: str, check: bool, metrics_at: str | None, master: str | None, memory: str, as_json: bool
 ) -> None:
     """Run the pipeline of FILE: sources, SQL, sinks. The whole file is checked first."""
-    from cometmq.pipeline.jobs.run_file import load_pipeline
+    from cometmq.pipeline.jobs.run.file import load_pipeline
 
     # Load the file first, so that its errors are reported before the slow start of Spark.
     load_pipeline(file)
     with running("running", master, memory) as job:
-        from cometmq.pipeline.jobs.run import run as run_pipeline
+        from cometmq.pipeline.jobs.run.run import run as run_pipeline
 
         with measured(metrics_at, job.spark):
             summary = run_pipeline(

@@ -23,7 +23,6 @@ from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.retry_topic import RetryTopic, SendsBack
-from cometmq.client.consumer.watching import lag_of
 from cometmq.client.group.group import instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.options import MessageModel, PushOptions
@@ -35,6 +34,7 @@ from cometmq.client.group.subscription import (
     as_subscriptions,
     refuse_filter_class,
 )
+from cometmq.client.group.watching import lag_of
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageQueue
 from cometmq.text import printable

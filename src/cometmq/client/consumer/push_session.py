@@ -34,7 +34,6 @@ from cometmq.client.consumer.membership import AssignedQueue, Membership
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.consumer.sharing import Sharing
-from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.member import Member
@@ -42,6 +41,7 @@ from cometmq.client.group.options import MAX_CONCURRENCY, PushOptions
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.client.group.statistics import SAMPLE_S
 from cometmq.client.group.subscription import Subscription
+from cometmq.client.group.watching import Watchdog
 from cometmq.clock import boottime
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.periodic import Periodic

@@ -17,8 +17,8 @@ from cometmq.protocol.bodies import (
     ConsumerRunningInfo,
     ProcessQueueInfo,
 )
+from cometmq.protocol.bodies.subscriptions import Wants, describe_differences, differences, wants_of
 from cometmq.protocol.codes import VERSION_4_9_7, ResponseCode, version_name
-from cometmq.protocol.subscriptions import Wants, describe_differences, differences, wants_of
 
 log = logs.logger("cometmq.client.consumer")
 

@@ -38,12 +38,12 @@ from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.retry_topic import RetryTopic, SendsBack
-from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
 from cometmq.client.group.health import ConsumerHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
 from cometmq.client.group.subscription import Expression, Subscription, as_subscription
+from cometmq.client.group.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.pull.polling import Polling, PullSession
 from cometmq.client.pull.schedule import NEXT_DELAY_S, Schedule
 from cometmq.client.pull.single_pulls import SinglePulls

@@ -1,6 +1,6 @@
 """`cometmq pipeline run FILE.yml`: from sources through SQL to sinks, as a batch or as streams.
 
-The whole file is checked before anything is written: first its form (run_file.py), then its tables. Every
+The whole file is checked before anything is written: first its form (file.py), then its tables. Every
 source is opened, Spark analyses every query against the sources, and each sink is checked against the columns
 that it would receive. Error messages name the file and the line.
 """
@@ -35,8 +35,8 @@ from cometmq.pipeline.base.errors import JobFailed
 from cometmq.pipeline.base.offsets import Offsets, from_tree
 from cometmq.pipeline.base.options import check_package, read_options, write_options
 from cometmq.pipeline.jobs.archive_query import archived
-from cometmq.pipeline.jobs.replay import same_cluster
-from cometmq.pipeline.jobs.run_file import (
+from cometmq.pipeline.jobs.replay.replay import same_cluster
+from cometmq.pipeline.jobs.run.file import (
     NOW,
     PATHS,
     Pipeline,
@@ -47,7 +47,7 @@ from cometmq.pipeline.jobs.run_file import (
     Text,
     load_pipeline,
 )
-from cometmq.pipeline.jobs.run_places import local_path, scheme_of
+from cometmq.pipeline.jobs.run.places import local_path, scheme_of
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import check_schema
 from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues

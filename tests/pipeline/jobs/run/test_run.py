@@ -21,7 +21,7 @@ from tests.pipeline.s3_server import BUCKET, KEY, S3, SECRET
 from cometmq.cli.pipeline.writing import report_run as report
 from cometmq.pipeline.base.errors import JobFailed, PipelineFileError
 from cometmq.pipeline.jobs.archive import archive
-from cometmq.pipeline.jobs.run import RunSummary, SinkSummary, run
+from cometmq.pipeline.jobs.run.run import RunSummary, SinkSummary, run
 from cometmq.pipeline.table.formats import TableFormat
 
 BATCH = """\

@@ -25,7 +25,7 @@ from cometmq import (
     SyncPullConsumer,
 )
 from cometmq.client import QueueHealth
-from cometmq.client.consumer.watching import Watchdog, lag_of
+from cometmq.client.group.watching import Watchdog, lag_of
 from cometmq.testing import LocalBroker
 
 QUEUE = MessageQueue("T", "b", 0)

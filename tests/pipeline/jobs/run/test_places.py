@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.pipeline.jobs.run_places import local_path, overlap, scheme_of
+from cometmq.pipeline.jobs.run.places import local_path, overlap, scheme_of
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
-from tests.pipeline.jobs.test_replay_state import begun
+from tests.pipeline.jobs.replay.test_state import begun
 from tests.pipeline.s3_server import BUCKET, KEY, S3
 from tests.pipeline.store_files import START_MS, StoreFiles
 from tests.pipeline.test_jobs_killed import start_job
@@ -24,13 +24,20 @@ from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import JobStopped, ReplayError, SinkRowError
 from cometmq.pipeline.base.options import write_options
-from cometmq.pipeline.jobs import replay_task
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.pipeline.jobs.inputs import group_offsets, messages
 from cometmq.pipeline.jobs.rebuild import rebuild
-from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary, replay, share_out, shares, target_queue
-from cometmq.pipeline.jobs.replay_state import ReplayState, reached
-from cometmq.pipeline.jobs.replay_task import Pace, ReplayTask, Sending, Share, replayed
+from cometmq.pipeline.jobs.replay import task as task_module
+from cometmq.pipeline.jobs.replay.replay import (
+    ReplayQueue,
+    ReplaySummary,
+    replay,
+    share_out,
+    shares,
+    target_queue,
+)
+from cometmq.pipeline.jobs.replay.state import ReplayState, reached
+from cometmq.pipeline.jobs.replay.task import Pace, ReplayTask, Sending, Share, replayed
 from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.sink.rows import RowMessage
@@ -386,7 +393,7 @@ def task(tmp_path: Path) -> ReplayTask:
 def test_a_task_that_dies_and_runs_again_counts_each_row_once(
     task: ReplayTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay_task, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(task_module, "BATCH_MESSAGES", 2)
     queue, rows = MessageQueue("T", "broker-a", 1), list[dict[str, Any]]()
     for offset in range(8):
         body = None if offset in (2, 5) else b"%d" % offset
@@ -419,7 +426,7 @@ def test_a_task_that_waits_for_its_turn_looks_whether_it_may_go_on(task: ReplayT
 
     def sleep(seconds: float) -> None:
         nonlocal now
-        assert seconds <= replay_task.BATCH_S
+        assert seconds <= task_module.BATCH_S
         now += seconds
         if now > 10:
             state.take_over("two")

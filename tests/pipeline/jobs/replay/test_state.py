@@ -11,7 +11,7 @@ from tests.pipeline.s3_server import KEY
 
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import ReplayError
-from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
+from cometmq.pipeline.jobs.replay.state import Asked, Progress, Replay, ReplayState, Sent, reached
 
 ASKED = Asked(source="/data", into="{topic}-replay", order="queue")
 

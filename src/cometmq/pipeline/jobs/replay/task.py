@@ -23,7 +23,7 @@ from cometmq.errors import BrokerError, CometError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import ReplayError, SinkRowError
 from cometmq.pipeline.base.options import WriteOptions
-from cometmq.pipeline.jobs.replay_state import Progress, ReplayState, Sent
+from cometmq.pipeline.jobs.replay.state import Progress, ReplayState, Sent
 from cometmq.pipeline.sink.bad_rows import BadRows
 from cometmq.pipeline.sink.rows import RowMessage, message_of
 from cometmq.pipeline.sink.sending import Sender

@@ -17,7 +17,7 @@ from cometmq import yaml_file
 from cometmq.errors import ConfigError, YamlError
 from cometmq.pipeline.base.errors import PipelineFileError
 from cometmq.pipeline.base.options import read_options, store_options, write_options
-from cometmq.pipeline.jobs.run_places import overlap
+from cometmq.pipeline.jobs.run.places import overlap
 from cometmq.text import is_utf8, printable
 from cometmq.yaml_file import Node
 

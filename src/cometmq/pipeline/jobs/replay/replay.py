@@ -1,8 +1,8 @@
 """The replay job: send the messages of an archive, of store directories or of live topics to topics again.
 
 Spark reads and sorts the source, so that one task receives all messages of a source queue in the order of
-their offsets, and sends them (replay_task.py). Either all messages of a source queue go to one target queue,
-or each message goes to the queue of its key. A state directory (replay_state.py) records which messages were
+their offsets, and sends them (task.py). Either all messages of a source queue go to one target queue,
+or each message goes to the queue of its key. A state directory (state.py) records which messages were
 sent and acknowledged; a later run continues after them.
 """
 
@@ -31,8 +31,8 @@ from cometmq.pipeline.base.job_options import ReplayOptions
 from cometmq.pipeline.base.options import Topics, WriteOptions, parse_addresses, write_options
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
-from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplayState, Sent, reached
-from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, in_task
+from cometmq.pipeline.jobs.replay.state import Asked, Progress, Replay, ReplayState, Sent, reached
+from cometmq.pipeline.jobs.replay.task import COLUMNS, ReplayTask, Share, began_anew, in_task
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.objects import shown
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.pipeline.base.errors import PipelineFileError
-from cometmq.pipeline.jobs.run_file import load_pipeline
+from cometmq.pipeline.jobs.run.file import load_pipeline
 
 GOOD = """\
 mode: stream
@@ -150,7 +150,7 @@ def test_a_stream_needs_a_topic(file: Path) -> None:
 
 
 def test_the_example_of_the_docs_says_what_they_say(file: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "run.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "run.md").read_text(encoding="utf-8")
     example = page.partition("```yaml\n")[2].partition("```")[0]
     file.write_text(example)
     with pytest.raises(PipelineFileError) as caught:
