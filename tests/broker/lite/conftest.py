@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -132,8 +133,11 @@ async def set_up(peer: Peer, expiration: str = "-1", **attributes: str) -> None:
     await set_group(peer, **attributes)
 
 
-async def set_group(peer: Peer, *, orderly: bool = False, **attributes: str) -> None:
+async def set_group(
+    peer: Peer, *, orderly: bool = False, rates: Mapping[str, int] | None = None, **attributes: str
+) -> None:
     given = {f"+lite.{name.replace('_', '.')}": value for name, value in attributes.items()}
+    given |= {f"+rate.receive.{unit}": str(rate) for unit, rate in (rates or {}).items()}
     config = {
         "groupName": GROUP,
         "retryMaxTimes": 2,

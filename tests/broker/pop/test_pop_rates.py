@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
+from tests.broker.lite.conftest import LiteClient, set_group, set_up
 from tests.broker.pop.conftest import PopClient
 from tests.broker.rates.conftest import limit_group
 from tests.kit.brokers import create, running
@@ -82,3 +84,25 @@ class TestARateLimit:
         await until(lambda: polls.count(PollKey("G", "Orders", -1)) == 1)
         await peer.send_numbers(3)
         assert (await waiting).bodies == ["0"]
+
+
+async def test_lite_pops_that_wait_for_the_disk_do_not_share_tokens(tmp_path: Path) -> None:
+    names = [f"s{number}" for number in range(8)]
+    async with running(tmp_path) as (_, peer):
+        await set_up(peer)
+        for name in names:
+            await LiteClient(peer).send(name, "first", "second")
+    disk = ColdDisk()
+    async with running(tmp_path, disk, accessMessageInMemoryMaxRatio="0") as (broker, peer):
+        await set_group(peer, orderly=True, rates={"messages": 4})
+        clients = [LiteClient(peer, name) for name in names]
+        for client in clients:
+            await client.subscribe(client.client_id)
+        now_ms = broker.parts.rates.now_ms()
+        broker.parts.rates.now_ms = lambda: now_ms  # No token is added
+        disk.cold = True
+        disk.go_on.clear()
+        popping = [asyncio.create_task(client.pop(2)) for client in clients]
+        await until(lambda: sum(each.done() for each in popping) == 6)
+        disk.go_on.set()
+        assert sum(len(popped.messages) for popped in await asyncio.gather(*popping)) == 4

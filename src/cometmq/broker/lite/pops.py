@@ -12,7 +12,7 @@ searches. A lite topic is added to it when a message arrives, and when the last 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -149,7 +149,8 @@ class LitePops(PopServer[LitePop]):
                     self._take(request, lmq)
                 except NotInMemory as miss:
                     if not request.found:
-                        self._tasks.start(self._take_uncached(request, subscriber, lmq, miss))
+                        give_back = self._hold_tokens(request)
+                        self._tasks.start(self._take_uncached(request, subscriber, lmq, miss, give_back))
                         return
                     subscriber.ready[lmq] = None
                     break
@@ -169,16 +170,26 @@ class LitePops(PopServer[LitePop]):
                 self.leases.settle(queue)
 
     async def _take_uncached(
-        self, request: LitePop, subscriber: Subscriber, lmq: str, miss: NotInMemory
+        self,
+        request: LitePop,
+        subscriber: Subscriber,
+        lmq: str,
+        miss: NotInMemory,
+        give_back: Callable[[], None],
     ) -> None:
         """Read from a lite topic in a thread, and then go on with the pop. Other pops skip it meanwhile."""
         queue = self._enter(request, lmq)
-        if queue is not None:
+        if queue is None:
+            give_back()
+        else:
             queue.busy = True
             request.owner.hold()
             try:
                 units = self._units(request, queue)
-                records = await self.store.executor.query(lambda reads: self._records(units, reads), miss)
+                try:
+                    records = await self.store.executor.query(lambda reads: self._records(units, reads), miss)
+                finally:
+                    give_back()
                 queue.busy = False
                 if not request.owner.closed:
                     self._lease(request, queue, units, records)

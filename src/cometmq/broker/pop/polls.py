@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from cometmq import logs
@@ -230,6 +231,17 @@ class PopServer(Generic[P]):
         count_one(self.rates.delayed_receives, request.group, limit)
         self._park(request, PollKey(request.group, "", THROTTLED), (), wait_ms)
         return True
+
+    def _hold_tokens(self, request: P) -> Callable[[], None]:
+        """Take the tokens of a pop that waits for the disk, as other pops must not receive the same ones.
+
+        Return a function that gives them back. It must be called before the leased messages are counted.
+        """
+        held = Amount(request.count, 0)
+        if not request.limits:
+            return lambda: None
+        self.rates.take(request.limits, held)
+        return partial(self.rates.give_back, request.limits, held)
 
     def _count_leased(self, request: P, topic: str, count: int, records: Iterable[Buffer]) -> None:
         """Count messages that a pop has leased. `records` are theirs, in any division."""

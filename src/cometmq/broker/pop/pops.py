@@ -29,7 +29,6 @@ from cometmq.broker.pop.polls import FOUND, POLLING_FULL, POLLING_TIMEOUT, Check
 from cometmq.broker.pop.revive import PopKey, ReviveLog
 from cometmq.broker.pull.backlog import Backlog
 from cometmq.broker.pull.long_poll import LongPoll
-from cometmq.broker.rates.rate_limits import Amount
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
@@ -292,18 +291,14 @@ class Pops(PopServer[PopRequest]):
         queue = self.leases.enter((request.group, topic, queue_id), self._stored(request, topic, queue_id))
         queue.busy = True
         request.owner.hold()
-        # Other pops must not receive the same tokens meanwhile.
-        held = Amount(request.count, 0)
-        if request.limits:
-            self.rates.take(request.limits, held)
+        give_back = self._hold_tokens(request)
 
         async def read() -> None:
             try:
                 try:
                     got = await self.store.executor.query(partial(self._read, request, place, queue), miss)
                 finally:
-                    if request.limits:
-                        self.rates.give_back(request.limits, held)
+                    give_back()
                 queue.busy = False
                 if request.owner.closed:
                     self._wake_next(request)
