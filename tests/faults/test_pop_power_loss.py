@@ -100,7 +100,7 @@ class World:
         self.pops = PopService(
             config=config, clock=self.clock, store=store, tables=self.tables, stats=stats, tick=tick,
             writer=writer, filters=SqlFilters(config), arrivals=LongPoll(),
-            rates=RateLimits(config, self.tables.groups.table, None, lambda: 0),
+            rates=RateLimits(config, self.tables.groups.table, dict, lambda: 0),
         )  # fmt: skip
         self.tables.load()
         self.pops.load()

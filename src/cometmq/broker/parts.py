@@ -191,6 +191,8 @@ class BrokerParts:
         self.slow_readers = SlowReaders(config, tables.groups)
         account_rates = self.security.account_rates
         self.rates = RateLimits(config, tables.groups.table, account_rates, lambda: awake_ms(clock))
+        if self.security.guard is not None:
+            self.security.guard.on_policy = self.rates.configure
         self.throttle = SendThrottle(self.rates)
         checks = PullChecks(config, tables, self.consumers, filters)
         self.pulls = PullProcessor(
@@ -424,6 +426,7 @@ class BrokerParts:
     async def _settings_changed(self, keys: list[str]) -> None:
         """Apply changed settings, and write them to the settings file. Raises CommandError if that fails."""
         self.sends.configure()
+        self.rates.configure()
         self.replies.configure(self.config.region_id, self.config.trace_on)
         self.store.configure(self.config.store)
         self.writer.configure()

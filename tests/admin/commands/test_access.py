@@ -49,7 +49,8 @@ def test_accounts_come_change_and_go(cluster: Standalone, home: Path) -> None:
     assert "accessKey='somebody', secretKey='******'" in made.output
     assert "a-good-secret" not in made.output
     guard = cluster.broker.parts.security.guard
-    assert guard.account_rates("somebody") == {"send.messages": "5", "receive.bytes": "70"}
+    assert guard.policy.rates["somebody"] == {"send.messages": "5", "receive.bytes": "70"}
+    assert cluster.broker.parts.rates.has_accounts
 
     white = run(cluster, "updateGlobalWhiteAddr", *everywhere, "-g", "10.0.0.*,10.1.0.{1,2}")
     assert white.exit_code == 0, white.output

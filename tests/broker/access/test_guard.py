@@ -338,8 +338,10 @@ async def test_an_account_may_send_and_receive_at_its_rate_over_all_its_clients(
 
 
 async def test_an_account_without_limits_of_its_own_has_those_of_the_settings(tmp_path: Path) -> None:
-    async with guarded(tmp_path) as (broker, _, program, _admin):
-        broker.parts.config.update({"maxAccountSendMessagesPerSecond": "4"})
+    async with guarded(tmp_path) as (broker, _, program, admin):
+        assert not broker.parts.rates.has_accounts
+        body = b"maxAccountSendMessagesPerSecond=4"
+        assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, body=body)).code == 0
         began = time.monotonic()
         for _ in range(6):
             assert (await program.send()).code == 0

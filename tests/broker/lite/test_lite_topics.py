@@ -563,6 +563,7 @@ async def test_a_broker_without_lite_topics_opens_no_database(cluster: Cluster, 
 async def test_a_group_receives_lite_messages_at_its_rate(client: LiteClient, cluster: Cluster) -> None:
     clock, rates = stopped_clock(cluster), cluster.broker.parts.rates
     cluster.broker.parts.config.update({"maxGroupReceiveMessagesPerSecond": "2"})
+    cluster.broker.parts.rates.configure()
     await client.subscribe("s1", "s2", "s3")
     for number in range(1, 4):
         await client.send(f"s{number}", str(number))

@@ -17,8 +17,10 @@ from cometmq.broker.rates.rate_limits import (
     TokenBucket,
     count_one,
 )
+from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
-from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, RequestCode
+from cometmq.protocol.frame import Frame
 
 
 class TestATokenBucket:
@@ -114,7 +116,7 @@ def limits(accounts: dict[str, dict[str, str]] | None = None, **settings: int) -
         "Free": SubscriptionGroupConfig("Free", attributes={"rate.receive.messages": "0"}),
         "Odd": SubscriptionGroupConfig("Odd", attributes={"rate.receive.messages": "many", "other": "1"}),
     }
-    return RateLimits(BrokerConfig(**settings), groups, None if accounts is None else accounts.get, lambda: 0)
+    return RateLimits(BrokerConfig(**settings), groups, lambda: accounts or {}, lambda: 0)
 
 
 class TestTheLimitsOfABroker:
@@ -148,6 +150,16 @@ class TestTheLimitsOfABroker:
         for account, rates in (("a", [(7, 0)]), ("b", [(3, 0)]), ("nobody", []), ("", [])):
             assert [each.rates for each in found.of_send("Orders", None, account)] == rates
         assert not found.of_receive("G", "a")
+
+    def test_requests_are_searched_for_their_account_only_if_an_account_has_a_limit(self):
+        default = {"max_account_receive_bytes_per_second": 3}
+        frame = Frame(code=RequestCode.PULL_MESSAGE)
+        sign(frame, Credentials("a", "secret"))
+        for accounts, settings, account in [
+            ({}, {}, ""), ({}, default, ""), ({"a": {}, "b": {}}, {}, ""),
+            ({"a": {}, "b": {"send.messages": "7"}}, {}, "a"), ({"a": {}}, default, "a"),
+        ]:  # fmt: skip
+            assert limits(accounts, **settings).account_of(frame) == account
 
     def test_each_name_keeps_its_tokens_until_its_rate_changes(self):
         found = limits()

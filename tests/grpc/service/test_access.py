@@ -62,6 +62,7 @@ async def test_sends_need_an_account_with_the_right(guarded, connect, authorizat
 
 async def test_the_limits_of_an_account_apply_to_its_grpc_clients(guarded, connect):
     guarded.broker.parts.config.update({"maxAccountSendMessagesPerSecond": "5"})
+    guarded.broker.parts.rates.configure()
     stopped_clock(guarded)
     callers = [
         await connect(guarded, f"client-{number}", x_mq_date_time=MOMENT, authorization=signed())

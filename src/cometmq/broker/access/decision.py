@@ -28,6 +28,8 @@ class Policy:
     def __init__(self, white: Iterable[AddressPattern], accounts: Iterable[Account]) -> None:
         self._white = list(white)
         self._accounts = {account.access_key: account for account in accounts}
+        self.rates = {key: account.rates for key, account in self._accounts.items()}
+        """The rate limits of each account, by its access key."""
         self._known: dict[tuple[str, str], Verdict | None] = {}
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from cometmq import logs
 from cometmq.broker.access.accounts import Account, Perm
@@ -37,6 +37,8 @@ class Guard:
     def __init__(self, files: AclFiles, policy: Policy) -> None:
         self.files = files
         self.policy = policy
+        self.on_policy: Callable[[], None] = lambda: None
+        """Called after another policy was put into force."""
         self.lock = asyncio.Lock()
         """A lock that a task must hold while a thread reads or writes the ACL files."""
         self.refused = 0
@@ -58,7 +60,12 @@ class Guard:
         async with self.lock:
             policy = await asyncio.to_thread(self.files.reload)
             if policy is not None:
-                self.policy = policy
+                self.use(policy)
+
+    def use(self, policy: Policy) -> None:
+        """Put a policy into force."""
+        self.policy = policy
+        self.on_policy()
 
     # -- requests to this broker
 
@@ -121,11 +128,6 @@ class Guard:
     def _decide(self, access_key: str | None, connection: Connection, right: Right | None) -> Verdict:
         rights = None if right is None else [right]
         return self.policy.decide(access_key, lambda: rights, host_of(connection), lambda _: True)
-
-    def account_rates(self, access_key: str) -> Mapping[str, str] | None:
-        """Return the rate limits of an account, or None if there is no such account."""
-        account = self.policy.account(access_key)
-        return None if account is None else account.rates
 
     # -- connected clients
 

@@ -112,7 +112,7 @@ class AclRequests:
         code, guard = _check_size(frame), self.guard
         async with guard.lock:
             try:
-                guard.policy = await asyncio.to_thread(change)
+                guard.use(await asyncio.to_thread(change))
             except KeyError as error:
                 raise CommandError(
                     code, f"{error.args[0]!r} is neither an account nor an access file"

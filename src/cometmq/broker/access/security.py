@@ -40,10 +40,9 @@ class Security(NamedTuple):
         """The method `Guard.check_write`, or None without access control."""
         return None if self.guard is None else self.guard.check_write
 
-    @property
-    def account_rates(self) -> Callable[[str], Mapping[str, str] | None] | None:
-        """A function that returns the rate limits of an account, or None without access control."""
-        return None if self.guard is None else self.guard.account_rates
+    def account_rates(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the rate limits of each account, by its access key. Without access control: none."""
+        return {} if self.guard is None else self.guard.policy.rates
 
     def is_admin(self, connection: Connection, frame: Frame) -> bool:
         """Return whether an admin has sent a request. Without access control, every client is an admin."""

@@ -124,8 +124,8 @@ class RateLimit:
 
 
 ONE = Amount(1, 1)
-AccountRates = Callable[[str], Mapping[str, str] | None]
-"""Returns the limits by name of the account with an access key, or None if there is no such account."""
+AccountRates = Callable[[], Mapping[str, Mapping[str, str]]]
+"""Returns the limits by name of each account, by its access key."""
 
 
 class RateLimits:
@@ -135,15 +135,15 @@ class RateLimits:
         self,
         config: BrokerConfig,
         groups: Mapping[str, SubscriptionGroupConfig],
-        account_rates: AccountRates | None,
+        account_rates: AccountRates,
         now_ms: Callable[[], int],
     ) -> None:
-        """Create the limits. `account_rates` is None without access control."""
+        """Create the limits."""
         self._config = config
         self._groups = groups
         self._account_rates = account_rates
         self.now_ms = now_ms
-        self.has_accounts = account_rates is not None
+        self.configure()
         self._limits: dict[tuple[str, str, str], RateLimit] = {}
         # By topic or group, and by the kind of the limit
         self.delayed_sends: dict[tuple[str, str], int] = {}
@@ -153,8 +153,25 @@ class RateLimits:
     def __len__(self) -> int:
         return len(self._limits)
 
+    def configure(self) -> None:
+        """Use the current settings and accounts. `has_accounts` is whether any account has a limit."""
+        config, accounts = self._config, self._account_rates()
+        self._group_default = Rates(
+            config.max_group_receive_messages_per_second, config.max_group_receive_bytes_per_second
+        )
+        self._account_defaults = {
+            SEND: Rates(
+                config.max_account_send_messages_per_second, config.max_account_send_bytes_per_second
+            ),
+            RECEIVE: Rates(
+                config.max_account_receive_messages_per_second, config.max_account_receive_bytes_per_second
+            ),
+        }
+        has_default = any(map(any, self._account_defaults.values()))
+        self.has_accounts = (has_default and bool(accounts)) or any(accounts.values())
+
     def account_of(self, frame: Frame) -> str:
-        """Return the access key of a request, or "" without access control."""
+        """Return the access key of a request, or "" if no account has a limit."""
         return (frame.ext or {}).get(ACCESS_KEY, "") if self.has_accounts else ""
 
     def topic_rates(self, topic: TopicConfig) -> Rates | None:
@@ -171,31 +188,19 @@ class RateLimits:
 
     def of_receive(self, group: str, account: str) -> Sequence[RateLimit]:
         """Return the limits on what a group receives, in a request by an account ("": by no account)."""
-        config, known = self._config, self._groups.get(group)
+        known, default = self._groups.get(group), self._group_default
         attributes = None if known is None else known.attributes
-        messages, size = (
-            config.max_group_receive_messages_per_second,
-            config.max_group_receive_bytes_per_second,
-        )
-        if not (attributes or messages or size or account) or is_system_group(group):
+        if not (attributes or account or default.messages or default.size) or is_system_group(group):
             return ()
-        rates = rates_of(attributes, RATE, RECEIVE, Rates(messages, size))
+        rates = rates_of(attributes, RATE, RECEIVE, default)
         limits = [self._find("group", group, RECEIVE, rates)] if any(rates) else []
         return limits + self._of_account(account, RECEIVE) if account else limits
 
     def _of_account(self, account: str, direction: str) -> list[RateLimit]:
-        own = None if self._account_rates is None else self._account_rates(account)
+        own = self._account_rates().get(account)
         if own is None:
             return []
-        config = self._config
-        default = Rates(
-            config.max_account_receive_messages_per_second, config.max_account_receive_bytes_per_second
-        )
-        if direction == SEND:
-            default = Rates(
-                config.max_account_send_messages_per_second, config.max_account_send_bytes_per_second
-            )
-        rates = rates_of(own, "", direction, default)
+        rates = rates_of(own, "", direction, self._account_defaults[direction])
         return [self._find("account", account, direction, rates)] if any(rates) else []
 
     def _find(self, kind: str, name: str, direction: str, rates: Rates) -> RateLimit:
