@@ -2,9 +2,9 @@
 
     dramatiq.set_broker(CometMQBroker("127.0.0.1:9876"))
 
-A message of Dramatiq is a message of its queue's topic, with the message id as its key. Workers lease
-messages (POP) and renew the leases until they are acknowledged. Delays are kept by the brokers, so there are
-no delay queues. docs/dramatiq.md is the guide.
+Each queue of Dramatiq has a topic. Its messages have Dramatiq's message ids as their keys. Workers lease
+messages (POP) and renew the leases until the messages are acknowledged. The servers hold delayed messages,
+so there are no delay queues. docs/dramatiq.md is the guide.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _now_ms() -> int:
 class CometMQBroker(Broker):
     """A broker of Dramatiq that keeps the messages of each queue in a topic.
 
-    It connects when it is used first. The message option `broker_priority` orders the messages of a queue,
-    the highest first, if the broker was created with `priorities`.
+    The broker connects at its first use. If it was created with `priorities`, messages of a queue with a
+    higher value of the message option `broker_priority` are delivered first.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class CometMQBroker(Broker):
         Args:
             namesrv: The name servers, `host:port` with `;` between them. None: the default of clients.
             middleware: Dramatiq's middleware. None: its default.
-            lease_s: How long a message stays with a worker that no longer renews its lease, in seconds.
-            priorities: The number of priorities of new topics, 1 to 16: `broker_priority` is from 0 to
+            lease_s: The duration of a lease in seconds: the messages of a dead worker return after it.
+            priorities: The number of priorities of new topics, 1 to 16. `broker_priority` is from 0 to
                 `priorities` - 1. None: topics without priorities.
             cluster: The cluster in which topics are created. None: all clusters.
             topic_queues: The number of queues, per broker, of a new topic without priorities.
@@ -90,19 +90,19 @@ class CometMQBroker(Broker):
         self._opening = threading.Lock()
         self._open: tuple[LoopThread, Session] | None = None
         self._due_ms: dict[str, int] = {}
-        """When the last delayed message that this process has sent to a queue is due."""
+        """The latest due time of the messages that this process has sent, by queue."""
 
     # -- queues
 
     def declare_queue(self, queue_name: str) -> None:
-        """Declare a queue. Its topic is created when it is used first."""
+        """Declare a queue. Its topic is created at its first use."""
         if queue_name not in self.queues:
             self.emit_before("declare_queue", queue_name)
             self.queues[queue_name] = topic_name(queue_name)
             self.emit_after("declare_queue", queue_name)
 
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
-        """Send a message, which brokers keep for `delay` ms.
+        """Send a message, which is delivered after `delay` ms.
 
         Raises:
             QueueNotFound: The queue was not declared.
@@ -121,7 +121,7 @@ class CometMQBroker(Broker):
         return message
 
     async def send(self, topic: str, message: Message[Any]) -> None:
-        """Send a message to a topic, to be delivered at its option `eta`, in ms since 1970."""
+        """Send a message to a topic. Its option `eta` is the delivery time, in ms since 1970."""
         priority = None
         if self._priorities is not None:
             priority = message.options.get("broker_priority", 0)
@@ -131,7 +131,7 @@ class CometMQBroker(Broker):
         session = self._session
         await self._ensure(topic)
         sent = Sent(topic, message.encode(), keys=message.message_id.split())
-        # Longer delays than a broker allows are sent again when they arrive.
+        # A consumer sends a message again if its delay is longer than a broker allows.
         await session.send(sent, due_ms=message.options.get("eta") or 0, priority=priority)
 
     async def _ensure(self, topic: str) -> None:
@@ -159,14 +159,14 @@ class CometMQBroker(Broker):
         self.run(purge())
 
     def flush_all(self) -> None:
-        """Drop the messages of all declared queues, see `flush`."""
+        """Call `flush` for all declared queues."""
         for each in self.queues:
             self.flush(each)
 
     def join(self, queue_name: str, *, interval: int = 100, timeout: int | None = None) -> None:
-        """Wait until all messages of a queue are processed, for tests.
+        """Wait until all messages of a queue are processed. Meant for tests.
 
-        Of the delayed messages, it waits for those that this process has sent.
+        Delayed messages that other processes have sent are not waited for.
 
         Raises:
             QueueNotFound: The queue was not declared.
@@ -174,7 +174,7 @@ class CometMQBroker(Broker):
         """
         topic = self._topic(queue_name)
         deadline = None if timeout is None else time.monotonic() + timeout / 1000
-        # A timer delivers up to a second late.
+        # A delayed message may arrive a second late.
         while _now_ms() < self._due_ms.get(queue_name, 0) + EARLY_MS or self.run(self._size(topic)):
             if deadline is not None and time.monotonic() >= deadline:
                 raise QueueJoinTimeout(queue_name)  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ class CometMQBroker(Broker):
     # -- the connection
 
     def close(self) -> None:
-        """Disconnect. A later use connects again."""
+        """Disconnect. The next use connects again."""
         with self._opening:
             found, self._open = self._open, None
         if found is not None:
@@ -203,11 +203,11 @@ class CometMQBroker(Broker):
 
     @property
     def _session(self) -> Session:
-        assert self._open is not None  # coroutines run through `run`
+        assert self._open is not None  # `run` has opened it
         return self._open[1]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop of the connection, which is opened if necessary."""
+        """Run a coroutine on the event loop of the connection. Connect first if necessary."""
         try:
             thread = self.loop_thread()
         except BaseException:
@@ -217,9 +217,9 @@ class CometMQBroker(Broker):
             return thread.run(work)
 
     def loop_thread(self) -> LoopThread:
-        """Return the thread of the connection, which is opened if necessary. Raises ConnectionClosed."""
+        """Return the thread of the connection. Connect first if necessary. Raises ConnectionClosed."""
         with self._opening:
-            if self._open is None or self._open[0].pid != os.getpid():  # a fork has no thread
+            if self._open is None or self._open[0].pid != os.getpid():  # a forked process lacks the thread
                 opening = Session.open(
                     self._namesrv,
                     self._client_options if self._client_options is not None else ClientOptions(),
@@ -250,7 +250,7 @@ _Arrived = queues.SimpleQueue[tuple[str, MessageExt]]
 
 @contextmanager
 def _as_dramatiqs() -> Iterator[None]:
-    """Raise errors of connections as Dramatiq's, after which its workers try again."""
+    """Raise ConnectionClosed instead of CometMQ's connection errors. Dramatiq's workers retry after it."""
     try:
         yield
     except (RemotingError, NoRouteError, TimeoutError) as error:
@@ -261,8 +261,8 @@ def _as_dramatiqs() -> Iterator[None]:
 def _decoded(body: bytes, queue: str) -> Message[Any]:
     """Return a message of a queue. Raises DecodeError.
 
-    Dramatiq checks no types, and any client can send to the topic: other types would end the thread of a
-    consumer, or a worker that looks for the consumer of another queue.
+    Dramatiq does not check types, and any client can send to the topic. A field of a wrong type would end a
+    consumer's thread, and another queue's name would end a worker, which finds no consumer for it.
     """
     found: Message[Any] = Message.decode(body)
     texts, mappings = (found.actor_name, found.message_id), (found.kwargs, found.options)
@@ -272,12 +272,12 @@ def _decoded(body: bytes, queue: str) -> Message[Any]:
         and all(isinstance(each, dict) for each in mappings)
         and isinstance(found.options.get("throws") or (), type | tuple)
     ):
-        raise DecodeError("not a message of this queue", body, None)  # type: ignore[no-untyped-call]
+        raise DecodeError("it is not a message of this queue", body, None)  # type: ignore[no-untyped-call]
     return found
 
 
 class _LeasedMessage(MessageProxy):
-    """A message with the tag of its lease."""
+    """A message with the delivery tag of its lease."""
 
     def __init__(self, message: Message[Any], tag: str) -> None:
         super().__init__(message)
@@ -285,7 +285,7 @@ class _LeasedMessage(MessageProxy):
 
 
 class _LeasingConsumer(Consumer):
-    """A consumer of a queue. Its messages are settled on the loop, which repeats a request that fails."""
+    """A consumer of a queue. Its inbox settles the messages, and repeats requests that fail."""
 
     def __init__(self, broker: CometMQBroker, topic: str, queue: str, prefetch: int, timeout_ms: int) -> None:
         self._broker = broker
@@ -305,11 +305,11 @@ class _LeasingConsumer(Consumer):
         try:
             message = _decoded(leased.body, self._queue)
         except DecodeError:
-            log.error("a message of topic %s is not one of Dramatiq: %s", self._topic, leased.msg_id)
+            log.error("topic %s: message %s is not from Dramatiq", self._topic, leased.msg_id)
             self._settle(tag, Settlement.DEAD)
             return None
         eta = message.options.pop("eta", None)
-        if isinstance(eta, int) and eta > _now_ms() + EARLY_MS:  # later than a broker can keep it
+        if isinstance(eta, int) and eta > _now_ms() + EARLY_MS:  # the delay was longer than a broker allows
             again = message.copy(options={"eta": eta})
             self._broker.run(self._broker.send(self._topic, again))
             self._settle(tag, Settlement.ACK)
@@ -330,12 +330,12 @@ class _LeasingConsumer(Consumer):
         self._settle(message.tag, Settlement.DEAD)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
-        """Make messages visible again, which were not processed."""
+        """Release messages that were not processed: they are delivered again."""
         for each in messages:
             assert isinstance(each, _LeasedMessage)
             self._settle(each.tag, Settlement.RELEASE)
 
     def close(self) -> None:
-        """Send what is settled, and give back the other messages."""
+        """Send the pending settlements, and release the other messages."""
         with _as_dramatiqs():
             self._thread.run(self._inbox.close())

@@ -1,4 +1,4 @@
-"""The leased messages of a worker, and how they are settled."""
+"""Receives the messages that a worker leases, renews their leases, and settles them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logs.logger(__name__)
 MAX_UNSETTLED = 1000
 """The maximum number of leased messages of a channel without a prefetch count."""
 _CLOSE_S = 5.0
-"""The maximum time that closing a channel waits for its acknowledgements."""
+"""The maximum time, in seconds, for which the close of a channel waits for its settlements."""
 _AT_ONCE = 32
 """The maximum number of concurrent requests of one kind."""
 
@@ -31,8 +31,9 @@ _AT_ONCE = 32
 class Held:
     """A leased message of a queue that is not settled yet.
 
-    `until` is the end of the lease on the loop's clock, in seconds. `delivered`: the framework has received
-    it.
+    Attributes:
+        until: The end of the lease, in seconds on the event loop's clock.
+        delivered: Whether the framework has received the message.
     """
 
     queue: str
@@ -43,11 +44,11 @@ class Held:
 
 
 Deliver = Callable[[str, str, MessageExt], None]
-"""Receives queue, delivery tag ("" for a broadcast message) and message, on the event loop."""
+"""Called on the event loop with queue, delivery tag ("" for a broadcast message) and message."""
 
 
 class Inbox:
-    """The leased messages of a channel. Receives as many as the prefetch count allows, renews leases."""
+    """The leased messages of a channel: at most as many as its prefetch count allows."""
 
     def __init__(self, session: Session, deliver: Deliver) -> None:
         self.limit = MAX_UNSETTLED
@@ -66,13 +67,13 @@ class Inbox:
         self._turns = itertools.count()
         self._room, self._work = asyncio.Event(), asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held during requests about leases: a renewal invalidates the handle of an acknowledgement."""
+        """Serializes renewals and settlements: a renewal invalidates the handle that a settlement uses."""
         self._fetching, self._restarting = Tasks(), asyncio.Lock()
         self._readers: dict[str, Tasks] = {}
         self._keeper = self._loop.create_task(self._keep(), name="cometmq-leases")
 
     async def close(self) -> None:
-        """Release all messages, and wait until all settlements are sent."""
+        """Release all messages, and wait up to 5 s until all settlements are sent."""
         self._consumers.clear()
         for tasks in (self._fetching, *self._readers.values()):
             await tasks.finish(cancel=True)
@@ -86,7 +87,7 @@ class Inbox:
     # -- receiving
 
     async def consume(self, queue: str) -> None:
-        """Receive the messages of a queue."""
+        """Begin to receive the messages of a queue."""
         self._consumers[queue] = await self._session.consumer(queue)
         await self._restart()
 
@@ -97,7 +98,7 @@ class Inbox:
         tag: str,
         has_room: Callable[[], bool],
     ) -> None:
-        """Read messages of a broadcast topic, see `Session.read`, as messages of a queue."""
+        """Deliver the messages of a broadcast topic (see `Session.read`) as messages of a queue."""
 
         def accept(message: MessageExt) -> bool:
             if has_room():
@@ -109,7 +110,7 @@ class Inbox:
             self._readers.setdefault(queue, Tasks()).start(self._session.read(each, offsets, tag, accept))
 
     async def cancel(self, queue: str) -> None:
-        """Receive no more messages of a queue, and make those visible again that were not taken."""
+        """Stop receiving messages of a queue, and release those that the framework has not received."""
         await self._readers.pop(queue, Tasks()).finish(cancel=True)
         if self._consumers.pop(queue, None) is not None:
             await self._restart()
@@ -117,7 +118,7 @@ class Inbox:
             self.settle(tag, Settlement.RELEASE)
 
     async def get(self, queue: str) -> tuple[str, MessageExt] | None:
-        """Return one message of a queue with its delivery tag, or None if there is none."""
+        """Return one message of a queue with its delivery tag, or None if the queue is empty."""
         consumer = await self._session.consumer(queue)
         for message in await consumer.receive(1, wait_s=0):
             tag = self._hold(queue, consumer, message)
@@ -126,7 +127,7 @@ class Inbox:
         return None
 
     def take(self, tag: str) -> bool:
-        """Return whether the framework may have a message: False if it was made visible again."""
+        """Mark a message as delivered to the framework. Return False if it was released before."""
         held = self._held.get(tag)
         if held is None:
             return False
@@ -134,7 +135,7 @@ class Inbox:
         return True
 
     def set_limit(self, prefetch: int) -> None:
-        """Set the maximum number of messages that are not settled. 0: MAX_UNSETTLED."""
+        """Set the maximum number of messages that are not settled. 0 means MAX_UNSETTLED."""
         self.limit = prefetch if prefetch > 0 else MAX_UNSETTLED
         self._room.set()
 
@@ -149,11 +150,11 @@ class Inbox:
             try:
                 await self._fetch_on(consumers)
             except Exception:
-                log.exception("messages cannot be received, trying again")
+                log.exception("messages cannot be received; trying again")
                 await asyncio.sleep(RETRY_S)
 
     async def _fetch_on(self, consumers: dict[str, QueueConsumer]) -> None:
-        """Receive messages until something unexpected fails."""
+        """Receive messages until an unexpected error is raised."""
         notified = False
         while True:
             unsettled = len(self._held) + len(self._settled) + self._sending
@@ -165,21 +166,20 @@ class Inbox:
                 notified = False
             else:
                 in_vain, notified = notified, await self._has_any(consumers.values())
-                if in_vain:  # another member was faster
+                if in_vain:  # another member has received the messages
                     await asyncio.sleep(PAUSE_S)
 
     async def _receive(self, consumers: dict[str, QueueConsumer], count: int) -> bool:
-        """Receive messages of the first queue that has some, with another one first each time.
+        """Receive messages of the first queue that has some. Each call begins with another queue.
 
-        Return False if none has. No request waits for messages: after a cancel it would lease some of one
-        queue.
+        Return False if all queues are empty. No request waits: after a cancel it would still lease messages.
         """
         names = list(consumers)
         first = next(self._turns) % len(names)
         for queue in names[first:] + names[:first]:
             try:
                 found = await consumers[queue].receive(count, wait_s=0)
-            except CometError as error:  # the consumer has logged a warning
+            except CometError as error:  # the consumer logs a warning itself
                 log.debug("queue %s cannot be received from: %s", queue, error)
                 continue
             if found:
@@ -207,22 +207,22 @@ class Inbox:
     # -- settling
 
     def settle(self, tag: str, how: Settlement) -> None:
-        """Settle a message soon. A message that is settled already is ignored."""
+        """Schedule the settlement of a message. A message that is already settled is ignored."""
         held = self._held.pop(tag, None)
         if held is not None:
             self._settled.append((how, held))
             self._work.set()
 
     def release(self) -> None:
-        """Make all messages that are not settled visible again, soon."""
+        """Schedule the release of all messages that are not settled."""
         for tag in list(self._held):
             self.settle(tag, Settlement.RELEASE)
 
     async def flush(self) -> bool:
         """Send the requests of all settlements so far. Return False if some must be sent again.
 
-        Calls that wait for their turn share the next flush. Otherwise each would try a broker that cannot be
-        reached, and renewals would wait for all of them.
+        Concurrent calls share one flush. Otherwise each would try a broker that cannot be reached, and
+        renewals would wait for all of them.
         """
         flushes = self._flushes
         async with self._turn:
@@ -249,7 +249,7 @@ class Inbox:
             return not unsent
 
     async def _send(self, how: Settlement, some: Sequence[Held]) -> Sequence[Held]:
-        """Settle messages, and return those whose leases last if the same request may succeed later."""
+        """Settle messages. If this fails, return those for which the request may succeed later."""
         try:
             await some[0].consumer.settle(how, [held.message for held in some])
             return ()
@@ -267,7 +267,7 @@ class Inbox:
         return again
 
     async def _keep(self) -> None:
-        """Settle messages and renew leases."""
+        """Settle messages and renew leases, until cancelled."""
         interval_s = self._session.visibility_s / 4
         renewal = self._loop.time() + interval_s
         while True:
@@ -291,16 +291,16 @@ class Inbox:
             await held.consumer.change_invisibility(held.message, session_s)
         except Exception as error:
             if not isinstance(error, CometError):
-                log.exception("a lease of queue %s is not renewed", held.queue)
+                log.exception("a lease of queue %s cannot be renewed", held.queue)
             if now >= held.until:
-                log.warning("a message of queue %s has lost its lease: %s", held.queue, error)
+                log.warning("the lease of a message of queue %s has expired: %s", held.queue, error)
                 held.until = float("inf")
         else:
             held.until = now + session_s
 
 
 def _parts(settled: Iterable[tuple[Settlement, Held]]) -> list[tuple[Settlement, list[Held]]]:
-    """Return the messages of each request: each fails or succeeds alone."""
+    """Group settlements into requests, which fail or succeed one by one."""
     parts: dict[object, tuple[Settlement, list[Held]]] = {}
     for how, held in settled:
         shared = how in (Settlement.ACK, Settlement.RELEASE)

@@ -1,4 +1,4 @@
-"""The kombu transport: Celery and other users of kombu with CometMQ as their broker.
+"""The kombu transport, by which Celery and other users of kombu have CometMQ as their broker.
 
     import cometmq.integrations.kombu  # registers the URL scheme
 
@@ -6,7 +6,7 @@
 
 The URL names a name server: `cometmq://ACCESS_KEY:SECRET_KEY@HOST:PORT/NAMESPACE`. Without the import, kombu
 finds the transport by its path: `broker_transport = "cometmq.integrations.kombu:Transport"`. docs/celery.md
-describes the transport options and what the transport promises.
+describes the transport options and the delivery guarantees.
 """
 
 from __future__ import annotations
@@ -39,32 +39,31 @@ log = logs.logger("cometmq.integrations.kombu")
 T = TypeVar("T")
 
 MAX_READY = 1000
-"""The maximum number of broadcast messages that wait for kombu."""
+"""The number of undelivered messages at which the reading of broadcast topics pauses."""
 BROADCAST = "broadcast"
 _CONNECT_S = 10.0
-"""The maximum time of a connection attempt."""
+"""The timeout of a connection attempt, in seconds."""
 
 
 _MAX_QUEUES = 5000
-"""The maximum number of queues whose offsets are kept."""
+"""The maximum number of queues in `_offsets`. The queue that was declared longest ago is dropped."""
 
 _Offsets = OrderedDict[str, dict[tuple[str, str], dict[MessageQueue, int]]]
 _offsets: dict[tuple[str, str], _Offsets] = {}
-"""Where queues continue to read broadcast topics: name servers and namespace, then queue, then topic and tag.
+"""The next offsets of broadcast topics, by name servers and namespace, then queue, then topic and tag.
 
-The connections of a process share it: Celery declares the queue of `rpc://` results on one connection, and
-consumes it later on another, when the first result may have been published. The queues that were declared
-last are kept.
+All connections of the process share this table. Celery declares the queue of `rpc://` results on one
+connection, and consumes it on another one, perhaps after the first result was published.
 """
 
 
 class QoS(virtual.QoS):
-    """Passes acknowledgements on. The inbox of the channel holds the messages and the prefetch count."""
+    """Passes settlements to the channel, whose inbox holds the messages and the prefetch count."""
 
     restore_at_shutdown = False
 
     def append(self, message: virtual.Message, delivery_tag: str) -> None:
-        """Do nothing: the inbox holds the message."""
+        """Do nothing, because the inbox already holds the message."""
 
     def ack(self, delivery_tag: str) -> None:
         self.channel.settle(delivery_tag, Settlement.ACK)
@@ -77,7 +76,7 @@ class QoS(virtual.QoS):
 
 
 class LeasingChannel(virtual.Channel):
-    """A channel: one prefetch count, and the queues that are consumed with it."""
+    """A channel of kombu, with an inbox for the queues that it consumes."""
 
     QoS = QoS
     supports_fanout = True
@@ -128,11 +127,11 @@ class LeasingChannel(virtual.Channel):
             self._watch(queue, exchange, topic_name(routing_key) if kind == "direct" else "*")
 
     def _watch(self, queue: str, exchange: str, tag: str) -> None:
-        """Note the end of an exchange's broadcast topic, from which a queue receives its messages."""
+        """Store the end offsets of an exchange's broadcast topic, at which a queue begins to read it."""
         transport = self.connection
         topic = topic_name(exchange, BROADCAST)
         known = transport.offsets.setdefault(queue, {})
-        with suppress(KeyError):  # another thread has deleted it
+        with suppress(KeyError):  # another thread has deleted the queue
             transport.offsets.move_to_end(queue)
             if len(transport.offsets) > _MAX_QUEUES:
                 transport.offsets.popitem(last=False)
@@ -168,7 +167,7 @@ class LeasingChannel(virtual.Channel):
     # -- publishing
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Leave text as it is. Bytes need base64 in the JSON of a message."""
+        """Return text unchanged. Bytes are encoded in base64, because messages are JSON."""
         return (body, "utf-8") if isinstance(body, str) else super().encode_body(body, encoding)
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **_: Any) -> None:
@@ -224,11 +223,11 @@ class LeasingChannel(virtual.Channel):
             transport.call_soon(self.inbox.read, queue, offsets, tag, transport.has_room)
 
     def _watched(self, queue: str) -> Iterator[tuple[str, dict[MessageQueue, int]]]:
-        """Iterate over the tags and offsets of the broadcast topics from which a queue receives messages."""
+        """Yield the tag and the offsets of each broadcast topic from which a queue receives messages."""
         watched = self.connection.offsets.get(queue, {})
         for (topic, tag), offsets in list(watched.items()):
             if topic != topic_name("", BROADCAST) or len(watched) == 1:
-                yield tag, offsets  # a queue that is bound receives nothing by its name
+                yield tag, offsets  # only a queue without bindings receives messages by its name
 
     def basic_cancel(self, consumer_tag: str) -> None:
         queue = self._tag_to_queue.get(consumer_tag)
@@ -249,7 +248,7 @@ class LeasingChannel(virtual.Channel):
         return message
 
     def _get_broadcast(self, queue: str) -> virtual.Message | None:
-        """Return the next broadcast message of a live queue, without waiting, or None."""
+        """Return the next broadcast message of a live queue, or None without waiting."""
         transport = self.connection
         for tag, offsets in self._watched(queue):
             while message := transport.run(transport.session.next_message(offsets, tag)):
@@ -259,18 +258,18 @@ class LeasingChannel(virtual.Channel):
         return None
 
     def decode(self, queue: str, tag: str, message: MessageExt) -> virtual.Message | None:
-        """Return what kombu has published for the queue, or None. Anything else becomes a dead letter."""
+        """Return the decoded message, or None. An invalid message becomes a dead letter."""
         try:
             payload = loads(message.body)
             properties = payload["properties"]
             info = properties["delivery_info"]
             exchange, routing_key = info["exchange"], info["routing_key"]
             if not (isinstance(exchange, str) and isinstance(routing_key, str)):
-                raise TypeError("exchange and routing_key must be text")
+                raise TypeError("exchange and routing_key must be strings")
             properties["delivery_tag"] = tag
             info["redelivered"] = message.reconsume_times > 0
             decoded = self.Message(payload, channel=self)
-        except Exception as error:  # anybody can send to the topic
+        except Exception as error:  # any client can send any body to the topic
             text = "message %s of queue %s is not from kombu: %s"
             log.error(text, printable(message.msg_id), queue, printable(repr(error)))
             self.settle(tag, Settlement.DEAD)
@@ -286,7 +285,7 @@ class LeasingChannel(virtual.Channel):
 
 
 class Transport(virtual.Transport):
-    """The connection of kombu to a cluster: a session on the background loop, and the messages for kombu."""
+    """A connection of kombu: a session on the background event loop, and a queue of received messages."""
 
     Channel = LeasingChannel
     default_port = 9876
@@ -304,14 +303,14 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.live: set[str] = set()
-        """Queues of this process alone (exclusive or auto_delete), which have no topic of their own."""
+        """The exclusive and auto_delete queues, which only this process uses. They have no topics."""
         self.offsets = _offsets.setdefault((str(self._namesrv()), client.virtual_host), OrderedDict())
         self.priorities: dict[str, int] = {}
         """The highest priority of each queue that has priorities."""
         self._thread: LoopThread | None = None
         self._ready: queues.SimpleQueue[tuple[LeasingChannel, str, str, MessageExt]] = queues.SimpleQueue()
         self._bell: tuple[socket.socket, socket.socket] | None = None
-        """A socket pair whose first end is readable while messages are ready, for an event loop of kombu."""
+        """A socket pair for kombu's event loop. Its first end is readable while messages are ready."""
         self._hub: Any = None
 
     def driver_version(self) -> str:
@@ -321,7 +320,7 @@ class Transport(virtual.Transport):
 
     def establish_connection(self) -> Transport:
         if green_environment() != "default":
-            expected = "prefork, threads or solo, because CometMQ's client needs threads"
+            expected = "prefork, threads or solo, because CometMQ's client uses threads"
             raise ConfigError("pool", green_environment(), expected)
         thread = LoopThread.acquire()
         try:
@@ -350,7 +349,7 @@ class Transport(virtual.Transport):
         )
 
     def _namesrv(self) -> Any:
-        """Return the name servers of the option, otherwise those of the URL. None: the default of clients."""
+        """Return the name servers: the option `namesrv`, else the URL's host, else None (the default)."""
         client = self.client
         host = f"[{client.hostname}]" if ":" in (client.hostname or "") else client.hostname
         of_url = f"{host}:{client.port or self.default_port}" if host else None
@@ -364,7 +363,7 @@ class Transport(virtual.Transport):
             self._release()
 
     def _release(self) -> None:
-        """Release the background thread and the bell."""
+        """Release the background thread and the socket pair."""
         thread, self._thread = self._thread, None
         if self._bell is not None:
             if self._hub is not None and thread is not None and thread.pid == os.getpid():
@@ -379,11 +378,11 @@ class Transport(virtual.Transport):
         return self._is_open()
 
     def _is_open(self) -> bool:
-        """Return whether calls can succeed: a forked child has no background thread."""
+        """Return whether this process has the background thread. A forked child does not."""
         return self._thread is not None and self._thread.pid == os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop of the session. Raises ClientStateError if there is none."""
+        """Run a coroutine on the session's event loop. Raises ClientStateError if it is closed."""
         if self._thread is None:
             work.close()
             raise ClientStateError("the connection to CometMQ is closed")
@@ -394,7 +393,7 @@ class Transport(virtual.Transport):
             self.run(work())
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
-        """Call a function on the loop of the session, without waiting."""
+        """Schedule a call of a function on the session's event loop."""
         if self._is_open() and self._thread is not None:
             self._thread.loop.call_soon_threadsafe(function, *args)
 
@@ -408,7 +407,7 @@ class Transport(virtual.Transport):
         return Inbox(self.session, deliver)
 
     def set_callback(self, queue: str, callback: Callable[[virtual.Message], object]) -> None:
-        """Set the receiver of a queue's messages. That of kombu's base class receives undecoded payloads."""
+        """Set the callback for a queue's messages. The callbacks of kombu's base class get raw payloads."""
         self._callbacks[queue] = callback
 
     def has_room(self) -> bool:
@@ -462,7 +461,7 @@ class Transport(virtual.Transport):
             try:
                 bell[1].send(b"\0")
             except OSError:
-                pass  # it has enough unread bytes, or the connection is being closed
+                pass  # its buffer is full of unread bytes, or the connection is being closed
 
     def _on_readable(self) -> None:
         assert self._bell is not None
@@ -474,14 +473,14 @@ class Transport(virtual.Transport):
             for _ in range(self._ready.qsize()):
                 self.drain_events(self, timeout=0)
         except TimeoutError:
-            pass  # the remaining messages were not wanted
+            pass  # the queues of the remaining messages are no longer consumed
         finally:
             if not self._ready.empty():
                 self._ring()
 
 
 def _due_ms(eta: object) -> int:
-    """Return the time of an ETA in milliseconds since 1970, 0 if there is none that is certain."""
+    """Return an ETA in ms since 1970, or 0 if it is missing, invalid or without a time zone."""
     try:
         due = datetime.fromisoformat(eta) if isinstance(eta, str) else None
     except ValueError:

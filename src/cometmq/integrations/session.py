@@ -1,8 +1,8 @@
 """The clients that a task framework needs: queues of leased messages, and broadcast topics.
 
 A queue is a topic and a consumer group of the same name, whose members lease its messages (POP). Messages of
-an exchange without such a queue go to the broadcast topic of the exchange, which each interested process
-reads from its end on.
+an exchange without such a queue go to the exchange's broadcast topic. Each process that consumes the topic
+reads all messages that are sent after its start.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from cometmq.protocol.codes import MASTER_ID, is_system_group, is_system_topic
 log = logs.logger(__name__)
 
 MAX_DELAY_MS = 2 * 86_400_000
-"""The longest delay of a message. Brokers allow 3 days by default."""
+"""The maximum delay of a message in one send. Brokers allow 3 days by default."""
 _WAIT_S = 15.0
-"""The time for which one request waits for messages."""
+"""The maximum time, in seconds, for which one request waits for messages."""
 PAUSE_S = 0.2
-"""The pause before queues are asked again although none of them had a message."""
+"""The interval between two polls of a state that another process changes, in seconds."""
 RETRY_S = 1.0
-"""The pause after a request that failed."""
+"""The pause after a failed request, in seconds."""
 _ROUTE_S = 10.0
-"""The maximum time until the name servers have the route of a new topic."""
+"""The maximum time, in seconds, until the name servers have the route of a new topic."""
 _MAX_KNOWN = 10_000
-"""The maximum number of topics that are remembered to exist."""
+"""The maximum number of topics in the cache of existing topics."""
 EARLY_MS = 1000
-"""A message that is due within this time is delivered at once: timers have a precision of one second."""
+"""A message that is due within this time, in ms, is not delayed: timers have a precision of one second."""
 _PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,58}")
 _HASHED = re.compile(r".*-[0-9a-f]{16}")
 
 
 def topic_name(name: str, kind: str = "queue") -> str:
-    """Return the topic, and consumer group, that stands for a queue (or another `kind` of name).
+    """Return the name of the topic, and consumer group, for a queue (or another `kind` of name).
 
-    A name of up to 59 letters, digits, `_` and `-` is kept, unless RocketMQ reserves it. Any other name is
-    replaced by its legal characters and a hash, so that different names have different topics.
+    A queue's name of up to 59 letters, digits, `_` and `-` is kept, unless RocketMQ reserves it. Any other
+    name is replaced by its legal characters and a hash, so that different names have different topics.
     """
     kept = kind == "queue" and _PLAIN.fullmatch(name) and not _HASHED.fullmatch(name)
     if kept and not (is_system_topic(name) or is_system_group(name)):
@@ -67,13 +67,13 @@ def topic_name(name: str, kind: str = "queue") -> str:
 
 
 class Settlement(Enum):
-    """What becomes of a leased message.
+    """The outcome of a lease.
 
     Attributes:
-        ACK: It is consumed.
-        REQUEUE: It is delivered again now, which counts as a retry.
-        RELEASE: It is delivered again now, because it was not processed. This does not count as a retry.
-        DEAD: It goes to the dead-letter queue of its group.
+        ACK: The message is consumed.
+        REQUEUE: The message is delivered again at once. This counts as a retry.
+        RELEASE: The message was not processed. It is delivered again at once. This does not count as a retry.
+        DEAD: The message is moved to the dead-letter queue of its group.
     """
 
     ACK = "ack"
@@ -83,21 +83,21 @@ class Settlement(Enum):
 
 
 class QueueConsumer(SimpleConsumer):
-    """A member of the consumer group that stands for a queue."""
+    """A member of the consumer group of a queue."""
 
     async def wait(self) -> bool:
-        """Wait until the queue has a message, or may have one. Return False if there is none in time."""
+        """Wait until the queue may have a message. Return False after 15 s without one."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         found = False
         with suppress(CometError):
             found = await self._running_session().receiver.wait(_WAIT_S)
-        if not found and loop.time() - begun < RETRY_S:  # no broker could be asked
+        if not found and loop.time() - begun < RETRY_S:  # no broker answers
             await asyncio.sleep(RETRY_S)
         return found
 
     async def settle(self, how: Settlement, messages: Sequence[MessageExt]) -> None:
-        """Settle messages of one broker, a single one unless ACK or RELEASE. Raises CometError."""
+        """Settle messages of one broker: several for ACK and RELEASE, otherwise one. Raises CometError."""
         if how is Settlement.ACK:
             await self.ack(*messages)
         elif how is Settlement.RELEASE:
@@ -111,9 +111,9 @@ class QueueConsumer(SimpleConsumer):
 
 
 class Clients:
-    """The clients of one connection. They create the topics that they use and that do not exist.
+    """The clients of one connection. They create missing topics.
 
-    Topics are created in `cluster` (None: in all), with `topic_queues` queues per broker.
+    Topics are created in `cluster` (None: in all clusters), with `topic_queues` queues per broker.
     """
 
     def __init__(self, client: ClientInstance, cluster: str | None, topic_queues: int) -> None:
@@ -121,7 +121,7 @@ class Clients:
         self._cluster = cluster
         self._topic_queues = topic_queues
         self.known: set[str] = set()
-        """Topics that exist."""
+        """Cache of topics that exist."""
 
     async def _start(self, *clients: Client) -> None:
         """Start the clients. Raises CometError if no name server answers."""
@@ -140,7 +140,7 @@ class Clients:
         await self._client.close()
 
     async def exists(self, topic: str) -> bool:
-        """Return whether the name servers have a topic."""
+        """Return whether the name servers have a route for a topic."""
         if topic not in self.known:
             try:
                 await self._client.read_queues(topic)
@@ -154,9 +154,9 @@ class Clients:
         return True
 
     async def ensure_topic(self, topic: str, *, queues: int = 0, priorities: bool = False) -> None:
-        """Create a topic with `queues` (or `topic_queues`) per broker at all masters if it is new.
+        """Create a topic at all masters if it does not exist. `queues` 0 means `topic_queues` per broker.
 
-        Raises NoRouteError if there is no master, or if the name servers do not have the topic in time.
+        Raises NoRouteError if there is no master, or if the name servers do not receive the route in time.
         """
         if await self.exists(topic):
             return
@@ -194,9 +194,9 @@ class Clients:
 
 
 class Session(Clients):
-    """The clients of one connection. Its methods run on the event loop on which it was opened.
+    """The clients of one connection, for queues and broadcast topics.
 
-    Leases have `visibility_s` seconds and are renewed until messages are settled.
+    Its methods run on the event loop on which it was opened. Leases last `visibility_s` seconds.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Session(Clients):
         await self._stop(*self._consumers.values(), self._producer, self._pulls)
 
     async def consumer(self, queue: str) -> QueueConsumer:
-        """Return the consumer of a queue, which is started at its first use."""
+        """Return the consumer of a queue. The first call for a queue starts its consumer."""
         async with self._starting:
             found = self._consumers.get(queue)
             if found is None:
@@ -246,13 +246,13 @@ class Session(Clients):
     # -- broadcast topics and sizes
 
     async def ends(self, topic: str) -> dict[MessageQueue, int]:
-        """Return the end offset of each queue of a broadcast topic, which is created if it does not exist."""
+        """Create a broadcast topic if it does not exist. Return the end offset of each of its queues."""
         await self.ensure_topic(topic, queues=1)
         queues = await self._client.read_queues(topic)
         return {queue: await self._pulls.max_offset(queue) for queue in queues}
 
     async def size(self, topic: str) -> int:
-        """Return the number of messages that a queue's group has not acknowledged."""
+        """Return the number of messages that the group of a queue has not acknowledged."""
         if not await self.exists(topic):
             return 0
         size = 0
@@ -264,7 +264,7 @@ class Session(Clients):
         return size
 
     async def purge(self, queue: str) -> int:
-        """Acknowledge all messages of a queue that are not leased, and return their number."""
+        """Acknowledge all visible messages of a queue, and return their number."""
         consumer = await self.consumer(queue)
         count = 0
         while found := await consumer.receive(wait_s=0):
@@ -275,9 +275,9 @@ class Session(Clients):
     # -- sending
 
     async def send(self, message: Message, *, due_ms: int = 0, priority: int | None = None) -> None:
-        """Send a message, which the broker keeps until it is due, but for 2 days at most.
+        """Send a message, which is delivered at `due_ms` (in ms since 1970), but after at most 2 days.
 
-        `due_ms` is in milliseconds since 1970. `priority` is the id of a queue in a topic of type PRIORITY.
+        `priority` requires a topic of type PRIORITY, where it is the id of the message's queue.
         """
         now_ms = time.time_ns() // 1_000_000
         if due_ms - now_ms <= EARLY_MS:
@@ -285,7 +285,7 @@ class Session(Clients):
             await self._producer.send(message)
             return
         message.deliver_at_ms = min(due_ms, now_ms + MAX_DELAY_MS)
-        # A delayed message loses its property PRIORITY, but not its queue.
+        # The broker drops the property PRIORITY of a delayed message, but keeps its queue.
         selector = None if priority is None else _queue_with_id
         await self._producer.send(message, selector=selector, argument=priority)
 
@@ -298,9 +298,9 @@ class Session(Clients):
         tag: str,
         accept: Callable[[MessageExt], bool],
     ) -> None:
-        """Read a queue of a broadcast topic, from its offset in `offsets` on, until cancelled.
+        """Read a queue of a broadcast topic until cancelled. The next offset is kept in `offsets`.
 
-        `accept` returns False if it has no room; it then receives the message again.
+        If `accept` returns False, it is called again later with the same message.
         """
         while True:
             try:
@@ -315,13 +315,13 @@ class Session(Clients):
             offsets[queue] = result.next_begin_offset
 
     async def next_message(self, offsets: dict[MessageQueue, int], tag: str) -> MessageExt | None:
-        """Return the next message of a broadcast topic, without waiting, or None. See `read`."""
+        """Return the next message of a broadcast topic, or None without waiting. See `read`."""
         for queue in list(offsets):
             offset = -1
             while offset != offsets[queue]:
                 offset = offsets[queue]
                 result = await self._pulls.pull(queue, offset, max_count=1, expression=tag)
-                if offsets[queue] == offset:  # no reader was faster
+                if offsets[queue] == offset:  # no other reader has read the message
                     offsets[queue] = result.next_begin_offset
                 if result.messages:
                     return result.messages[0]
@@ -329,7 +329,7 @@ class Session(Clients):
 
 
 def _queue_with_id(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """Return a queue with the id `argument`, or with the highest one."""
+    """Return a queue with the id `argument`. If the topic has fewer queues, return the last one."""
     del message
     wanted = min(argument, max(queue.queue_id for queue in queues)) if isinstance(argument, int) else 0
     return random.choice([queue for queue in queues if queue.queue_id == wanted] or queues)

@@ -6,8 +6,7 @@
     async def add(a: int, b: int) -> int: ...
 
 A task is a message of the queue's topic, with the task id as its key. Workers lease tasks (POP) and renew the
-leases until Taskiq acknowledges them. The tasks of a worker that dies are delivered again. docs/taskiq.md is
-the guide.
+leases until Taskiq acknowledges the tasks. docs/taskiq.md is the guide.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ _PRIORITIES = (1, 16)
 class CometMQBroker(AsyncBroker):
     """A broker of Taskiq that keeps tasks in a topic of CometMQ.
 
-    Two labels of a task decide about its delivery: `delay`, in seconds, and `priority`, the highest first.
+    Two labels of a task control its delivery. `delay` is in seconds. Of the waiting tasks, the one with the
+    highest `priority` is delivered first.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class CometMQBroker(AsyncBroker):
         Args:
             namesrv: The name servers, `host:port` with `;` between them. None: the default of clients.
             queue: The name of the topic and of the workers' group.
-            lease_s: How long a task stays with a worker that no longer renews its lease, in seconds.
-            prefetch: The maximum number of unacknowledged tasks of a worker, running ones included.
-            priorities: The number of priorities of a new topic, 1 to 16: tasks have a priority from 0 to
+            lease_s: The duration of a lease in seconds: the tasks of a dead worker return after it.
+            prefetch: The maximum number of unacknowledged tasks of a worker, including running tasks.
+            priorities: The number of priorities of a new topic, 1 to 16. The priority of a task is from 0 to
                 `priorities` - 1. None: a topic without priorities.
             cluster: The cluster in which the topic is created. None: all clusters.
             topic_queues: The number of queues, per broker, of a new topic without priorities.
@@ -83,7 +83,7 @@ class CometMQBroker(AsyncBroker):
         self._inbox: Inbox | None = None
         self._arrived: asyncio.Queue[tuple[str, MessageExt]] = asyncio.Queue()
         self._listening = 0
-        """The number of generators of listen() that receive from the inbox."""
+        """The number of open generators of listen()."""
 
     async def startup(self) -> None:
         """Connect to the cluster.
@@ -111,7 +111,7 @@ class CometMQBroker(AsyncBroker):
         self._open = session
 
     async def shutdown(self) -> None:
-        """Disconnect. Tasks that were received but not acknowledged are delivered again at once."""
+        """Disconnect. Received tasks that are not acknowledged are delivered again at once."""
         try:
             await super().shutdown()
         finally:
@@ -168,13 +168,13 @@ class CometMQBroker(AsyncBroker):
 
 
 async def _acknowledge(inbox: Inbox, tag: str) -> None:
-    """Acknowledge a task. If the broker cannot be reached, the inbox repeats the request."""
+    """Acknowledge a task. The inbox repeats the request if the broker cannot be reached."""
     inbox.settle(tag, Settlement.ACK)
     await inbox.flush()
 
 
 def _number(message: BrokerMessage, label: str, maximum: float) -> float:
-    """Return the number in a label of a task, 0 if it has no such label. Raises ConfigError."""
+    """Return the number in a label of a task, or 0 without the label. Raises ConfigError."""
     text = message.labels.get(label, 0)
     try:
         value = float(text)

@@ -7,7 +7,7 @@
     @broker.publisher("invoices")
     async def bill(order: Order) -> Invoice: ...
 
-A subscriber is a member of a consumer group, a header is a user property of the message. docs/faststream.md
+Each subscriber is a member of a consumer group. Headers are user properties of messages. docs/faststream.md
 is the guide.
 """
 

@@ -1,4 +1,4 @@
-"""Annotations of arguments that FastStream fills in."""
+"""Annotations for handler arguments that FastStream provides."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The broker of FastStream, and routers that it includes."""
+"""A broker of FastStream, and routers that a broker can include."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class CometMQRegistrator(Registrator[MessageExt, CometMQBrokerConfig]):
-    """What subscribers and publishers are added to: a broker or a router."""
+    """A broker or a router, to which subscribers and publishers are added."""
 
     def subscriber(  # type: ignore[override]
         self,
@@ -78,19 +78,19 @@ class CometMQRegistrator(Registrator[MessageExt, CometMQBrokerConfig]):
 
         Args:
             topic: The topic. It is created if it does not exist.
-            group: The consumer group, one for each subscriber of a broker. Default: the name of the topic.
+            group: The consumer group, unique among the broker's subscribers. Default: the name of the topic.
             expression: The filter of the subscription: tags (`"TagA || TagB"`) or `sql92(...)`.
-            options: The settings of the member: orderly, broadcasting, where a new group starts, leases
-                instead of queues, the maximum number of retries. Default: PushOptions().
+            options: The settings of the member, such as orderly, broadcasting, the start of a new group, and
+                the maximum number of retries. Default: PushOptions().
             max_workers: The maximum number of concurrent calls of the handler, 1 to 1000.
-            ack_policy: What settles a message. Default: that of the router or broker, otherwise
+            ack_policy: When messages are settled. Default: the policy of the router or broker, otherwise
                 NACK_ON_ERROR: a message whose handler fails is delivered again, up to 16 times.
-            no_reply: Do not send results to senders that wait for a reply.
+            no_reply: Whether results are not sent to senders that wait for a reply.
             dependencies: Dependencies of all handlers.
-            parser: Replaces or extends the parser of messages.
-            decoder: Replaces or extends the decoder of bodies.
-            codec: Encodes and decodes bodies.
-            persistent: Keep the subscriber until the end of the broker.
+            parser: A function that replaces or extends the parser of messages.
+            decoder: A function that replaces or extends the decoder of bodies.
+            codec: The codec of bodies.
+            persistent: Whether the broker keeps the subscriber as long as it exists.
             title: The title in the AsyncAPI document.
             description: The description in the AsyncAPI document.
             include_in_schema: Whether the AsyncAPI document shows the subscriber.
@@ -143,12 +143,12 @@ class CometMQRegistrator(Registrator[MessageExt, CometMQBrokerConfig]):
         include_in_schema: bool = True,
         **options: Unpack[SendOptions],
     ) -> Publisher:
-        """Add a publisher: the decorator of a handler whose results it sends, or called directly.
+        """Add a publisher. As a decorator of a handler, it sends the results. It can also be called directly.
 
         Args:
             topic: The topic.
             headers: The headers of each message.
-            persistent: Keep the publisher until the end of the broker.
+            persistent: Whether the broker keeps the publisher as long as it exists.
             title: The title in the AsyncAPI document.
             description: The description in the AsyncAPI document.
             schema: The type of the messages in the AsyncAPI document.
@@ -173,12 +173,12 @@ class CometMQRegistrator(Registrator[MessageExt, CometMQBrokerConfig]):
         return publisher
 
     def _shared_config(self) -> CometMQBrokerConfig:
-        """Return the configuration, which has all attributes of the broker's, and those of routers."""
+        """Return the configuration, which combines those of the broker and its routers."""
         config: Any = self.config
         return config  # type: ignore[no-any-return]
 
     def include_router(self, router: Registrator[Any, Any], **options: Any) -> None:
-        """Add the subscribers and publishers of a router. Raises TypeError for one of another broker.
+        """Add the subscribers and publishers of a router. Raises TypeError for routers of other brokers.
 
         Args:
             router: The router.
@@ -190,7 +190,7 @@ class CometMQRegistrator(Registrator[MessageExt, CometMQBrokerConfig]):
 
 
 class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, CometMQBrokerConfig]):
-    """A broker of FastStream whose topics are those of a CometMQ or RocketMQ cluster."""
+    """A FastStream broker that uses a CometMQ or RocketMQ cluster."""
 
     def __init__(
         self,
@@ -231,24 +231,24 @@ class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, Co
             security: `SASLPlaintext(access_key, secret_key)` for an account; `ssl_context` or `use_ssl` for
                 TLS.
             graceful_timeout: How long stop() waits for running handlers, in seconds.
-            ack_policy: The policy of subscribers without one of their own.
-            decoder: Replaces or extends the decoder of bodies.
-            parser: Replaces or extends the parser of messages.
-            codec: Encodes and decodes bodies.
+            ack_policy: The default policy of subscribers.
+            decoder: A function that replaces or extends the decoder of bodies.
+            parser: A function that replaces or extends the parser of messages.
+            codec: The codec of bodies.
             dependencies: Dependencies of all handlers.
             middlewares: Middlewares of all subscribers and publishers.
             routers: Routers to include.
-            id_generator: Returns the correlation id of a message without one.
+            id_generator: A function that returns the correlation id of a message without one.
             specification_url: The server in the AsyncAPI document. Default: the name servers.
             protocol: The protocol in the AsyncAPI document. Default: rocketmq, or rocketmq-secure.
             protocol_version: The version of the protocol in the AsyncAPI document.
             description: The description of the server in the AsyncAPI document.
             tags: The tags of the server in the AsyncAPI document.
-            logger: The logger. Default: one that prints topic, group and message id with each line.
+            logger: The logger. Default: a logger that adds topic, group and message id to each line.
             log_level: The level of log lines about messages.
             apply_types: Whether arguments of handlers are validated and converted by their types.
-            serializer: The library that validates them.
-            provider: Replaces dependencies.
+            serializer: The library that validates arguments.
+            provider: The provider of dependencies, which can override them.
             context: The context of the application.
 
         Raises:
@@ -316,7 +316,7 @@ class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, Co
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop the subscribers, which end their running handlers, and disconnect."""
+        """Stop the subscribers, wait for running handlers up to `graceful_timeout`, and disconnect."""
         try:
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
@@ -351,7 +351,7 @@ class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, Co
         Args:
             message: The body, encoded as FastStream does.
             topic: The topic.
-            headers: The headers, which become user properties of the message, as text.
+            headers: The headers. Their values become user properties of the message, as strings.
             correlation_id: The correlation id. Default: a new one.
             reply_to: A topic to which the results of handlers are published.
             options: The options of the message, see `SendOptions`.
@@ -416,7 +416,7 @@ class CometMQPublisher(ArgsContainer):
 
 
 class CometMQRoute(SubscriberRoute):
-    """A handler of a router: the function, the arguments of `CometMQBroker.subscriber`, and `publishers`."""
+    """A handler of a router. The arguments are those of `CometMQBroker.subscriber`, and `publishers`."""
 
 
 class CometMQRouter(CometMQRegistrator, BrokerRouter[MessageExt, CometMQBrokerConfig]):
@@ -435,7 +435,7 @@ class CometMQRouter(CometMQRegistrator, BrokerRouter[MessageExt, CometMQBrokerCo
         include_in_schema: bool | None = None,
         ack_policy: AckPolicy = EMPTY,
     ) -> None:
-        """Create a router. The arguments have the meaning of those of the broker."""
+        """Create a router. The arguments mean the same as in `CometMQBroker`."""
         super().__init__(
             handlers=handlers,
             config=CometMQBrokerConfig(

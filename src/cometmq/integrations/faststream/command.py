@@ -1,4 +1,4 @@
-"""What a publish sends: the options of a message, responses of handlers, and FastStream's commands."""
+"""Messages to be published: their options, responses of handlers, and FastStream's commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cometmq.message import Message, MessageExt
 from cometmq.protocol.properties.values import SHARDING_KEY, is_reserved
 
 _MAX_DELAY_S = 1e9
-"""The highest `delay_s` that can be sent. Brokers have their own limit, 3 days by default."""
+"""The maximum `delay_s`. Brokers have a lower limit, 3 days by default."""
 
 
 class SendOptions(TypedDict, total=False):
@@ -25,8 +25,8 @@ class SendOptions(TypedDict, total=False):
     Attributes:
         tag: The tag, by which subscribers filter.
         keys: The keys by which the message can be searched, a list or tuple.
-        sharding_key: Messages with the same key go to the same queue, in which an orderly subscriber consumes
-            them in order.
+        sharding_key: The key that selects the queue. Messages with the same key go to the same queue, where
+            an orderly subscriber consumes them in order.
         delay_s: The delay of the delivery in seconds.
         deliver_at: The time of the delivery, instead of `delay_s`.
         priority: The priority, in a topic of type PRIORITY.
@@ -113,7 +113,7 @@ class CometMQPublishCommand(PublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand) -> CometMQPublishCommand:
-        """Return the command, or that of another broker's response, as one of this broker."""
+        """Return the command. Convert it if it comes from another broker's response."""
         if isinstance(cmd, CometMQPublishCommand):
             return cmd
         return cls(

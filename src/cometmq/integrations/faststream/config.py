@@ -1,4 +1,4 @@
-"""What a broker shares with its routers, publishers and subscribers, and the format of its log lines."""
+"""The state that a broker shares with its routers, publishers and subscribers, and its log format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROUP = "faststream"
 
 
 class Connection(Clients):
-    """The clients of a connected broker: a producer, and streams that share its connections."""
+    """The clients of a connected broker: a producer, and message streams that share its connections."""
 
     def __init__(self, client: ClientInstance, cluster: str | None, topic_queues: int) -> None:
         super().__init__(client, cluster, topic_queues)
@@ -49,7 +49,7 @@ class Connection(Clients):
     async def join(
         self, group: str, topic: str, expression: Expression, options: PushOptions
     ) -> MessageStream:
-        """Return a started stream of a group. Create a topic that does not exist. Raises CometError."""
+        """Return a started stream of a group. Create the topic if it does not exist. Raises CometError."""
         await self.ensure_topic(topic)
         stream = MessageStream(group, {topic: expression}, options=options, client=self._client)
         await stream.start()
@@ -86,7 +86,7 @@ def secured(options: ClientOptions, security: BaseSecurity | None) -> ClientOpti
 
 
 class _LogFormat(DefaultLoggerStorage):
-    """The logger of a broker: its lines begin with topic and group, in columns as wide as the longest."""
+    """The logger of a broker. Its lines have columns for topic and group, as wide as the longest name."""
 
     def __init__(self) -> None:
         super().__init__()

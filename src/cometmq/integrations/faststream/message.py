@@ -17,15 +17,15 @@ _REQUEST = (names.CLUSTER, names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TT
 
 
 class CometMQMessage(StreamMessage[MessageExt]):
-    """A received message. The message as the client received it is `raw_message`.
+    """A received message. `raw_message` is the message of CometMQ's client.
 
-    Each message is settled once; later calls of ack(), nack() and reject() have no effect.
+    The first call of ack(), nack() or reject() settles the message. Later calls have no effect.
     """
 
     def __init__(
         self, *args: Any, stream: MessageStream | None = None, orderly: bool = False, **kwargs: Any
     ) -> None:
-        """Create a message of `stream`. None: settling it has no effect, as with the reply to a request."""
+        """Create a message of `stream`. None for a reply to a request, which is not settled."""
         super().__init__(*args, **kwargs)
         self._stream = stream
         self._orderly = orderly
@@ -34,19 +34,19 @@ class CometMQMessage(StreamMessage[MessageExt]):
         """Acknowledge the message as consumed.
 
         Raises:
-            ClientStateError: The message was held too long, or its queue belongs to another member now. It is
-                delivered again.
+            ClientStateError: The message was held too long, or its queue is now assigned to another member.
+                The message is delivered again.
         """
         if self.committed is None and self._stream is not None:
             await self._stream.ack(self.raw_message)
         await super().ack()
 
     async def nack(self, delay_level: int = 0) -> None:
-        """Have the message delivered again later, or moved to the dead-letter queue after too many retries.
+        """Request a later redelivery. After too many retries the message goes to the dead-letter queue.
 
         Args:
-            delay_level: The delay, one of the broker's levels from 1 (1 s) to 18 (2 h). 0: the broker chooses
-                it by the number of retries. An orderly subscriber accepts 0 only: its queue waits.
+            delay_level: The delay, one of the broker's levels from 1 (1 s) to 18 (2 h). 0: the delay grows
+                with the number of retries. For an orderly subscriber, only 0 is valid: its queue waits.
 
         Raises:
             ClientStateError: The message cannot be settled any more, as in `ack`.
@@ -73,7 +73,7 @@ class CometMQMessage(StreamMessage[MessageExt]):
 
 
 def is_request(message: MessageExt) -> bool:
-    """Return whether the sender of a message waits for a reply, as Producer.request does."""
+    """Return whether the sender of a message waits for a reply (`Producer.request`)."""
     return all(message.properties.get(name) for name in _REQUEST)
 
 
@@ -86,7 +86,7 @@ class CometMQParser:
         self._orderly = orderly
 
     async def parse_message(self, message: MessageExt) -> CometMQMessage:
-        """Return FastStream's form of a received message. Its headers are the user properties."""
+        """Return a received message as FastStream's message, whose headers are the user properties."""
         headers = message.user_properties
         asked = message.properties[names.REPLY_TO_CLIENT] if is_request(message) else ""
         return CometMQMessage(
@@ -102,5 +102,5 @@ class CometMQParser:
         )
 
     async def decode_message(self, message: StreamMessage[Any]) -> Any:
-        """Return the body of a message: JSON or text if its content type says so, otherwise bytes."""
+        """Decode a body by its content type: JSON, text, or otherwise bytes."""
         return decode_message(message)

@@ -1,4 +1,4 @@
-"""The sending side: the producer of a broker, publishers, and the publisher of replies."""
+"""The producer of a broker, publishers, and the publisher of replies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CometMQProducer(ProducerProto[CometMQPublishCommand]):
         self.config = CometMQBrokerConfig()
 
     def connect(self, config: CometMQBrokerConfig) -> None:
-        """Use the connection, serializer and codec of a broker."""
+        """Set the connection, serializer and codec of the broker."""
         self.config = config
         self.serializer = config.fd_config._serializer  # noqa: SLF001 - as FastStream's own producers
         self.codec = config.broker_codec or DefaultCodec()
@@ -61,13 +61,13 @@ class CometMQProducer(ProducerProto[CometMQPublishCommand]):
         return cmd.as_message(*await self.codec.encode(cmd.body, self.serializer))
 
     async def publish(self, cmd: CometMQPublishCommand) -> SendResult | None:
-        """Send a message. Return None for a reply that is empty, or that cannot be delivered."""
+        """Send a message. Return None if it is a reply that is empty or cannot be delivered."""
         sharding_key = cmd.options.get("sharding_key")
         selector = select_by_hash if sharding_key is not None and cmd.request is None else None
         is_reply = cmd.publish_type is PublishType.REPLY
         try:
             message = await self.message_of(cmd)
-            if is_reply and not message.body:  # The handler has no result. Brokers accept no empty message
+            if is_reply and not message.body:  # The handler has no result. Brokers refuse empty messages
                 return None
             return await self.config.connection.producer.send(
                 message, selector=selector, argument=sharding_key
@@ -92,13 +92,13 @@ class CometMQProducer(ProducerProto[CometMQPublishCommand]):
         )
 
     async def publish_batch(self, cmd: CometMQPublishCommand) -> None:
-        """Refuse: a broker publishes single messages."""
+        """Raise FeatureNotSupportedException: CometMQ's broker publishes single messages."""
         del cmd
         raise FeatureNotSupportedException("CometMQBroker does not publish batches: publish single messages.")
 
 
 def _is_of_destination(error: CometError, *, to_requester: bool) -> bool:
-    """Return whether a reply fails for its destination: a requester that has gone, or an unusable topic."""
+    """Return whether a reply failed because its requester is offline or its topic is unusable."""
     if isinstance(error, BrokerError):
         return to_requester or error.code in (ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST)
     if isinstance(error, MessageIllegal):
@@ -107,7 +107,7 @@ def _is_of_destination(error: CometError, *, to_requester: bool) -> bool:
 
 
 class ReplyPublisher(FakePublisher):
-    """Publishes the result of a handler to the sender of the message, or to the topic that it names."""
+    """Publishes a handler's result to the sender of the message, or to the topic in its `reply_to`."""
 
     def __init__(self, producer: ProducerProto[Any], message: StreamMessage[MessageExt]) -> None:
         super().__init__(producer=producer)
@@ -143,7 +143,7 @@ class CometMQPublisherSpecification(PublisherSpecification[CometMQBrokerConfig, 
         return self.config.title_ or f"{self.topic}:Publisher"
 
     def get_schema(self) -> dict[str, PublisherSpec]:
-        """Return the description, by the name of the channel."""
+        """Return the description by channel name."""
         payload = resolve_payloads(self.get_payloads(), "Publisher")
         return {
             self.name: PublisherSpec(
@@ -158,7 +158,7 @@ class CometMQPublisherSpecification(PublisherSpecification[CometMQBrokerConfig, 
 
 
 class CometMQPublisher(PublisherUsecase):
-    """A publisher of one topic. It sends messages, or, as a decorator, the results of a handler."""
+    """A publisher of one topic. It sends messages. As a decorator, it sends the results of a handler."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class CometMQPublisher(PublisherUsecase):
         reply_to: str = "",
         **options: Unpack[SendOptions],
     ) -> SendResult | None:
-        """Send a message. The arguments, as in `CometMQBroker.publish`, replace those of the publisher."""
+        """Send a message. The arguments, as in `CometMQBroker.publish`, override the publisher's."""
         cmd = self._command(PublishType.PUBLISH, message, topic, headers, correlation_id, options)
         cmd.reply_to = reply_to
         sent: SendResult | None = await self._basic_publish(

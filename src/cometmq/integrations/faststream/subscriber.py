@@ -1,4 +1,4 @@
-"""The receiving side: subscribers, each a member of a consumer group."""
+"""Subscribers, which receive messages as members of consumer groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logs.logger(__name__)
 
 @dataclass(kw_only=True)
 class SubscriberConfig(SubscriberUsecaseConfig):
-    """The arguments of a subscriber, see `CometMQBroker.subscriber`. Raises CometError for invalid ones."""
+    """The arguments of `CometMQBroker.subscriber`. Raises CometError if one is invalid."""
 
     group: str
     expression: str | sql92
@@ -56,7 +56,7 @@ class SubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """The policy of the subscriber, otherwise of its router or broker, otherwise NACK_ON_ERROR."""
+        """The policy of the subscriber, else of its router or broker, else NACK_ON_ERROR."""
         for policy in (self._ack_policy, self._outer_config.ack_policy):
             if policy is not EMPTY:
                 return policy
@@ -84,7 +84,7 @@ class CometMQSubscriberSpecification(SubscriberSpecification[CometMQBrokerConfig
         return [self.topic]
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """Return the description, by the name of the channel."""
+        """Return the description by channel name."""
         payload = resolve_payloads(self.get_payloads())
         return {
             self.name: SubscriberSpec(
@@ -131,7 +131,7 @@ class CometMQSubscriber(TasksMixin):
         return self._config.expression
 
     async def start(self) -> None:
-        """Join the group and begin to receive. Raises CometError."""
+        """Join the group and begin to receive messages. Raises CometError."""
         await super().start()
         options = replace(
             self._config.options,
@@ -146,16 +146,16 @@ class CometMQSubscriber(TasksMixin):
         self._post_start()
 
     async def stop(self) -> None:
-        """Receive no more messages, wait until received ones are settled, and leave the group.
+        """Stop receiving, wait until the received messages are settled, and leave the group.
 
-        The wait lasts `graceful_timeout` seconds at most. Messages that are not settled are delivered again.
+        The wait lasts at most `graceful_timeout` seconds. Messages that are not settled are delivered again.
         """
         stream, self._stream = self._stream, None
         if stream is not None:
             try:
                 await stream.stop()
             except CometError as error:
-                log.warning("group %s could not be left properly: %s", self.group, error)
+                log.warning("group %s: the subscriber stopped with an error: %s", self.group, error)
         await super().stop()
 
     async def _work(self, stream: MessageStream) -> None:
@@ -166,14 +166,14 @@ class CometMQSubscriber(TasksMixin):
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                # The handler has awaited something that was cancelled. FastStream settles no message then.
+                # The handler has awaited a cancelled task. FastStream then leaves the message unsettled.
                 if self.ack_policy is not AckPolicy.MANUAL:
-                    with contextlib.suppress(CometError):  # the handler has settled it, or it is too late
+                    with contextlib.suppress(CometError):  # the message is settled, or it was held too long
                         await stream.nack(message)
 
     def _started(self) -> MessageStream:
         if self.calls:
-            raise IncorrectState("The messages of a subscriber with handlers go to its handlers.")
+            raise IncorrectState("The subscriber has handlers, which receive its messages.")
         if self._stream is None:
             raise IncorrectState("The subscriber is not started: call start() first.")
         return self._stream
@@ -195,7 +195,7 @@ class CometMQSubscriber(TasksMixin):
         return await self._parsed(message)
 
     async def __aiter__(self) -> AsyncIterator[CometMQMessage]:
-        """Iterate over the messages, which the caller settles as those of get_one()."""
+        """Yield messages. The caller settles them as described in `get_one`."""
         async for message in self._started():
             yield await self._parsed(message)
 

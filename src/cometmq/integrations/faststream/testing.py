@@ -1,4 +1,4 @@
-"""Tests without a server: a broker whose messages go to its own subscribers."""
+"""A test broker without a server, whose messages go to its own subscribers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from cometmq.protocol.sql import compile_sql
 class TestCometMQBroker(TestBroker[CometMQBroker, EnterType], broker=CometMQBroker):
     """Delivers the messages of brokers to their own subscribers, at once and in this process.
 
-    Tags and SQL92 expressions filter as at a server. Delays, retries and broadcasting have no effect.
-    `with_real=True`: use the server that the broker names.
+    Tags and SQL92 expressions filter as on a server. Delays, retries and broadcasting have no effect. With
+    `with_real=True`, the brokers use their servers.
     """
 
     def create_publisher_fake_subscriber(
         self, broker: CometMQBroker, publisher: CometMQPublisher
     ) -> tuple[CometMQSubscriber, bool]:
-        """Return a subscriber of the publisher's topic, and whether it is one of the application's."""
+        """Return a subscriber of the publisher's topic, and whether it belongs to the application."""
         for each in _subscribers(self.brokers):
             if each.topic == publisher.topic:
                 return each, True
-        # A group of its own, so that the application's groups lose no message to the test.
+        # The subscriber has its own group, so that it takes no messages from the application's groups.
         fake = broker.subscriber(
             publisher.topic,
             group=f"{publisher.topic}-test",
@@ -95,7 +95,7 @@ class _InMemoryProducer(CometMQProducer):
         raise SubscriberNotFound(f"no subscriber of topic {cmd.destination} receives the request")
 
     async def _received(self, cmd: CometMQPublishCommand) -> MessageExt:
-        """Return the message of a command as a subscriber receives it."""
+        """Return a command's message in the form in which a subscriber receives it."""
         sent = await self.message_of(cmd)
         now = int(time.time() * 1000)
         return MessageExt(
@@ -108,7 +108,7 @@ class _InMemoryProducer(CometMQProducer):
 
 
 class _InMemoryConnection:
-    """The connection of a broker without a server: streams have no messages."""
+    """A connection without a server, whose streams never receive messages."""
 
     async def join(self, *_arguments: object) -> _NoMessages:
         return _NoMessages()
