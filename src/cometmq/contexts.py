@@ -52,7 +52,9 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
     def named(self, name: str) -> Context:
         """Return a context. Raises ConfigError."""
         if name not in self.contexts:
-            raise ConfigError("context", name, f"a known one.{did_you_mean(name, self.contexts)}")
+            raise ConfigError(
+                "context", name, f"one of cometmq context list.{did_you_mean(name, self.contexts)}"
+            )
         return self.contexts[name]
 
     def save(self) -> None:

@@ -356,7 +356,10 @@ class NoRouteError(CometError, Transient):
     hint: str = ""
 
     def __str__(self) -> str:
-        asked = "; ".join(f"{addr} answered '{printable(answer)}'" for addr, answer in self.asked)
+        asked = "; ".join(
+            printable(answer) if addr in answer else f"{addr} answered '{printable(answer)}'"
+            for addr, answer in self.asked
+        )
         text = f"no route to topic {self.topic}: " + (asked or "no name server was asked")
         return f"{text}. {self.hint[0].upper()}{self.hint[1:]}" if self.hint else text
 

@@ -17,6 +17,7 @@ from tests.certificates import Certificates
 from tests.kit.brokers import Peer
 from tests.kit.fakes import FakeServer, Script
 from tests.ports import free_port
+from tests.store.background.test_full_disk import SmallDisk
 
 from cometmq.admin import Admin, TopicSettings
 from cometmq.admin.doctor import Finding, connect_problem, examine
@@ -29,7 +30,7 @@ from cometmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, KVTabl
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader
-from cometmq.store import Clock
+from cometmq.store import Clock, Disk
 from cometmq.store.base.refusal import Flag
 
 
@@ -52,12 +53,14 @@ async def name_server(path: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def broker(path: Path, namesrv: str, clock: Clock | None = None) -> AsyncIterator[Broker]:
+async def broker(
+    path: Path, namesrv: str, clock: Clock | None = None, disk: Disk | None = None
+) -> AsyncIterator[Broker]:
     settings = {
         "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "listenPort": "0", "brokerName": "broker-a",
         "mappedFileSizeCommitLog": "1048576", "storePathRootDir": str(path), "namesrvAddr": namesrv,
     }  # fmt: skip
-    one = Broker(BrokerConfig.from_properties(settings), clock=clock)
+    one = Broker(BrokerConfig.from_properties(settings), clock=clock, disk=disk)
     await one.start()
     try:
         yield one
@@ -145,6 +148,23 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
     assert (full.where, full.problem) == (one.addr, "the broker accepts no messages: the disk is full")
     assert not clock.serious
     assert "120 s ahead of" in clock.problem
+
+
+async def test_a_disk_without_room_for_a_segment_is_found_although_it_is_not_full(tmp_path: Path) -> None:
+    disk = SmallDisk()
+    disk.room = 5000
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "a", namesrv, disk=disk) as one,
+        Peer(one.addr) as peer,
+    ):
+        assert "No space left" in ((await peer.send()).remark or "")
+        finding = only(await examine([namesrv]))
+        disk.room = 1 << 30
+        assert (await peer.send()).code == 0
+        assert await examine([namesrv]) == []
+    assert (finding.where, finding.serious) == (one.addr, True)
+    assert "the log cannot grow: no space for a segment of 1.0 MiB (Total" in finding.problem
 
 
 @pytest.mark.parametrize(

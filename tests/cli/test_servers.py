@@ -319,5 +319,5 @@ class TestStandalone:
 
         assert failed.returncode == 1
         assert failed.stdout == ""
-        assert "in use" in failed.stderr
+        assert "in use): is CometMQ already running? --namesrv-port" in failed.stderr
         assert failed.stderr.count("\n") == 1

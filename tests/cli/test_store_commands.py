@@ -223,6 +223,12 @@ def test_a_directory_without_a_store_ends_with_1(store: Run, tmp_path: Path) -> 
         assert list((tmp_path / "empty").iterdir()) == []
 
 
+def test_the_directory_of_a_standalone_cluster_names_its_stores(store: Run, root: Path) -> None:
+    done = store("verify", str(root.parent))
+    assert done.returncode == 1
+    assert f"the store has no commitlog directory; stores in it: {root.name}" in done.stderr
+
+
 def test_names_that_are_no_utf8_are_shown_in_json_too(store: Run, root: Path) -> None:
     os.mkdir(os.fsencode(root / "commitlog") + b"/\xff")
     result = store("verify", "--json", str(root))

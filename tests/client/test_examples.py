@@ -85,7 +85,7 @@ def test_orders_are_announced_if_they_are_in_the_database(local: LocalBroker) ->
 def test_without_a_cluster_an_example_says_what_is_missing(name: str) -> None:
     failed = run(name, "127.0.0.1:1")
     assert failed.returncode == 1
-    assert "127.0.0.1:1 answered 'cannot connect to 127.0.0.1:1: Connection refused'" in failed.stderr
+    assert ": cannot connect to 127.0.0.1:1: Connection refused. No name server" in failed.stderr
     assert "cometmq standalone" in failed.stderr
     assert "Traceback" not in failed.stderr
 

@@ -257,6 +257,13 @@ def _runtime_findings(broker: BrokerStatus) -> Iterator[Finding]:
             "a full disk: free space or lower fileReservedTime; permissions: the store belongs to the "
             "broker's user; then it continues by itself, or after a restart",
         )
+    if runtime.get("commitLogSpace", "ok") != "ok":
+        yield _bad(
+            addr,
+            f"the log cannot grow: {runtime['commitLogSpace']} ({runtime.get('commitLogDirCapacity', '')})",
+            "messages are refused once the present segment is full: free space on that disk, or lower "
+            "fileReservedTime and run mqadmin deleteExpiredCommitLog; then it continues by itself",
+        )
     ratio = broker.first_number("commitLogDiskRatio")
     if ratio is not None and ratio >= DISK_WARNING:
         yield _odd(

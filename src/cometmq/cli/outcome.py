@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from cometmq.command_options import say
-from cometmq.errors import CometError, StoreError
+from cometmq.errors import CometError, ConnectError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
 INTERRUPTED = 130  # the exit code of shells after Ctrl-C: 128 plus the number of SIGINT
@@ -143,6 +143,8 @@ def describe(error: Exception) -> str:
     """Return an error as one line of text."""
     if isinstance(error, click.ClickException):
         text = error.format_message()
+    elif isinstance(error, ConnectError):
+        text = f"{error} (is the server running? cometmq doctor examines the cluster)"
     elif isinstance(error, CometError):
         text = str(error)
     elif isinstance(error, OSError) and error.strerror:

@@ -278,6 +278,9 @@ class Cluster:
         try:
             await self.server.start()
         except ConfigError as error:
+            if error.key == "listenPort":
+                hint = "is CometMQ already running? --namesrv-port and --broker-port choose other ports"
+                raise click.ClickException(f"{error}: {hint}") from error
             if error.key != "grpcPort" or self.fallback is None:
                 raise
             log.warning("5.x clients are not served: %s", error)

@@ -236,6 +236,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",
         "storeFlags": store.flags.why() or "ok",
+        "commitLogSpace": no_space(store) if store.log.lacks_space else "ok",
         **of_tiered,
     }
 
@@ -247,6 +248,11 @@ def capacity(store: MessageStore) -> str:
     except OSError:
         return "Total : unknown, Free : unknown."
     return f"Total : {size_text(usage.total)}, Free : {size_text(usage.usable)}."
+
+
+def no_space(store: MessageStore) -> str:
+    """Return the text for a log whose disk lacks space for another segment."""
+    return f"no space for a segment of {size_text(store.log.segment_size)}"
 
 
 def ratio(value: float) -> str:

@@ -123,9 +123,9 @@ class Gateway:
                 self._clients.find(call)  # Before the body is parsed: it checks the account
             return route.handler(call, names, target.query, body)
         if allowed:
-            raise HttpError(
-                Code.NOT_FOUND, "method: the path has other methods", 405, ((b"allow", b", ".join(allowed)),)
-            )
+            verbs = b", ".join(allowed)
+            problem = f"method: the path takes {verbs.decode()} only"
+            raise HttpError(Code.NOT_FOUND, problem, 405, ((b"allow", verbs),))
         raise ServiceError(Code.NOT_FOUND, "path: there is no such path; see /v1/openapi.json")
 
     def _call(self, call: HttpCall, name: str, request: Any, render: Render | None = None) -> Result:

@@ -138,10 +138,22 @@ class CommitLog:
             self._disk.unlink(path)
             if failure.errno in _FULL:
                 room = self._room(path)
+                if not self.lacks_space:
+                    log.error(
+                        "no space for a log segment of %d bytes, only %d are free: %s",
+                        self.segment_size,
+                        room,
+                        path,
+                    )
                 self._room_at_failure = room if room < self.segment_size else -1
             raise
         self._room_at_failure = -1
         return fd
+
+    @property
+    def lacks_space(self) -> bool:
+        """Whether the disk lacked space for a segment at the last attempt to reserve one."""
+        return self._room_at_failure >= 0
 
     def _room(self, path: str) -> int:
         """Return the free bytes on the disk for a segment at `path`, or -1 if the number is unknown."""

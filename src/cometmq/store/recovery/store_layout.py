@@ -148,7 +148,9 @@ def read_layout(
     index = _possible(numbered_files(disk, config.location(INDEX), 17, strays), 0, strays)
     for directory in config.commit_log_dirs:
         if not disk.is_dir(directory):
-            raise StoreError("the store has no commitlog directory", root)
+            stores = [name for name in sorted(disk.listdir(root)) if is_store(disk, os.path.join(root, name))]
+            hint = f"; stores in it: {', '.join(stores[:10])}" if stores else ""
+            raise StoreError(f"the store has no commitlog directory{hint}", root)
     if segments:
         config = config.replace(
             mapped_file_size_commit_log=_common_length(segments, config.mapped_file_size_commit_log)
