@@ -170,3 +170,4 @@ def test_an_extra_can_be_installed_and_its_modules_imported(extra: str, tmp_path
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
     subprocess.run([python, "-c", imports, *MODULES[extra]], cwd=tmp_path, env=clean, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "check"], check=True)

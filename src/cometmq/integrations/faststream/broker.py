@@ -293,6 +293,15 @@ class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, Co
             cluster=cluster,
             topic_queues=topic_queues,
         )
+        self._changing = asyncio.Lock()
+        """Held while the broker connects, starts or stops."""
+
+    async def connect(self) -> Connection:
+        """Connect to the cluster, unless connected. Raises CometError if no name server answers."""
+        if self._connection is not None:
+            return self._connection
+        async with self._changing:
+            return await super().connect()
 
     async def _connect(self) -> Connection:
         connection = await Connection.open(**self._connection_kwargs)
@@ -307,8 +316,9 @@ class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, Co
         Raises:
             CometError: No name server answers, a topic cannot be created, or a subscription is refused.
         """
-        await self.connect()
-        await super().start()
+        async with self._changing:
+            await super().connect()
+            await super().start()
 
     async def stop(
         self,
@@ -316,14 +326,18 @@ class CometMQBroker(CometMQRegistrator, BrokerUsecase[MessageExt, Connection, Co
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop the subscribers, wait for running handlers up to `graceful_timeout`, and disconnect."""
-        try:
-            await super().stop(exc_type, exc_val, exc_tb)
-        finally:
-            connection, self._connection = self._connection, None
-            self.config.broker_config.opened = None
-            if connection is not None:
-                await connection.close()
+        """Stop the subscribers, wait for running handlers up to `graceful_timeout`, and disconnect.
+
+        A start() that is in progress is completed first.
+        """
+        async with self._changing:
+            try:
+                await super().stop(exc_type, exc_val, exc_tb)
+            finally:
+                connection, self._connection = self._connection, None
+                self.config.broker_config.opened = None
+                if connection is not None:
+                    await connection.close()
 
     async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109
         """Return whether a name server answers within `timeout` seconds (default: 5)."""
