@@ -236,6 +236,7 @@ class TestQueues:
             None,
             {"options": None},
             {"options": {"eta": 1 << 60}, "message_id": 7},
+            {"options": {"eta": 1 << 60}, "message_id": "\ud800"},
             {"kwargs": [1]},
             {"actor_name": ["note"]},
             {"queue_name": "other"},

@@ -122,6 +122,21 @@ class TestQueues:
         assert [each.payload for each in again] == ["b"]
         assert again[0].delivery_info["redelivered"] is False  # given back, not failed
 
+    def test_a_message_that_ends_its_reader_counts_as_a_retry_so_that_it_ends_in_the_dead_letter_queue(
+        self, connect: Connect, name: str
+    ) -> None:
+        def fail(_body: object, _message: Received) -> None:
+            raise ZeroDivisionError
+
+        publish(connect(), name, "x")
+        first = connect()
+        with first.Consumer([Queue(name)], callbacks=[fail]), pytest.raises(ZeroDivisionError):
+            first.drain_events(timeout=PATIENCE_S)
+        first.close()
+
+        (again,) = received(connect(), name, 1)
+        assert again.delivery_info["redelivered"] is True
+
     @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
     def test_bodies_of_any_kind_arrive(self, connect: Connect, name: str, serializer: str) -> None:
         body = {"text": "☃", "none": None, "list": [1, 2.5]}

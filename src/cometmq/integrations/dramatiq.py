@@ -25,7 +25,7 @@ from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import check_range
 from cometmq.client.group.options import LEASE_RANGE_S
 from cometmq.client.loop_thread import LoopThread
-from cometmq.errors import ConfigError, NoRouteError, RemotingError
+from cometmq.errors import ConfigError, MessageIllegal, NoRouteError, RemotingError
 from cometmq.integrations.inbox import Inbox
 from cometmq.integrations.session import EARLY_MS, Session, Settlement, topic_name
 from cometmq.message import Message as Sent
@@ -311,8 +311,13 @@ class _LeasingConsumer(Consumer):
         eta = message.options.pop("eta", None)
         if isinstance(eta, int) and eta > _now_ms() + EARLY_MS:  # the delay was longer than a broker allows
             again = message.copy(options={"eta": eta})
-            self._broker.run(self._broker.send(self._topic, again))
-            self._settle(tag, Settlement.ACK)
+            how = Settlement.ACK
+            try:
+                self._broker.run(self._broker.send(self._topic, again))
+            except (ConfigError, MessageIllegal) as error:  # it would end each consumer that receives it
+                log.error("message %s of topic %s is refused: %s", leased.msg_id, self._topic, error)
+                how = Settlement.DEAD
+            self._settle(tag, how)
             return None
         return _LeasedMessage(message, tag)
 

@@ -34,6 +34,7 @@ class Held:
     Attributes:
         until: The end of the lease, in seconds on the event loop's clock.
         delivered: Whether the framework has received the message.
+        failed: Whether the framework has raised an error instead of processing the message.
     """
 
     queue: str
@@ -41,6 +42,7 @@ class Held:
     message: MessageExt
     until: float
     delivered: bool = False
+    failed: bool = False
 
 
 Deliver = Callable[[str, str, MessageExt], None]
@@ -134,6 +136,12 @@ class Inbox:
         held.delivered = True
         return True
 
+    def fail(self, tag: str) -> None:
+        """Count the next release of a message as a retry: whoever receives it may fail again, for ever."""
+        held = self._held.get(tag)
+        if held is not None:
+            held.failed = True
+
     def set_limit(self, prefetch: int) -> None:
         """Set the maximum number of messages that are not settled. 0 means MAX_UNSETTLED."""
         self.limit = prefetch if prefetch > 0 else MAX_UNSETTLED
@@ -215,8 +223,8 @@ class Inbox:
 
     def release(self) -> None:
         """Schedule the release of all messages that are not settled."""
-        for tag in list(self._held):
-            self.settle(tag, Settlement.RELEASE)
+        for tag, held in list(self._held.items()):
+            self.settle(tag, Settlement.REQUEUE if held.failed else Settlement.RELEASE)
 
     async def flush(self) -> bool:
         """Send the requests of all settlements so far. Return False if some must be sent again.

@@ -438,7 +438,11 @@ class Transport(virtual.Transport):
             return False
         if queue in channel.no_ack:
             channel.settle(tag, Settlement.ACK)
-        callback(decoded)
+        try:
+            callback(decoded)
+        except Exception:
+            channel.inbox.fail(tag)
+            raise
         return True
 
     def register_with_event_loop(self, _connection: Transport, loop: Any) -> None:
