@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import subprocess
@@ -16,7 +17,14 @@ from uuid import uuid4
 
 import psutil
 import pytest
-from taskiq import AckableMessage, BrokerMessage, InMemoryBroker, TaskiqResult
+from taskiq import (
+    AckableMessage,
+    BrokerMessage,
+    InMemoryBroker,
+    TaskiqMessage,
+    TaskiqMiddleware,
+    TaskiqResult,
+)
 from taskiq.api import run_receiver_task
 from tests.kit.waiting import PATIENCE_S, until, wait_until
 from tests.ports import free_port
@@ -149,6 +157,30 @@ class TestLeases:
         async with working(broker):
             await value(await long.kiq())
         assert runs == [1]
+
+    @pytest.mark.slow("leases end after a second")
+    async def test_tasks_that_a_middleware_fails_for_take_no_places_and_are_delivered_again(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker, runs = make(lease_s=1.0, prefetch=2), []
+        # asyncio logs that nobody retrieves the error; pytest would keep it, and with it the message.
+        monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)
+
+        class Failing(TaskiqMiddleware):
+            def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
+                assert message.args != ["bad"] or runs.count("bad") > 3
+
+        @broker.task
+        async def note(name: str) -> str:
+            runs.append(name)
+            return name
+
+        broker.add_middlewares(Failing())
+        await broker.startup()
+        async with working(broker):
+            tasks = [await note.kiq(name) for name in ("bad", "bad", "bad", "good")]
+            assert [await value(task) for task in tasks] == ["bad", "bad", "bad", "good"]
+        assert runs.index("good") < 4
 
     async def test_prefetched_tasks_return_when_a_worker_stops(self, make: Make) -> None:
         first, second = make(lease_s=60.0), make()

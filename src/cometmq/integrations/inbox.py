@@ -221,6 +221,16 @@ class Inbox:
             self._settled.append((how, held))
             self._work.set()
 
+    def drop(self, tag: str) -> None:
+        """Renew the lease of a message no more. It is delivered again, as a retry, when the lease ends.
+
+        If its queue is not consumed any more, close() releases it earlier.
+        """
+        held = self._held.get(tag)
+        if held is not None and held.queue in self._consumers:
+            del self._held[tag]
+            self._room.set()
+
     def release(self) -> None:
         """Schedule the release of all messages that are not settled."""
         for tag, held in list(self._held.items()):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from functools import partial
+from contextlib import suppress
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
@@ -150,7 +150,7 @@ class CometMQBroker(AsyncBroker):
             while True:
                 tag, message = await arrived.get()
                 if inbox.take(tag):
-                    yield AckableMessage(data=message.body, ack=partial(_acknowledge, inbox, tag))
+                    yield AckableMessage(data=message.body, ack=_Acknowledgement(inbox, tag))
         finally:
             if inbox is self._inbox:
                 self._listening -= 1
@@ -167,10 +167,29 @@ class CometMQBroker(AsyncBroker):
         return self._open
 
 
-async def _acknowledge(inbox: Inbox, tag: str) -> None:
-    """Acknowledge a task. The inbox repeats the request if the broker cannot be reached."""
-    inbox.settle(tag, Settlement.ACK)
-    await inbox.flush()
+class _Acknowledgement:
+    """Acknowledges a task.
+
+    Taskiq drops it without a call if a middleware fails, for example. The task then gives up its place among
+    the unacknowledged ones, and is delivered again when its lease ends.
+    """
+
+    def __init__(self, inbox: Inbox, tag: str) -> None:
+        self._inbox = inbox
+        self._tag = tag
+        self._loop = asyncio.get_running_loop()
+        self._called = False
+
+    async def __call__(self) -> None:
+        """Acknowledge the task. If the broker cannot be reached, the inbox repeats the request."""
+        self._called = True
+        self._inbox.settle(self._tag, Settlement.ACK)
+        await self._inbox.flush()
+
+    def __del__(self) -> None:
+        if not self._called:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._inbox.drop, self._tag)
 
 
 def _number(message: BrokerMessage, label: str, maximum: float) -> float:
