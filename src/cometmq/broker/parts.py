@@ -125,8 +125,8 @@ class BrokerParts:
             self.pulls.long_poll.watch(*queue)
         store.dispatcher.watched = self.pulls.long_poll.queues
         runtime = RuntimeAdmin(
-            config, clock, store, self.stats, self.schedule, self.timers, self.protection, self.replication,
-            self._settings_changed,
+            config, clock, store, self.tables.topics, self.stats, self.schedule, self.timers, self.protection,
+            self.replication, self._settings_changed,
         )  # fmt: skip
         self.more_metrics: list[Callable[[Families], None]] = [self.dedup.collect]
         self.metrics = self._metrics(runtime)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cometmq import __version__, logs
+from cometmq.broker.base import attributes
 from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, WITHOUT_EFFECT, BrokerConfig
 from cometmq.broker.base.protection import Protection
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, span_text
 from cometmq.broker.replication.replication import Replication
+from cometmq.broker.tables.topics import TopicTable
 from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError, ConfigError
@@ -51,6 +54,7 @@ class RuntimeAdmin:
     config: BrokerConfig
     clock: Clock
     store: MessageStore
+    topics: TopicTable
     stats: Stats
     schedule: ScheduleService
     timers: TimerService
@@ -77,7 +81,9 @@ class RuntimeAdmin:
                 ResponseCode.NO_PERMISSION, f"Can not update config in black list: {sorted(refused)}"
             )
         try:
-            known = self.config.update(properties)
+            known = self.config.update(
+                properties, partial(attributes.check_windows, self.topics.table.values())
+            )
         except ConfigError as error:
             raise CommandError.failed(str(error)) from error
         self._changes += 1

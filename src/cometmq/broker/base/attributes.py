@@ -8,7 +8,7 @@ subscriptionGroup.json store keys and values in the same form as 5.x's broker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from cometmq.broker.base.config import MAX_RATE
@@ -119,6 +119,20 @@ def dedup_of(topic: TopicConfig) -> DedupRule | None:
     if not window_ms or topic.topic_name.startswith("%") or lite.is_lite_parent(topic.attributes):
         return None
     return DedupRule((topic.attributes or {}).get(DEDUP_KEY, UNIQ_KEY).encode(), window_ms)
+
+
+def check_windows(topics: Iterable[TopicConfig], store: StoreConfig) -> None:
+    """Raise ConfigError if the log is on the disk for a shorter time than the dedup window of a topic.
+
+    A start would then find only a part of the keys in the log, and duplicates of the others would be stored.
+    """
+    hours = store.local_reserved_time
+    for topic in topics:
+        rule = dedup_of(topic)
+        if rule is not None and rule.window_ms > hours * _HOUR_MS:
+            key = "fileReservedTime" if hours == store.file_reserved_time else "tieredLocalReservedTime"
+            least = f"at least the {DEDUP_WINDOW_MS}={rule.window_ms} of topic {topic.topic_name}, in hours"
+            raise ConfigError(key, str(hours), least)
 
 
 def parse_rate(text: str | None) -> int | None:

@@ -9,7 +9,7 @@ logged with the most similar known key. Each number is annotated with its range.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -294,8 +294,13 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         pairs.update(self.extra)
         return pairs
 
-    def update(self, properties: Mapping[str, str]) -> list[str]:
-        """Apply settings to a running broker, unless one is invalid (ConfigError). Return the known keys."""
+    def update(
+        self, properties: Mapping[str, str], check: Callable[[StoreConfig], None] | None = None
+    ) -> list[str]:
+        """Apply settings to a running broker, unless one is invalid (ConfigError). Return the known keys.
+
+        `check` is called if messages would be on the disk for a shorter time, and may raise ConfigError.
+        """
         own, store, extra = _divided(properties)
         new_store = (
             StoreConfig.from_properties({**self.store.to_properties(), **store}) if store else self.store
@@ -303,6 +308,8 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         msgspec.structs.replace(self, **own, store=new_store).check()
         inert = {key: text for key, text in extra.items() if key in INERT.defaults}
         INERT.check({**inert, **store})
+        if check is not None and new_store.local_reserved_time < self.store.local_reserved_time:
+            check(new_store)
         for field, value in own.items():
             setattr(self, field, value)
         self.store = new_store

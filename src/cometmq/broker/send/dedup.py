@@ -35,7 +35,7 @@ from cometmq.broker.base.writer import NOT_COMMITTED, SYSTEM_ERROR, Writer
 from cometmq.broker.send.key_table import KeyTable
 from cometmq.broker.send.timed import Timed, TimedSends
 from cometmq.broker.tables.topics import TopicTable
-from cometmq.errors import BodyError
+from cometmq.errors import BodyError, ConfigError
 from cometmq.metrics import Families
 from cometmq.periodic import Tasks
 from cometmq.protocol.batch import iter_batch
@@ -165,6 +165,10 @@ class Deduplication:
     def load(self) -> None:
         """Create the tables, with the keys of the messages in the log. Must run in a thread."""
         self._use_all()
+        try:
+            attributes.check_windows(self.topics.table.values(), self.config.store)
+        except ConfigError as error:
+            log.warning("after a restart, duplicates may be stored: %s", error)
         unscanned, self._unscanned = self._unscanned, []
         self._scan(unscanned)
 

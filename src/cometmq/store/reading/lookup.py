@@ -192,19 +192,29 @@ class Lookup(msgspec.Struct, eq=False):
         return self.store_time_at(unit[0], reads)
 
     def groups_since(self, disk: Disk, timestamp_ms: int) -> Iterator[RecordGroup]:
-        """Yield the records of the log from the newest segment on that begins before a store time.
+        """Yield the records of the log from the oldest segment on that was written at or after a time.
 
-        The record of an entry that its raft group has not committed is included. May be called in a thread.
+        These are the newest segment that begins before that time, and the later ones. If the clock was set
+        back for a while, such a segment can follow others with later messages, which the times of their last
+        modification show. The record of an entry that its raft group has not committed is included. May be
+        called in a thread.
         """
-        end, scans = self.commit_log.end, []
-        for base in reversed(list(self.commit_log.segments)):
-            path, log = self.commit_log.path_of(base), self.commit_log
+        log, end, bases = self.commit_log, self.commit_log.end, list(self.commit_log.segments)
+        facts = ((base, disk.facts(log.path_of(base))) for base in bases)
+        modified = (base for base, each in facts if each is not None and each.modified_ms >= timestamp_ms)
+        oldest = next(modified, end)
+        scans: list[SegmentScan] = []
+        begins_before = False
+        for base in reversed(bases):
+            if begins_before and base < oldest:
+                break
+            path = log.path_of(base)
             scan = SegmentScan(disk, path, base, log.segment_size, check_crc=False, framing=log.framing)
             scans.append(scan)
-            with suppress(FileNotFoundError), closing(scan.groups(base)) as groups:
-                first = next(groups, None)
-                if first is not None and first.store_ms[0] < timestamp_ms:
-                    break
+            if not begins_before:
+                with suppress(FileNotFoundError), closing(scan.groups(base)) as groups:
+                    first = next(groups, None)
+                    begins_before = first is not None and first.store_ms[0] < timestamp_ms
         for scan in reversed(scans):
             with suppress(FileNotFoundError):  # Retention has deleted the segment
                 for group in scan.groups(scan.base):
