@@ -24,7 +24,7 @@ from cometmq.errors import ProtocolError
 from cometmq.store import StoreConfig
 
 SEGMENT = 1000
-LOG = LogState(first=0, sendable=2500, end=2500, segment_size=SEGMENT)
+LOG = LogState(first=0, sendable=2500, end=2500, segment_size=SEGMENT, readable=0)
 
 
 def made_for(role: str = "ASYNC_MASTER", **settings: object) -> HaMaster:
@@ -67,7 +67,17 @@ def test_the_first_report_says_where_to_begin(reported, first, expected):
     ha = made_for()
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, reported)
-    assert ha.turn(0.0, LOG._replace(first=first)) == ([expected] if expected else [])
+    assert ha.turn(0.0, LOG._replace(first=first, readable=first)) == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(("reported", "position"), [(1, 1), (0, 1000)])
+def test_a_slave_that_has_older_records_continues_with_those_in_the_object_store(reported, position):
+    ha = made_for()
+    ha.opened(0.0, 1, "a")
+    ha.reported(0.0, 1, reported)
+    (effect,) = ha.turn(0.0, LOG._replace(first=1000))
+    assert isinstance(effect, Send)
+    assert effect.position == position
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,7 @@ def test_a_first_report_that_cannot_be_served_ends_the_connection(reported, firs
     ha = made_for("SYNC_MASTER")
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, reported)
-    (effect,) = ha.turn(0.0, LOG._replace(first=first))
+    (effect,) = ha.turn(0.0, LOG._replace(first=first, readable=first))
     assert isinstance(effect, Close)
     assert words in effect.reason
     assert (ha.copies(1), ha.needed(2500)) == (0, None)
@@ -100,7 +110,7 @@ def test_a_later_report_that_cannot_be_true_ends_the_connection(reported, words)
 
 
 def test_a_slave_is_sent_one_piece_after_the_other():
-    log = LogState(0, 3 * SEND_BYTES, 3 * SEND_BYTES, 1 << 30)
+    log = LogState(0, 3 * SEND_BYTES, 3 * SEND_BYTES, 1 << 30, 0)
     ha = made_for()
     ha.opened(0.0, 1, "a")
     ha.reported(0.0, 1, 0)

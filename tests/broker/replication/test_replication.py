@@ -103,6 +103,28 @@ class TestCopies:
         assert await send(group) == [OK]
         assert group.log_bytes("slave") == group.log_bytes("master")
 
+    @pytest.mark.slow("master and slave start twice")
+    async def test_a_slave_that_was_away_gets_what_is_in_the_object_store_only(self, group, tmp_path):
+        tiered = {"tieredStoreUri": f"file://{tmp_path}/objects", "tieredLocalReservedTime": "0"}
+        often = {"cleanResourceInterval": "20", "deleteWhen": "99"}
+        await group.master(brokerRole="ASYNC_MASTER", **SMALL, **tiered, **often)
+        await group.slave(**SMALL)
+        await send(group)
+        await group.equal()
+        await group.stop("slave")
+        for _ in range(6):
+            assert await send(group, 10, bytes(700)) == [OK] * 10
+        await until(lambda: len(group.brokers["master"].parts.store.log.segments) == 1)
+        await group.stop("master")  # The next one has nothing in memory
+        await group.again("master")
+        (tmp_path / "objects").rename(tmp_path / "away")
+        await group.again("slave")
+        await until(lambda: "the messages are in the object store" in core(group).problem, 20)
+        (tmp_path / "away").rename(tmp_path / "objects")
+        await group.equal()
+        assert len(group.brokers["slave"].parts.store.log.segments) > 2
+        assert len(await bodies(group, "slave")) == len(await bodies(group, "master")) == 61
+
     async def test_a_master_that_comes_back_is_followed_again(self, group):
         await group.master()
         await group.slave()

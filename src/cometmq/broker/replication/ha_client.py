@@ -250,8 +250,11 @@ class HaClient:
         if position >= 0:
             header = ViewMessageRequestHeader(offset=position)
             answer = await self.remoting.call(addr, Frame.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+            if answer.code == ResponseCode.SYSTEM_BUSY:  # The master's object store does not answer now
+                success(answer)
             record = bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
-        return MasterLog(int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"]), record)
+        first = table.get("tieredMinOffset", table["commitLogMinOffset"])
+        return MasterLog(int(first), int(table["commitLogMaxOffset"]), record)
 
     async def _connect(self, ha_addr: str) -> None:
         try:

@@ -40,12 +40,17 @@ HEADER = struct.Struct(">qi")
 
 
 class LogState(NamedTuple):
-    """Positions in the master's log: its begin, the end of the part that may be sent, and its end."""
+    """Positions in the master's log: its begin, the end of the part that may be sent, and its end.
+
+    A slave that has a part of the log can continue at `readable`, which is before `first` if segments are in
+    the object store. An empty slave begins at `first`, because its disk may not have room for all of them.
+    """
 
     first: int
     sendable: int
     end: int
     segment_size: int
+    readable: int
 
 
 class Send(NamedTuple):
@@ -195,8 +200,8 @@ class HaMaster:
             return f"it reports {position}, which is no position"
         if position > log.end:
             return f"its log ends at {position}, ahead of this master's, which ends at {log.end}"
-        if 0 < position < log.first:
-            return f"its log ends at {position}, and this master's begins at {log.first} only"
+        if 0 < position < log.readable:
+            return f"its log ends at {position}, and this master's begins at {log.readable} only"
         slave.first = slave.acked = position
         slave.sent = position or log.first
         return ""

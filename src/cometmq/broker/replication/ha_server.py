@@ -203,10 +203,10 @@ class HaServer:
 
     def log_state(self) -> LogState:
         """Return the begin and end of the log, and the end of the part that slaves may receive."""
-        store = self._store
-        end = store.log.end
+        store, log = self._store, self._store.log
+        end = log.end
         sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end
-        return LogState(store.log.min_position, sendable, end, store.log.segment_size)
+        return LogState(log.min_position, sendable, end, log.segment_size, log.readable_min)
 
     def end_tick(self) -> None:
         """Send new records to the slaves, and complete the writes that enough slaves have stored."""
