@@ -1,7 +1,7 @@
-"""The object store of tiered storage, through the library obstore (extra `tiered`).
+"""The object store of tiered storage, implemented with the library obstore (extra `tiered`).
 
-All settings but the URI (keys, region, endpoint) come from the environment, as obstore reads it. So no
-setting of the broker, which requests can read, contains a key.
+obstore reads keys, region and endpoint from the environment. Settings of the broker must not contain a key,
+because clients can request them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cometmq.store import ObjectStore, ObjectStoreFailed
 
 T = TypeVar("T")
 PARALLEL_PARTS = 2
-PART_BYTES = 8 << 20  # S3 permits 10,000 parts, so the largest segment, 2 GiB, fits
-# Without TLS, if the environment names such an endpoint.
+PART_BYTES = 8 << 20  # S3 allows 10,000 parts, which is enough for the largest segment, 2 GiB
+# `allow_http`: the environment may name an endpoint without TLS.
 CLIENT: Any = {"connect_timeout": "5s", "timeout": "30s", "allow_http": True}
 RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 
@@ -31,9 +31,9 @@ class ObjectMissing(ObjectStoreFailed):
 
 
 def object_store_of(config: BrokerConfig) -> ObjectStore | None:
-    """Return the object store for a broker's segments; None without the setting `tieredStoreUri`.
+    """Return the object store for a broker's segments, or None without the setting `tieredStoreUri`.
 
-    Objects lie below a prefix of the broker, so several brokers may use one URI. Nothing is sent yet. Raises
+    The objects of a broker have its prefix, so several brokers may use one URI. No request is sent. Raises
     ConfigError.
     """
     uri, store = config.store.tiered_store_uri, config.store
@@ -46,13 +46,13 @@ def object_store_of(config: BrokerConfig) -> ObjectStore | None:
         expected = "no value, or the library for object stores: pip install 'cometmq[tiered]'"
         raise ConfigError("tieredStoreUri", uri, expected) from None
     member = store.d_leger_self_id if store.enable_d_leger_commit_log else config.broker_id
-    # A percent sign would be escaped once more by some object stores.
+    # `=` replaces the percent sign, which some object stores would escape again.
     prefix = f"{quote(config.broker_name, safe='').replace('%', '=')}-{member}/"
     try:
         if uri.startswith("file:"):
             directory = unquote(uri.removeprefix("file://")) or "/"
             return Directory(LocalStore(directory, mkdir=True), prefix, Path(directory))
-        # S3 compares each part of an upload with its checksum. Google and Azure have no such setting.
+        # S3 verifies each uploaded part by its checksum. Google and Azure do not have this option.
         checked: Any = {"checksum_algorithm": "SHA256"} if uri.startswith("s3:") else {}
         store_of = from_url(uri, config=checked, client_options=CLIENT, retry_config=RETRIES)
         return Objects(store_of, prefix)
@@ -61,7 +61,7 @@ def object_store_of(config: BrokerConfig) -> ObjectStore | None:
 
 
 class Objects:
-    """An `ObjectStore` of obstore. Any thread may use it."""
+    """An `ObjectStore` that uses obstore. It is thread-safe."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         import obstore
@@ -100,7 +100,7 @@ class Objects:
         try:
             return work()
         except ObjectStoreFailed:
-            raise  # Raised by the iterator of an upload
+            raise  # the iterator of an upload has raised it
         except (FileNotFoundError, self._obstore.exceptions.NotFoundError) as error:
             raise ObjectMissing(_first_line(error)) from None
         except (OSError, ValueError, self._obstore.exceptions.BaseError) as error:
@@ -115,14 +115,14 @@ class Directory(Objects):
         self._root = root / prefix
 
     def put(self, name: str, content: bytes | Iterator[bytes]) -> None:
-        """Create or replace an object durably: obstore does not sync files."""
+        """Create or replace an object, and sync it, because obstore does not sync files."""
         super().put(name, content)
         path = self._root / name
         for each in (path, path.parent, self._root, self._root.parent):
             self._call(partial(_sync, each))
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of objects, after removing the files of uploads that a kill has interrupted."""
+        """Remove the files of uploads that were interrupted by a kill, and return the names of objects."""
         for path in (self._root / prefix).glob("*#*"):
             path.unlink(missing_ok=True)
         return super().names(prefix)
@@ -137,5 +137,5 @@ def _sync(path: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the beginning of an error's text. The rest of obstore's texts is a dump of the request."""
+    """Return the first line of an error. The other lines of obstore's errors are a dump of the request."""
     return str(error).partition("\n")[0]

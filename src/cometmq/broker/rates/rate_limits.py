@@ -1,11 +1,11 @@
-"""Limits on the messages and bytes per second that are sent to topics, received by groups, or by accounts.
+"""Limits on the messages and bytes per second of sends to topics, receives of groups, and accounts.
 
-Each limit has a token bucket: it holds as many tokens as the rate allows in one second, so that an idle
-topic or group may use them at once, and is refilled at the rate. A taken amount may exceed the tokens in the
-bucket. The bucket is then in debt, and the following requests wait until it is repaid. So the rate is exact
-over any longer time, and a message that is larger than a full bucket can pass.
+Each limit has a token bucket. The bucket is refilled at the rate, and holds at most the tokens of one second,
+which an idle topic or group may use at once. A request may take more tokens than the bucket has. The bucket
+is then in debt, and further requests wait until the debt is repaid. So the average rate is exact, and a
+message that is larger than a full bucket can pass.
 
-This module decides and counts. `throttle.py` lets sends wait, and the pulls and pops park themselves.
+This module computes waits and counts requests. `throttle.py` holds sends. Pulls and pops park themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cometmq.protocol.frame import Frame
 K = TypeVar("K")
 V = TypeVar("V")
 MAX_LIMITS = 100_000
-"""The maximum number of token buckets, and of counters of one kind. At the limit, the oldest is dropped."""
+"""The maximum number of token buckets, and of counters of one kind. A full table drops its older half."""
 
 
 class Rates(NamedTuple):
@@ -34,14 +34,14 @@ class Rates(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """The number of messages of a request or a response, and their size in bytes."""
+    """The number of messages in a request or response, and their total size in bytes."""
 
     messages: int
     size: int
 
 
 def rates_of(values: Mapping[str, str] | None, prefix: str, direction: str, default: Rates) -> Rates:
-    """Return the limits in `values`, such as a topic's attributes. The default replaces missing ones."""
+    """Return the limits in `values`, such as a topic's attributes. `default` replaces missing limits."""
     if not values:
         return default
     found = [parse_rate(values.get(f"{prefix}{direction}.{unit}")) for unit in UNITS]
@@ -50,10 +50,10 @@ def rates_of(values: Mapping[str, str] | None, prefix: str, direction: str, defa
 
 
 class TokenBucket:
-    """Allows `rate` tokens per second, and as many at once after a second without use.
+    """Allows `rate` tokens per second, and holds at most the tokens of one second.
 
-    All times are in ms of a monotonic clock. The level is a whole number of thousandths of a token, because a
-    sum of fractions would not be exact.
+    All times are in ms of a monotonic clock. The level is an integer, in thousandths of a token, so that
+    rounding errors do not add up.
     """
 
     __slots__ = ("_at_ms", "_level", "rate")
@@ -71,11 +71,11 @@ class TokenBucket:
         return self._level
 
     def tokens(self, now_ms: int) -> int:
-        """Return the number of tokens in the bucket, which is negative while it is in debt."""
+        """Return the number of tokens in the bucket. It is negative while the bucket is in debt."""
         return self._refill(now_ms) // 1000
 
     def wait_ms(self, count: int, now_ms: int) -> int:
-        """Return the time until the bucket has `count` tokens or, if that is impossible, is full."""
+        """Return the time in ms until the bucket has `count` tokens or, if its size is smaller, is full."""
         level = self._refill(now_ms)
         wanted = min(count, self.rate) * 1000
         return 0 if wanted <= level else -((level - wanted) // self.rate)
@@ -86,7 +86,7 @@ class TokenBucket:
 
 
 class RateLimit:
-    """The rate limits of a topic, group or account (see `kind`) on what it sends or on what it receives."""
+    """The limits of a topic, group or account (`kind`) in one direction: sends or receives."""
 
     __slots__ = ("_buckets", "direction", "kind", "name", "rates")
 
@@ -95,7 +95,7 @@ class RateLimit:
         self._buckets = [(unit, TokenBucket(rate, now_ms)) for unit, rate in enumerate(rates) if rate]
 
     def wait_ms(self, amount: Amount, now_ms: int) -> int:
-        """Return the time until this amount may be taken."""
+        """Return the time in ms until this amount may be taken."""
         longest = 0
         for unit, bucket in self._buckets:
             if (wait_ms := bucket.wait_ms(amount[unit], now_ms)) > longest:
@@ -107,14 +107,14 @@ class RateLimit:
             bucket.take(amount[unit], now_ms)
 
     def left(self, most: Amount, now_ms: int) -> Amount:
-        """Return `most`, reduced to the tokens that are left."""
+        """Return `most`, reduced to the available tokens."""
         left = list(most)
         for unit, bucket in self._buckets:
             left[unit] = min(left[unit], bucket.tokens(now_ms))
         return Amount(*left)
 
     def exceeded(self, amount: Amount, now_ms: int) -> str:
-        """Return which limit makes a request with this amount wait longest, and its value."""
+        """Describe the limit for which a request with this amount must wait longest."""
         unit, bucket = max(self._buckets, key=lambda each: each[1].wait_ms(amount[each[0]], now_ms))
         prefix = "" if self.kind == "account" else RATE
         return (
@@ -125,11 +125,11 @@ class RateLimit:
 
 ONE = Amount(1, 1)
 AccountRates = Callable[[], Mapping[str, Mapping[str, str]]]
-"""Returns the limits by name of each account, by its access key."""
+"""Returns the limits of each account, by access key and name of the limit."""
 
 
 class RateLimits:
-    """All rate limits of a broker, and the numbers of requests that they have delayed or refused."""
+    """All rate limits of a broker, and the numbers of delayed and refused requests."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class RateLimits:
         self.now_ms = now_ms
         self.configure()
         self._limits: dict[tuple[str, str, str], RateLimit] = {}
-        # By topic or group, and by the kind of the limit
+        # The keys of these counters are the topic or group, and the kind of the limit
         self.delayed_sends: dict[tuple[str, str], int] = {}
         self.refused_sends: dict[tuple[str, str], int] = {}
         self.delayed_receives: dict[tuple[str, str], int] = {}
@@ -154,7 +154,7 @@ class RateLimits:
         return len(self._limits)
 
     def configure(self) -> None:
-        """Use the current settings and accounts. `has_accounts` is whether any account has a limit."""
+        """Apply the current settings and accounts. Set `has_accounts` if any account has a limit."""
         config, accounts = self._config, self._account_rates()
         self._group_default = Rates(
             config.max_group_receive_messages_per_second, config.max_group_receive_bytes_per_second
@@ -175,19 +175,19 @@ class RateLimits:
         return (frame.ext or {}).get(ACCESS_KEY, "") if self.has_accounts else ""
 
     def topic_rates(self, topic: TopicConfig) -> Rates | None:
-        """Return the limits on sends to a topic, or None if it has none."""
+        """Return the limits on sends to a topic, or None if the topic has none."""
         config = self._config
         default = Rates(config.max_topic_send_messages_per_second, config.max_topic_send_bytes_per_second)
         rates = rates_of(topic.attributes, RATE, SEND, default)
         return rates if any(rates) else None
 
     def of_send(self, topic: str, rates: Rates | None, account: str) -> Sequence[RateLimit]:
-        """Return the limits on sends to a topic with these rates, by an account ("": by no account)."""
+        """Return the limits on sends by an account ("": none) to a topic with these rates."""
         limits = [] if rates is None else [self._find("topic", topic, SEND, rates)]
         return limits + self._of_account(account, SEND) if account else limits
 
     def of_receive(self, group: str, account: str) -> Sequence[RateLimit]:
-        """Return the limits on what a group receives, in a request by an account ("": by no account)."""
+        """Return the limits on receives of a group by an account ("": none)."""
         known, default = self._groups.get(group), self._group_default
         attributes = None if known is None else known.attributes
         if not (attributes or account or default.messages or default.size) or is_system_group(group):
@@ -204,7 +204,7 @@ class RateLimits:
         return [self._find("account", account, direction, rates)] if any(rates) else []
 
     def _find(self, kind: str, name: str, direction: str, rates: Rates) -> RateLimit:
-        """Return a limit with its present tokens. After a change of the rates, its buckets are full."""
+        """Return a limit. A new limit, or a limit whose rates have changed, has full buckets."""
         key = kind, name, direction
         limit = self._limits.get(key)
         if limit is None or limit.rates != rates:
@@ -213,9 +213,9 @@ class RateLimits:
         return limit
 
     def allowance(self, limits: Sequence[RateLimit], most: Amount) -> tuple[Amount, RateLimit | None, int]:
-        """Return how much may be delivered now, of `most`.
+        """Return the amount that may be delivered now, at most `most`.
 
-        If nothing may be delivered, the second value is the limit, and the third one the time in ms to wait.
+        If nothing may be delivered, the other values are the limit that forbids it and the wait in ms.
         """
         now_ms = self.now_ms()
         wait_ms, worst = longest_wait(limits, ONE, now_ms)
@@ -226,18 +226,18 @@ class RateLimits:
         return most, None, 0
 
     def take(self, limits: Sequence[RateLimit], amount: Amount) -> None:
-        """Count messages against all of these limits."""
+        """Take the tokens for an amount from all of these limits."""
         now_ms = self.now_ms()
         for limit in limits:
             limit.take(amount, now_ms)
 
     def give_back(self, limits: Sequence[RateLimit], amount: Amount) -> None:
-        """Undo a `take`."""
+        """Return tokens that `take` has removed."""
         self.take(limits, Amount(-amount.messages, -amount.size))
 
 
 def longest_wait(limits: Sequence[RateLimit], amount: Amount, now_ms: int) -> tuple[int, RateLimit]:
-    """Return the time until this amount may be taken from all limits, and the limit that causes it."""
+    """Return the time in ms until all limits allow this amount, and the limit that causes the wait."""
     longest, worst = 0, limits[0]
     for limit in limits:
         if (wait_ms := limit.wait_ms(amount, now_ms)) > longest:
@@ -246,7 +246,7 @@ def longest_wait(limits: Sequence[RateLimit], amount: Amount, now_ms: int) -> tu
 
 
 def count_one(table: dict[tuple[str, str], int], name: str, limit: RateLimit) -> None:
-    """Add one to a counter of `RateLimits`, for a topic or group that a limit concerns."""
+    """Increment a counter of `RateLimits` for a topic or group that `limit` has delayed or refused."""
     key = name, limit.kind
     if key not in table:
         _bounded(table)
@@ -254,7 +254,7 @@ def count_one(table: dict[tuple[str, str], int], name: str, limit: RateLimit) ->
 
 
 def _bounded(table: dict[K, V]) -> dict[K, V]:
-    """Return a table, without its oldest half if it is full."""
+    """Return a table, after removing its older half if it is full."""
     if len(table) >= MAX_LIMITS:
         for key in list(table)[: len(table) // 2]:
             del table[key]

@@ -1,15 +1,15 @@
-"""Delays sends that exceed a rate limit, and refuses those that would have to wait too long.
+"""Delays sends that exceed a rate limit, and refuses sends that would have to wait too long.
 
-Most clients cannot wait by themselves. Java's producers of 4.9 try a synchronous send three times if it is
-refused with SERVICE_NOT_AVAILABLE, without a pause. They retry neither after SYSTEM_BUSY nor an asynchronous
-send, and older Go producers retry after no response code (docs/reference/client.md, Sends and retries).
-So the broker holds a send until there are tokens for it, in the order of arrival for each topic and account.
-A send that would be held for more than MAX_WAIT_MS is refused. The refusal, too, is sent with a delay, so
+Most clients do not slow down by themselves. Java producers of 4.9 try a synchronous send three times without
+a pause if it is refused with SERVICE_NOT_AVAILABLE. They do not retry asynchronous sends, nor after
+SYSTEM_BUSY, and older Go producers do not retry after any response (docs/reference/client.md, Sends and
+retries). So the broker holds a send until there are tokens for it, in the order of arrival for each topic and
+account. A send that would be held for more than MAX_WAIT_MS is refused. The refusal is delayed as well, so
 that retries do not fail within milliseconds, and a producer that does not slow down costs little.
 
-Sends to retry topics, dead-letter topics and system topics are exempt: a consumer whose send-back is refused
-would lose its place, and a trace or an event tells what has already happened. For the same reason, ends of
-transactions and acks have no limit.
+Sends to retry topics, dead-letter topics and system topics are exempt: a refused send-back would block a
+consumer, and traces and events report what has already happened. For the same reason, ends of transactions
+and acks have no limit.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from cometmq.remoting import Connection
 MAX_WAIT_MS = 2_000
 """The maximum time, in ms, for which a send is held. Java's clients wait 3 s for a response."""
 REFUSAL_DELAY_S = 0.5
-"""The time, in seconds, after which a refusal is sent."""
+"""The delay of a refusal, in seconds."""
 MAX_HELD_BYTES = 64 << 20
-"""The maximum total size, in bytes, of held sends. Each counts as FRAME_BYTES more than its body."""
+"""The maximum total size of held sends, in bytes. The size of a send is its body plus FRAME_BYTES."""
 MAX_REFUSALS = 10_000
-"""The maximum number of refusals that are delayed. Further ones are sent at once."""
+"""The maximum number of delayed refusals. Further refusals are sent at once."""
 FRAME_BYTES = 1024
 
 Lane = tuple[str, str]
-"""The topic and the account of a send. Sends with the same ones are stored in the order of their arrival."""
+"""The topic and the account of a send. Sends of one lane are stored in the order of their arrival."""
 
 
 class SendThrottle:
@@ -50,7 +50,7 @@ class SendThrottle:
         self._timer = DeadlineTimer(self._loop, self._release)
         self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
-        self._lanes: dict[Lane, list[int]] = {}  # The number of held sends, and the latest time of release
+        self._lanes: dict[Lane, list[int]] = {}  # the number of held sends, and the latest release time
         self._held_bytes = 0
         self._refusals = 0
 
@@ -63,9 +63,9 @@ class SendThrottle:
         limits: Sequence[RateLimit],
         batch: bool,
     ) -> Awaitable[None] | None:
-        """Count a send against its limits. Return None if it may be stored now, otherwise what to wait for.
+        """Apply the limits to a send. Return None if it may be stored now, otherwise an awaitable.
 
-        The wait raises CommandError if the send is refused.
+        The awaitable ends when the send may be stored. It raises CommandError if the send is refused.
         """
         size = len(frame.body)
         amount = Amount(count_items(frame.body) if batch else 1, size)
@@ -79,7 +79,7 @@ class SendThrottle:
                 why = worst.exceeded(amount, now_ms)
                 if late:
                     return self._refuse(connection, frame, f"{why}, retry after {wait_ms - MAX_WAIT_MS} ms")
-                return self._refuse(connection, frame, f"{why}, and {MAX_HELD_BYTES} bytes wait already")
+                return self._refuse(connection, frame, f"{why}, and {MAX_HELD_BYTES} bytes are held already")
             count_one(self.limits.delayed_sends, topic, worst)
         for limit in limits:
             limit.take(amount, now_ms)
@@ -114,16 +114,16 @@ class SendThrottle:
         raise error
 
     def _refuse(self, connection: Connection, frame: Frame, why: str) -> Awaitable[None]:
-        """Refuse a send with a code after which its client retries.
+        """Refuse a send with the code after which its client retries.
 
-        The status of gRPC clients for SYSTEM_BUSY is TOO_MANY_REQUESTS, after which they wait before a retry.
+        gRPC clients receive TOO_MANY_REQUESTS for SYSTEM_BUSY, and wait before they retry.
         """
         busy = connection.partner is not None
         code = ResponseCode.SYSTEM_BUSY if busy else ResponseCode.SERVICE_NOT_AVAILABLE
         error = CommandError(code, why)
         if self._refusals >= MAX_REFUSALS:
             raise error
-        frame.body = b""  # The refusal does not need it
+        frame.body = b""  # frees memory: the refusal does not need the body
         return self._refuse_later(error)
 
     def _release(self, now_ms: int) -> int | None:
@@ -135,7 +135,7 @@ class SendThrottle:
         return heap[0][0] if heap else None
 
     def stop(self) -> None:
-        """Let all held sends be stored, because the broker is stopping."""
+        """Release all held sends, so that they are stored before the broker stops."""
         self._timer.cancel()
         for _, _, released in sorted(self._heap):
             if not released.done():

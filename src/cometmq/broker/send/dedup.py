@@ -1,18 +1,17 @@
 """Deduplication of sends: a message whose key was stored within the window of its topic is not stored again.
 
-A topic has a window if it has the attribute `dedup.window.ms`. The broker then remembers the keys of the
-topic's newest messages with their log positions (KeyTable). A send with a known key gets the answer of the
-first send, which is computed from the record at that position. The read also proves that the record exists:
-its write may have failed, or a raft group may have removed it. So an entry of a table may be wrong, but it is
-never trusted.
+The attribute `dedup.window.ms` gives a topic a window. The broker then remembers the keys of the topic's
+newest messages and their log positions (KeyTable). A send with a known key gets the response of the first
+send, which is computed from the record at that position. Table entries may be wrong: the write of a record
+may have failed, or a raft group may have removed it. So each answer is based on a read of the record.
 
 The keys come from three sources: the messages that this broker appends, the records that a raft follower
-receives, and, at the start or when a topic gets the attribute, a scan of the log.
+receives, and a scan of the log at the start or when a topic gets the attribute.
 
-A delayed message counts from its send on, under its real topic, and its delivery does not count. A
-transactional message counts from its commit on: of two commits with one key, the second stores nothing.
+A delayed message counts from its send on, under its real topic. Its later delivery does not count. A
+transactional message counts from its commit on: of two commits with the same key, the second stores nothing.
 
-Other topics pay for this with one comparison per send that has no known header, and one call per tick.
+Topics without a window cost one comparison per send that does not match a template, and one call per tick.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ from cometmq.store import (
 log = logs.logger(__name__)
 
 _TRAITS = Traits()
-_PUTS_PER_CHECK = 64  # The total number of keys is computed once for this many new keys
+_PUTS_PER_CHECK = 64  # the number of new keys between two checks of the total number
 
 
 class First(NamedTuple):
-    """The values in the answer of the first send with a key. `more` are encoded ext fields."""
+    """The values in the response to the first send with a key. `more` contains encoded ext fields."""
 
     ids: bytes
     queue_id: int
@@ -78,9 +77,9 @@ class BatchPlan(NamedTuple):
 
     Attributes:
         keys: The key of each message, or b"".
-        firsts: For each message: the answer of the first send with its key; the index of an earlier message
-            of the batch with its key; or None if the message is new.
-        body: The new messages.
+        firsts: For each message, the response to the first send with its key, or the index of an earlier
+            message of the batch with its key, or None if the message is new.
+        body: The encoded new messages.
     """
 
     keys: list[bytes]
@@ -89,10 +88,10 @@ class BatchPlan(NamedTuple):
 
 
 def key_of_record(tables: Mapping[str, KeyTable], facts: Facts) -> tuple[KeyTable, bytes] | None:
-    """Return the table and the key for which a record of the log counts, or None if it counts for none.
+    """Return the table and the key that a record of the log belongs to, or None.
 
-    A message that waits for its delivery counts for its real topic. Its later copies do not count: those
-    within the timer topic, and the delivered one. Neither does the request to recall it.
+    A delayed message belongs to the table of its real topic. Its later copies, in the timer topic and in the
+    real topic, belong to no table. Nor does the request to recall the message.
     """
     topic, properties = facts.topic, facts.properties
     real = value_of(properties, b"REAL_TOPIC")
@@ -110,7 +109,7 @@ def key_of_record(tables: Mapping[str, KeyTable], facts: Facts) -> tuple[KeyTabl
 def records_with_keys(
     tables: Mapping[str, KeyTable], group: RecordGroup
 ) -> Iterator[tuple[KeyTable, bytes, Facts]]:
-    """Yield the records of a group that count for one of the tables, with their keys."""
+    """Yield the records of a group that belong to one of the tables, with table and key."""
     wanted = np.array([name in tables or name in WAITING_TOPICS for name in group.names])
     for facts in group.facts(np.flatnonzero(wanted[group.topic])) if wanted.any() else ():
         found = key_of_record(tables, facts)
@@ -120,7 +119,7 @@ def records_with_keys(
 
 @dataclass(eq=False)
 class Deduplication:
-    """The remembered keys of all topics that have the attribute `dedup.window.ms`."""
+    """The key tables of all topics that have the attribute `dedup.window.ms`."""
 
     config: BrokerConfig
     clock: Clock
@@ -132,11 +131,11 @@ class Deduplication:
     def __post_init__(self) -> None:
         self.tables: dict[str, KeyTable] = {}
         self._appender = self.store.appender
-        # The keys of messages that this broker has appended in this tick
+        # The messages that this broker has appended in the current tick, by topic and key
         self._fresh: dict[tuple[str, bytes], TickMessage] = {}
-        # The answers that were read from the disk, by log position, while their requests are repeated
+        # The responses read from the disk, by log position, for the requests that wait for them
         self._read: dict[int, First | None] = {}
-        self._unscanned: list[KeyTable] = []  # Tables that lack the keys of earlier messages
+        self._unscanned: list[KeyTable] = []  # tables that lack the keys of earlier messages
         self._scans = Tasks()
         self._scanning = False
         self._stopped = False
@@ -148,7 +147,7 @@ class Deduplication:
     # -- the tables
 
     def table_of(self, config: TopicConfig) -> KeyTable | None:
-        """Return the table of a topic, as its attributes require, or None if the topic has no window."""
+        """Create or update the table of a topic by its attributes. Return None if it has no window."""
         topic, known = config.topic_name, self.tables.get(config.topic_name)
         rule = attributes.dedup_of(config)
         if rule is None or (self.store.slave and self.store.raft_log is None):
@@ -163,7 +162,7 @@ class Deduplication:
         return known
 
     def load(self) -> None:
-        """Create the tables, with the keys of the messages in the log. Must run in a thread."""
+        """Create the tables, and fill them from the log. Must run in a thread."""
         self._use_all()
         try:
             attributes.check_windows(self.topics.table.values(), self.config.store)
@@ -173,14 +172,14 @@ class Deduplication:
         self._scan(unscanned)
 
     def use_topics(self) -> None:
-        """Apply changed attributes of topics. Tables that lack keys get them from the log, in a thread."""
+        """Apply changed attributes of topics. A thread adds missing keys from the log."""
         self._use_all()
         if self._unscanned and not self._scanning:
             self._scanning = True
             self._scans.start(self._scan_all(), name="scan for keys of messages")
 
     async def _scan_all(self) -> None:
-        """Scan the log once for all tables that wait for it, then for those that were added meanwhile."""
+        """Scan the log for all waiting tables at once. Repeat this for tables that were added meanwhile."""
         try:
             while self._unscanned and not self._stopped:
                 unscanned, self._unscanned = self._unscanned, []
@@ -196,7 +195,7 @@ class Deduplication:
                 self.table_of(config)
 
     async def scanned(self) -> None:
-        """Apply changed attributes of topics, and wait until no table lacks keys of earlier messages."""
+        """Apply changed attributes of topics, and wait for the scans of the log."""
         self.use_topics()
         await self._scans.finish()
 
@@ -221,21 +220,21 @@ class Deduplication:
                         table.put(key, facts.position, facts.store_ms, now_ms, most)
                 self._limit_total(found.values(), now_ms)
         except OSError as error:
-            log.error("the keys of earlier messages are not known, as the log cannot be read: %s", error)
+            log.error("keys of earlier messages are unknown, because the log cannot be read: %s", error)
         for each in unscanned:
             each.older = found[each.topic].keys
             each.forgotten += found[each.topic].forgotten
-        log.info("%d topics: found the keys of %d messages", len(unscanned), sum(map(len, unscanned)))
+        log.info("%d topics: %d keys of earlier messages found", len(unscanned), sum(map(len, unscanned)))
 
     # -- sends
 
     def find(self, table: KeyTable, key: bytes, reads: Reads = CACHED) -> First | None:
-        """Return the answer of the first send with a key, or None if this send is the first.
+        """Return the response to the first send with a key, or None if this send is the first.
 
-        Raises NotInMemory if the record must be read from the disk: see `reading`. Raises OSError.
+        Raises NotInMemory if the record must be read from the disk (see `reading`), and OSError.
         """
         if self._appender.why_closed:
-            return None  # The store refuses the message: a broker that does not lead its group cannot tell
+            return None  # the store will refuse the message, because this broker is not the leader
         fresh = self._fresh.get((table.topic, key))
         if fresh is not None:
             self._appender.encode_pending()
@@ -251,7 +250,7 @@ class Deduplication:
 
     @asynccontextmanager
     async def reading(self, table: KeyTable, keys: Sequence[bytes]) -> AsyncIterator[None]:
-        """Read the records of the first sends with `keys`, so that `find` does not raise NotInMemory."""
+        """Read the records of `keys` from the disk, so that `find` does not raise NotInMemory."""
         held = []
         try:
             for key in keys:
@@ -268,12 +267,12 @@ class Deduplication:
     def repeat(
         self, connection: Connection, frame: Frame, table: KeyTable, first: First, *, waits: bool
     ) -> None:
-        """Answer a duplicate like the first send, once that is as durable as the broker promises."""
+        """Respond to a duplicate like to the first send, when that is durable (see `respond`)."""
         table.duplicates += 1
         self.respond(connection, frame, first, waits=waits)
 
     def respond(self, connection: Connection, frame: Frame, first: First, *, waits: bool) -> None:
-        """Let the end of the tick answer a send; if it `waits`, once all of the log is durable."""
+        """Send a response at the end of the tick. With `waits`, wait until the whole log is durable."""
         replies, opaque = self.writer.replies, frame.opaque
 
         def answer(code: int, remark: str | None) -> None:
@@ -288,7 +287,7 @@ class Deduplication:
         self.writer.appended(None if frame.is_oneway else answer, waits)
 
     def _settle(self) -> None:
-        """Move the keys of this tick's messages, whose positions are known now, to their tables."""
+        """Move the keys of this tick's messages to their tables, because their positions are now known."""
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, {}
@@ -299,7 +298,7 @@ class Deduplication:
                 self._put(table, key, message.physical_offset, message.store_timestamp_ms, now_ms)
 
     def _received(self, group: RecordGroup) -> None:
-        """Remember the keys of records that were received from the leader of the raft group."""
+        """Remember the keys of records that the leader of the raft group has sent."""
         if self.tables:
             now_ms = self.clock.time_ms()
             for table, key, facts in records_with_keys(self.tables, group):
@@ -319,7 +318,7 @@ class Deduplication:
             )  # fmt: skip
 
     def _limit_total(self, tables: Collection[KeyTable], now_ms: int) -> None:
-        """Forget the oldest keys of the largest tables if all tables together have too many."""
+        """Forget the oldest keys of the largest tables if the total exceeds dedupMaxKeys."""
         excess = sum(map(len, tables)) - self.config.dedup_max_keys
         while excess > 0:
             largest = max(tables, key=len)
@@ -330,7 +329,7 @@ class Deduplication:
     # -- answers
 
     def _at(self, table: KeyTable, key: bytes, position: int, reads: Reads) -> First | None:
-        """Return the answer for the message with this key at a log position, or None if it is not there."""
+        """Return the response for the message at a log position, or None if it does not have this key."""
         record = self.store.lookups.record_at(position, reads)
         facts = None if record is None else record_facts(record, 0, position, check_crc=False)
         if record is None or facts is None or self.store.deleted.hides(facts.topic, position):
@@ -358,11 +357,11 @@ class Deduplication:
     # -- batches
 
     def keys_of_batch(self, table: KeyTable, body: bytes) -> list[bytes]:
-        """Return the key of each message of a batch, or b""; none if the batch is invalid."""
+        """Return the key of each message of a batch, or b"". An invalid batch has no keys."""
         try:
             return [table.key_of(bytes(item.properties)) for item in iter_batch(body)]
         except BodyError:
-            return []  # The store refuses the batch
+            return []  # the store will refuse the batch
 
     def plan(self, table: KeyTable, keys: list[bytes], body: bytes) -> BatchPlan:
         """Find the duplicates in a batch. Raises NotInMemory, as `find` does, and OSError."""
@@ -386,9 +385,9 @@ class Deduplication:
         return BatchPlan(keys, firsts, body)
 
     def stored(self, table: KeyTable, plan: BatchPlan, records: BatchRecords | None) -> First:
-        """Remember the new messages of a batch, which are `records`. Return the answer for the batch.
+        """Remember the new messages of a batch, whose records are `records`. Return the response.
 
-        It has the message id of each message, and the queue id and the queue offset of the first one.
+        The response has the ids of all messages, and the queue id and the queue offset of the first message.
         """
         answers: list[First] = []
         new = count()
@@ -422,7 +421,7 @@ class Deduplication:
                 "topic": topic,
             }  # fmt: skip
             for name, words, value in (
-                ("duplicates", "Messages not stored, as their key was stored before.", table.duplicates),
+                ("duplicates", "Messages not stored, because their key was stored before.", table.duplicates),
                 ("forgotten_keys", "Keys forgotten before their window ended.", table.forgotten),
             ):
                 families.counter(f"cometmq_dedup_{name}", words, value, **labels)

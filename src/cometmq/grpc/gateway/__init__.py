@@ -1,1 +1,1 @@
-"""The HTTP gateway: requests of curl and other HTTP clients, as calls of the gRPC service."""
+"""The HTTP gateway, which converts requests of HTTP clients such as curl to calls of the gRPC service."""

@@ -1,8 +1,8 @@
-"""CloudEvents and RocketMQ messages (docs/http.md, CloudEvents).
+"""Conversion between CloudEvents and RocketMQ messages (docs/http.md, CloudEvents).
 
-The properties are those of CloudEvents' Java SDK (cloudevents-rocketmq). Binary mode: the attribute `id` is
-the property `CE_id`, and so on; `datacontenttype` is `CE_contenttype`; the body is the data, or one zero byte
-without data. Structured mode: the body is the event as JSON, and `CE_contenttype` its media type.
+Messages have the properties of CloudEvents' Java SDK (cloudevents-rocketmq). In binary mode, the property of
+an attribute has the prefix `CE_`, such as `CE_id`. The property of `datacontenttype` is `CE_contenttype`. The
+body is the data, or one zero byte without data. In structured mode, the body is the event as JSON.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ VERSIONS = ("1.0", "0.3")
 REQUIRED = ("specversion", "id", "source", "type")
 _ATTRIBUTE = re.compile(r"[a-z0-9]{1,64}", re.ASCII)
 _MEDIA_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?", re.ASCII)
-# The characters of a header's value that CloudEvents' HTTP binding leaves as they are.
+# The characters of a header's value that CloudEvents' HTTP binding does not encode.
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).translate(str.maketrans("", "", '"%'))
 
 
 class Content(NamedTuple):
-    """The body and the properties of a message that is to be sent."""
+    """The body and the properties of an outgoing message."""
 
     body: bytes
     properties: dict[str, str]
 
 
 class Stored(NamedTuple):
-    """The parts of a received message from which an event is made."""
+    """The parts of a received message that its event contains."""
 
     topic: str
     message_id: str
@@ -50,15 +50,15 @@ class Stored(NamedTuple):
 
 
 def decoded_header(name: str, value: bytes) -> str:
-    """Return the text of a header: UTF-8, perhaps percent-encoded. Raises ServiceError."""
+    """Decode the value of a header, which is UTF-8 and may be percent-encoded. Raises ServiceError."""
     try:
         return unquote(value.decode(), errors="strict")
     except UnicodeDecodeError:
-        raise ServiceError(Code.BAD_REQUEST, f"{name}: the header is not UTF-8") from None
+        raise ServiceError(Code.BAD_REQUEST, f"{name}: the value is not UTF-8") from None
 
 
 def encoded_header(text: str) -> bytes:
-    """Return a text as the value of a header: percent-encoded."""
+    """Return a text percent-encoded, as the value of a header."""
     return quote(text, safe=_PLAIN, errors="replace").encode()
 
 
@@ -78,7 +78,7 @@ def from_binary(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Content:
             key = PREFIX + attribute
             if key in properties or attribute in ("contenttype", "datacontenttype"):
                 raise ServiceError(
-                    Code.BAD_REQUEST, f"{name}: the header is repeated, or that of content-type"
+                    Code.BAD_REQUEST, f"{name}: the header is repeated, or duplicates content-type"
                 )
             properties[key] = decoded_header(name, value)
     _check_required(HEADER, {key.removeprefix(PREFIX): value for key, value in properties.items()})
@@ -92,7 +92,7 @@ def from_structured(event: bytes) -> Content:
         if name not in ("data", "data_base64"):
             _check_attribute(name, name)
     if "data" in fields and "data_base64" in fields:
-        raise ServiceError(Code.BAD_REQUEST, "data_base64: the event has data, too")
+        raise ServiceError(Code.BAD_REQUEST, "data_base64: the event has both data and data_base64")
     _check_required("", {name: decode_json(fields[name], Any) for name in REQUIRED if name in fields})
     return Content(event, {CONTENT_TYPE: EVENT})
 
@@ -103,33 +103,33 @@ def from_batch(events: bytes) -> list[Content]:
 
 
 def _members(event: bytes) -> dict[str, msgspec.Raw]:
-    """Return the members of a JSON object, which stay encoded. Raises ServiceError."""
+    """Return the members of a JSON object, without decoding their values. Raises ServiceError."""
     found: dict[str, msgspec.Raw] = decode_json(event, dict[str, msgspec.Raw])
     try:
-        event.decode()  # msgspec does not check this in the parts that stay encoded
+        event.decode()  # msgspec does not check the encoding of values that it does not decode
     except UnicodeDecodeError:
         raise ServiceError(Code.BAD_REQUEST, "body: the event is not UTF-8") from None
     return found
 
 
 def decode_json(data: bytes | msgspec.Raw, kind: Any) -> Any:
-    """Return a JSON document as a value of a type. Raises ServiceError, which names the field if it can."""
+    """Decode a JSON document to a type. Raises ServiceError, which names the invalid field if possible."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        # The field is at the end of the path, or named before it if it is missing or unknown.
+        # The path ends in an invalid field. The text before the path names a missing or unknown field.
         problem, _, path = str(error).partition(" - at ")
         field = problem.split("`")[1] if " field `" in problem else path.strip("`").rpartition(".")[2]
         where = f" at {path}" if path else ""
         field = field if field.isidentifier() else "body"
         raise ServiceError(Code.BAD_REQUEST, f"{field}: {problem}{where}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ServiceError(Code.BAD_REQUEST, f"body: no valid JSON document: {error}") from None
+        raise ServiceError(Code.BAD_REQUEST, f"body: invalid JSON: {error}") from None
 
 
 def _check_attribute(field: str, name: str) -> None:
     if not _ATTRIBUTE.fullmatch(name):
-        problem = f"{field[:80]}: no name of an attribute, which consists of a to z and 0 to 9"
+        problem = f"{field[:80]}: invalid attribute name: only a to z and 0 to 9 are allowed"
         raise ServiceError(Code.BAD_REQUEST, problem)
 
 
@@ -137,7 +137,7 @@ def _check_required(prefix: str, attributes: Mapping[str, Any]) -> None:
     for name in REQUIRED:
         value = attributes.get(name)
         if not isinstance(value, str) or not value:
-            problem = f"{prefix}{name}: the event needs this attribute, which is a text"
+            problem = f"{prefix}{name}: the event must have this attribute, as a string that is not empty"
             raise ServiceError(Code.BAD_REQUEST, problem)
     if attributes["specversion"] not in VERSIONS:
         problem = f"{prefix}specversion: {attributes['specversion'][:20]!r} is not one of {VERSIONS}"
@@ -153,7 +153,7 @@ def is_structured(message: Stored) -> bool:
 
 
 def attributes_of(message: Stored) -> dict[str, str]:
-    """Return the attributes of a message in binary mode, or those of an event made of any other message."""
+    """Return the attributes of an event in binary mode, or the attributes of a new event for the message."""
     properties = message.properties
     if SPEC_VERSION not in properties:
         return {
@@ -173,19 +173,19 @@ def attributes_of(message: Stored) -> dict[str, str]:
 
 
 def content_type_of(message: Stored) -> str:
-    """Return the media type of a message's body, "" if the message names none that a header can hold."""
+    """Return the media type of a body, or "" if the message has none that is valid in a header."""
     found = message.properties.get(CONTENT_TYPE, "")
     return found if _MEDIA_TYPE.fullmatch(found) else ""
 
 
 def to_structured(message: Stored, **extensions: str) -> bytes:
-    """Return a message as a JSON event with further attributes: that which it contains, or a new one."""
+    """Return the JSON event that a message contains, or a new one, with additional attributes."""
     if is_structured(message):
         try:
             contained = _members(message.body)
             return msgspec.json.encode(contained | extensions) if extensions else message.body
         except ServiceError:
-            pass  # Any client can send such a message: it becomes the data of an event
+            pass  # Any client can send an invalid event. The body becomes the data of a new event
     event: dict[str, Any] = attributes_of(message) | extensions
     kind = content_type_of(message)
     if kind:
@@ -197,7 +197,7 @@ def to_structured(message: Stored, **extensions: str) -> bytes:
 
 
 def _data_of(body: bytes, kind: str) -> tuple[str, Any]:
-    """Return the member of an event that contains its data."""
+    """Return the name and the value of the member of an event that contains the data."""
     try:
         if kind == "application/json" or kind.endswith("+json"):
             msgspec.json.decode(body)

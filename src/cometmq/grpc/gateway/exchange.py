@@ -1,7 +1,7 @@
-"""An HTTP request as a call of the gRPC service, and the response to it.
+"""HTTP requests as calls of the gRPC service, and their responses.
 
-The handlers of the RPCs serve HTTP requests, too. They respond with messages of the API, from which the
-function `render` of a request makes an HTTP response. Errors are problem details (RFC 9457).
+The handlers of the RPCs also serve HTTP requests. They respond with protobuf messages, which the function
+`render` of a request converts to an HTTP response. Errors are problem details (RFC 9457).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATUSES = {
     Code.UNSUPPORTED: 501,
     Code.VERSION_UNSUPPORTED: 501,
 }
-"""The HTTP statuses of codes whose first three digits are another one."""
+"""The HTTP statuses of codes that do not begin with their HTTP status."""
 GRPC_STATUSES = {
     Code.MULTIPLE_RESULTS: 207,
     GrpcStatus.INVALID_ARGUMENT: 400,
@@ -36,7 +36,7 @@ GRPC_STATUSES = {
     GrpcStatus.RESOURCE_EXHAUSTED: 413,
     GrpcStatus.UNAVAILABLE: 503,
 }
-"""The HTTP statuses of calls that end without a response of RocketMQ's: too slow, too large, at a stop."""
+"""The HTTP statuses of calls that end with a gRPC status: for example too slow, too large, or at a stop."""
 FIELDS = {
     "user_properties": "properties",
     "message_group": "group",
@@ -45,7 +45,7 @@ FIELDS = {
     "receipt_handle": "handles",
     "entries": "handles",
 }
-"""The names of this API for fields of the RPCs that have others."""
+"""The names in the HTTP API of fields that have other names in the RPCs."""
 FIELD_OF_CODE = {
     Code.TOPIC_NOT_FOUND: "topic",
     Code.CONSUMER_GROUP_NOT_FOUND: "group",
@@ -55,14 +55,14 @@ RETRY_AFTER = (b"retry-after", b"1")
 
 
 class HttpError(ServiceError):
-    """A request is refused with a status that no code of RocketMQ has."""
+    """A request is refused with an HTTP status that differs from that of its code."""
 
     status: int
     headers: tuple[Header, ...] = ()
 
 
 class Response(NamedTuple):
-    """An HTTP response. Its headers do not include the length of the body."""
+    """An HTTP response. `headers` lacks content-length, which is added when the response is sent."""
 
     status: int
     headers: tuple[Header, ...]
@@ -73,8 +73,8 @@ class HttpCall(Call):
     """An HTTP request.
 
     Attributes:
-        headers: The headers of the request, with its pseudo-headers.
-        render: Returns the response for the messages with which the handler has responded.
+        headers: The headers of the request, including its pseudo-headers.
+        render: A function that converts the handler's messages to the response.
     """
 
     __slots__ = ("_parts", "headers", "render")
@@ -82,7 +82,7 @@ class HttpCall(Call):
     def __init__(self, calls: Calls, stream_id: int, method: Method, headers: list[Header]) -> None:
         metadata = dict(headers)
         metadata.pop(b"grpc-timeout", None)
-        # Each connection is a client of its own.
+        # Each connection counts as a separate client.
         metadata[b"x-mq-client-id"] = f"http@{calls.connection.peer}".encode()
         metadata[b"x-mq-language"] = b"HTTP"
         super().__init__(calls, stream_id, method, metadata)
@@ -92,11 +92,11 @@ class HttpCall(Call):
         self._parts: list[bytes] = []
 
     def send(self, *encoded: bytes) -> None:
-        """Keep messages of a stream until its end."""
+        """Keep messages of a server stream until its end."""
         self._parts += encoded
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
-        """Respond to the request, with the messages sent so far or with a problem."""
+        """Send the response: the kept messages if `status` is OK, otherwise a problem."""
         if self.ended:
             return
         self.outcome = status
@@ -141,19 +141,19 @@ def json_response(content: Any, status: int = 200, kind: bytes = b"application/j
 
 
 def status_of(code: int) -> int:
-    """Return the HTTP status of a code of RocketMQ."""
+    """Return the HTTP status for a code of RocketMQ."""
     status = STATUSES.get(Code(code), code // 100)
     return status if 200 <= status < 600 else 500
 
 
 def of_status(status: Any, **more: Any) -> Response:
-    """Return the problem for a `Status` of the API. `more` are further members of the document."""
+    """Return a problem for a `Status` message. `more` are additional members of the document."""
     code = Code(status.code)
     return problem(status_of(code), code.name, status.message, FIELD_OF_CODE.get(code, ""), **more)
 
 
 def problem(status: int, code: str, detail: str, field: str = "", **more: Any) -> Response:
-    """Return a problem. Its field is named at the start of the detail ("field: problem"), or by `field`."""
+    """Return a problem. A detail of the form "FIELD: PROBLEM" overrides `field`."""
     name, separator, rest = detail.partition(": ")
     if separator and name.replace("-", "_").isidentifier():
         field = FIELDS.get(name, name)

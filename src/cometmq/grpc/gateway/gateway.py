@@ -1,8 +1,8 @@
-"""The routes of the HTTP gateway (docs/http.md). Each one calls the handler of an RPC.
+"""The routes of the HTTP gateway (docs/http.md).
 
-So the rules, limits, rights, traces and metrics of a request are those of the RPC. Nothing that has an
-effect is a GET, and requests of web pages, which have the header Origin, are refused: a page in the browser
-of a user who can reach the port must not send or consume messages.
+Each route calls the handler of an RPC, so requests have its rules, limits, rights, traces and metrics. A web
+page in the browser of a user who can reach the port must not send or consume messages. So a GET changes
+nothing, and requests with the header Origin, which browsers add, are refused.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Result = Awaitable[Any] | Any
 
 
 class Route(NamedTuple):
-    """A route. A part of its path in braces is a name, which the handler receives.
+    """A route. Parts of its path in braces are parameters, which the handler receives as `names`.
 
-    `handler` is called with the call, the names, the query and the body.
+    The arguments of `handler` are the call, the names, the query and the body.
     """
 
     verb: bytes
@@ -56,7 +56,7 @@ class Route(NamedTuple):
     handler: Callable[[HttpCall, list[str], dict[str, str], bytes], Result]
 
     def names(self, parts: Sequence[str]) -> list[str] | None:
-        """Return the names in a path, or None if the route has another path."""
+        """Return the names in a path, or None if the path does not match the route."""
         if len(parts) != len(self.path):
             return None
         if any(wanted != part for wanted, part in zip(self.path, parts, strict=True) if wanted[:1] != "{"):
@@ -65,7 +65,7 @@ class Route(NamedTuple):
 
 
 class Gateway:
-    """Handles HTTP requests. `methods` are the RPCs by path."""
+    """Handles HTTP requests. `methods` contains the RPCs by their gRPC path."""
 
     def __init__(self, clients: Clients, methods: Mapping[bytes, Method]) -> None:
         self._clients = clients
@@ -85,7 +85,7 @@ class Gateway:
         ]
 
     def method(self) -> Method:
-        """Return the method that handles requests which are not gRPC."""
+        """Return the method that handles all requests that are not gRPC."""
 
         def status_response(code: int, text: str) -> Any:
             return messages().HeartbeatResponse(status=status(Code(code), text))
@@ -93,7 +93,7 @@ class Gateway:
         return Method("Http", Kind.UNARY, bytes, status_response, self.handle, MAX_FRAME_LENGTH, HttpCall)
 
     def handle(self, call: HttpCall, body: bytes) -> Result:
-        """Handle a request with its body."""
+        """Handle a request whose body has arrived."""
         try:
             return self._route(call, body)
         except HttpError as error:
@@ -115,21 +115,21 @@ class Gateway:
                 continue
             unknown = target.query.keys() - route.parameters
             if unknown:
-                raise ServiceError(Code.BAD_REQUEST, f"{min(unknown)[:80]}: the parameter is unknown")
+                raise ServiceError(Code.BAD_REQUEST, f"{min(unknown)[:80]}: unknown parameter")
             if route.verb == b"POST":
                 if b"origin" in call.metadata:
-                    raise ServiceError(Code.FORBIDDEN, "origin: requests of web pages are refused")
+                    raise ServiceError(Code.FORBIDDEN, "origin: requests from web pages are refused")
                 requests.check_headers(call.headers)
-                self._clients.find(call)  # Before the body is parsed: it checks the account
+                self._clients.find(call)  # checks the account before the body is parsed
             return route.handler(call, names, target.query, body)
         if allowed:
             verbs = b", ".join(allowed)
-            problem = f"method: the path takes {verbs.decode()} only"
+            problem = f"method: the path allows {verbs.decode()} only"
             raise HttpError(Code.NOT_FOUND, problem, 405, ((b"allow", verbs),))
-        raise ServiceError(Code.NOT_FOUND, "path: there is no such path; see /v1/openapi.json")
+        raise ServiceError(Code.NOT_FOUND, "path: no such path, see /v1/openapi.json")
 
     def _call(self, call: HttpCall, name: str, request: Any, render: Render | None = None) -> Result:
-        """Let the handler of an RPC handle a request, and count it there. `render` makes the response."""
+        """Call the handler of an RPC, to which metrics attribute the request. `render` makes the response."""
         if render is not None:
             call.render = render
         call.method = self._methods[f"/{SERVICE}/{name}".encode()]
@@ -159,7 +159,7 @@ class Gateway:
         return self._store(call, requests.outgoing_batch(names[0], body), single=False)
 
     def _store(self, call: HttpCall, sent: list[Any], single: bool) -> Result:
-        places: list[Any] = []  # Of the stored messages, in the order of the entries that are stored
+        places: list[Any] = []  # The queues of the stored messages, in the order of the stored entries
         call.on_stored = places.append
 
         def render(parts: Sequence[Any]) -> Response:
@@ -208,7 +208,7 @@ class Gateway:
         expression = request.filter_expression
         if "sql" in query:
             if "tags" in query:
-                raise ServiceError(Code.BAD_REQUEST, "sql: the request has tags, too")
+                raise ServiceError(Code.BAD_REQUEST, "sql: the request has both tags and sql")
             expression.type, expression.expression = FilterType.SQL, query["sql"]
         else:
             expression.type, expression.expression = FilterType.TAG, query.get("tags", "*")
@@ -242,7 +242,7 @@ class Gateway:
         return self._change(call, names, given.handles, given.invisible)
 
     async def _change(self, call: HttpCall, names: list[str], handles: list[str], seconds: float) -> None:
-        """Change when leases expire."""
+        """Set the remaining time of leases, and respond with the results."""
         decoded = [read_handle(each) for each in handles]
         changes = [self._changed(call, names, each, int(seconds * 1000)) for each in decoded]
         statuses = await asyncio.gather(*changes)
@@ -252,7 +252,7 @@ class Gateway:
         call.answer(_about_handles(handles, statuses, overall))
 
     async def _changed(self, call: HttpCall, names: list[str], handle: Handle, invisible_ms: int) -> Any:
-        """Return the status of a changed lease."""
+        """Set the remaining time of a lease, and return the status."""
         m = messages()
         request = m.ChangeInvisibleDurationRequest(
             group=m.Resource(name=names[1]),
@@ -273,9 +273,9 @@ def _route(verb: bytes, path: str, handler: Callable[..., Result], *parameters: 
 
 
 def _sent(entry: Any, places: Any) -> dict[str, Any]:
-    """Return the result of a message that was sent."""
+    """Return the result of one message of a send. `places` yields the queues of stored messages."""
     result: dict[str, Any] = {}
-    if entry.message_id:  # It was stored, although perhaps not as durably as promised
+    if entry.message_id:  # The message was stored, but possibly not as durably as configured
         place = next(places)
         result |= {"message_id": entry.message_id, "queue": place.queue_id, "offset": entry.offset}
         if entry.recall_handle:
@@ -286,7 +286,7 @@ def _sent(entry: Any, places: Any) -> dict[str, Any]:
 
 
 def _about_handles(handles: list[str], statuses: Sequence[Any], overall: Any) -> Response:
-    """Return the response to a request about leases: its results, or a problem if all have the same one."""
+    """Return the results of a request about leases, as a problem if all handles have the same error."""
     results = [
         {"handle": handle, "code": Code(each.code).name}
         | ({} if each.code == Code.OK else {"detail": each.message})

@@ -21,20 +21,20 @@ REFERENCE = "#/components/schemas/{name}"
 
 
 def openapi_document() -> Schema:
-    """Return the document, in the form of OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 document."""
     topic, group = "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}"
     return {
         "openapi": "3.1.0",
         "info": {"title": "CometMQ HTTP gateway", "version": "1"},
         "security": [{"account": []}, {}],
         "paths": {
-            "/healthz": {"get": _operation("health", "Whether the broker serves requests.", security=[])},
-            "/v1/openapi.json": {"get": _operation("openapi", "This document.", security=[])},
+            "/healthz": {"get": _operation("health", "Check that the broker serves requests.", security=[])},
+            "/v1/openapi.json": {"get": _operation("openapi", "Return this document.", security=[])},
             f"{topic}/messages": {"post": _send()},
             f"{topic}/batch": {
                 "post": _operation(
                     "sendBatch",
-                    "Send several messages. 207: some were not stored.",
+                    "Send several messages. The status 207 means that some were not stored.",
                     _content(_results("Sent")),
                     parameters=[_path("topic")],
                     requestBody=_body("JsonBatch"),
@@ -43,7 +43,7 @@ def openapi_document() -> Schema:
             f"{topic}/recall": {
                 "post": _operation(
                     "recall",
-                    "Withdraw a message before its delivery.",
+                    "Cancel a delayed message before its delivery.",
                     _content(_of("Sent")),
                     parameters=[_path("topic")],
                     requestBody=_body("Recall"),
@@ -51,8 +51,10 @@ def openapi_document() -> Schema:
             },
             f"{group}/messages": {"post": _receive()},
             f"{group}/ack": {"post": _about_leases("ack", "Mark messages as consumed.", "Ack")},
-            f"{group}/nack": {"post": _about_leases("nack", "Give messages back.", "Nack")},
-            f"{group}/extend": {"post": _about_leases("extend", "Change when leases end.", "Extend")},
+            f"{group}/nack": {"post": _about_leases("nack", "Return messages to the queue.", "Nack")},
+            f"{group}/extend": {
+                "post": _about_leases("extend", "Set the remaining time of leases.", "Extend")
+            },
         },
         "components": {
             "securitySchemes": {"account": {"type": "http", "scheme": "basic"}},
@@ -62,7 +64,7 @@ def openapi_document() -> Schema:
 
 
 def _operation(name: str, summary: str, content: Schema | None = None, **more: Any) -> Schema:
-    """Return an operation, whose responses beside 200 are problems."""
+    """Return an operation. All responses but 200 are problems."""
     success = {"description": "Success", "content": content or _content({"type": "object"})}
     problem = {"description": "A problem", "content": _content(_of("Problem"), "application/problem+json")}
     responses = {"200": success, "default": problem}
@@ -83,11 +85,11 @@ def _send() -> Schema:
         parameters=[
             _path("topic"),
             _parameter("x-mq-tag", "header", TEXT, "Tag of the message."),
-            _parameter("x-mq-keys", "header", TEXT, "Keys, separated by blanks."),
-            _parameter("x-mq-group", "header", TEXT, "Message group: its messages are consumed in order."),
+            _parameter("x-mq-keys", "header", TEXT, "Keys, separated by spaces."),
+            _parameter("x-mq-group", "header", TEXT, "Message group, consumed in order."),
             _parameter("x-mq-delay", "header", delay, "Seconds until the message is delivered."),
             _parameter("x-mq-priority", "header", INTEGER, "Priority, for topics with priorities."),
-            _parameter("x-mq-property", "header", TEXT, "name=value; may be repeated."),
+            _parameter("x-mq-property", "header", TEXT, "A property, as name=value. May be repeated."),
         ],
         requestBody={"required": True, "content": bodies},
     )
@@ -111,20 +113,20 @@ def _receive() -> Schema:
         _path("group"),
         _parameter("max", "query", most, "The maximum number of messages."),
         _parameter("wait", "query", wait, "Seconds to wait for a message."),
-        _parameter("invisible", "query", lease, "Seconds until a message that is not acknowledged returns."),
+        _parameter("invisible", "query", lease, "Seconds until an unacknowledged message is redelivered."),
         _parameter("tags", "query", TEXT, "Tags, separated by ||."),
         _parameter("sql", "query", TEXT, "SQL92 filter."),
     ]
-    summary = "Lease messages, in the form of the Accept header."
+    summary = "Lease messages. The Accept header selects their form."
     found = _operation("receive", summary, content, parameters=parameters)
-    found["responses"]["204"] = {"description": "No message, for a form that holds a single one"}
+    found["responses"]["204"] = {"description": "No message (for forms with a single message)"}
     return found
 
 
 def _about_leases(name: str, summary: str, body: str) -> Schema:
     return _operation(
         name,
-        f"{summary} 207: some handles failed.",
+        f"{summary} The status 207 means that some handles failed.",
         _content(_results("Handled")),
         parameters=[_path("topic"), _path("group")],
         requestBody=_body(body),

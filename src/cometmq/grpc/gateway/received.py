@@ -1,4 +1,4 @@
-"""From received messages to HTTP responses, in the form that a client accepts."""
+"""Conversion of received messages to HTTP responses, in the form that a client accepts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cometmq.protocol.compression import decompress
 
 JSON, RAW = "application/json", "application/octet-stream"
 HANDLE = "cometmqhandle"
-"""The extension attribute of an event that holds the handle of its message, where no header can hold it."""
+"""The extension attribute for the message's handle in a batch of events, which has no headers per event."""
 MAX_PLAIN_BYTES = 4 << 20
-"""Compressed bodies are decompressed up to this total size in one response, others not at all."""
+"""The maximum total size of decompressed bodies in a response. Further bodies stay compressed."""
 
 Render = Callable[[Sequence[Any]], Response]
 
 
 def renderer(accept: str) -> tuple[Render, bool]:
-    """Return the function that makes the response in a form that a client accepts.
+    """Return the function that makes the response for an Accept header.
 
-    The second value says whether the form holds a single message. Raises HttpError.
+    The second value is whether the response contains a single message. Raises HttpError.
     """
     forms: dict[str, tuple[Render, bool]] = {
         JSON: (_as_json, False),
@@ -42,11 +42,11 @@ def renderer(accept: str) -> tuple[Render, bool]:
         if form is not None:
             return form
     known = ", ".join(each for each in forms if "*" not in each)
-    raise HttpError(Code.BAD_REQUEST, f"accept: none of {known}", 406)
+    raise HttpError(Code.BAD_REQUEST, f"accept: expected one of {known}", 406)
 
 
 def _messages(parts: Sequence[Any]) -> list[Any] | Response:
-    """Return the messages of a receive, or its problem."""
+    """Return the messages of a receive, or a response with its problem."""
     status = next(each.status for each in parts if each.WhichOneof("content") == "status")
     if status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
         return of_status(status)
@@ -72,7 +72,7 @@ def _as_json(parts: Sequence[Any]) -> Response:
 
 
 def _document(message: Any) -> dict[str, Any]:
-    """Return a message as the members of a JSON object."""
+    """Return a message as a JSON object."""
     system = message.system_properties
     document: dict[str, Any] = {
         "message_id": system.message_id,
@@ -99,7 +99,7 @@ def _document(message: Any) -> dict[str, Any]:
 
 
 def _as_batch(parts: Sequence[Any]) -> Response:
-    """Return the messages as events, each with its handle as an extension attribute."""
+    """Return the messages as a batch of events, which have their handles as an extension attribute."""
     found = _messages(parts)
     if isinstance(found, Response):
         return found
@@ -108,7 +108,7 @@ def _as_batch(parts: Sequence[Any]) -> Response:
 
 
 def _single(parts: Sequence[Any]) -> Any:
-    """Return the only message of a receive, or a Response: no message, or a problem."""
+    """Return the only message of a receive, or a Response if there is no message or a problem."""
     found = _messages(parts)
     if isinstance(found, Response):
         return found
@@ -124,7 +124,7 @@ def _as_event(parts: Sequence[Any]) -> Response:
 
 
 def _as_body(parts: Sequence[Any]) -> Response:
-    """Return a single message: its body, and all else in headers. An event is in its own mode."""
+    """Return a single message: the body, and the rest in headers. An event keeps its mode (see events.py)."""
     message = _single(parts)
     if isinstance(message, Response):
         return message
@@ -144,7 +144,7 @@ def _as_body(parts: Sequence[Any]) -> Response:
 
 
 def _headers(message: Any) -> tuple[Header, ...]:
-    """Return the headers of a single message that describe it."""
+    """Return the headers that describe a message."""
     system = message.system_properties
     headers = [
         (b"x-mq-message-id", encoded_header(system.message_id)),

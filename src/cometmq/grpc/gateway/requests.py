@@ -1,4 +1,4 @@
-"""The parts of HTTP requests: path, query, headers, messages to send, handles."""
+"""Parsers for the parts of HTTP requests: path, query, headers, outgoing messages and handles."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from cometmq.settings import INT_MAX
 MAX_PARAMETERS = 16
 MAX_HANDLE_LENGTH = 2048
 MAX_DELAY_S = 10 * 366 * 86_400
-"""The maximum delay that is passed on; the broker's own limit is `timerMaxDelaySec`."""
+"""The maximum delay in seconds. The broker has a lower limit, `timerMaxDelaySec`."""
 PROPERTY_HEADER = b"x-mq-property"
 _SINGLE = (b"authorization", b"content-type")
 
 
 class Target(NamedTuple):
-    """The path of a request in decoded parts, and its query."""
+    """The decoded parts of a request's path, and its query."""
 
     parts: tuple[str, ...]
     query: dict[str, str]
 
 
 def read_target(target: bytes) -> Target:
-    """Return the parts of a request's path. Raises ServiceError."""
+    """Parse a request's path and query. Raises ServiceError."""
     path, _, query = target.partition(b"?")
     if not path.startswith(b"/"):
-        raise ServiceError(Code.BAD_REQUEST, "path: it does not begin with /")
+        raise ServiceError(Code.BAD_REQUEST, "path: must begin with /")
     try:
         parts = tuple(_unquoted(part) for part in path[1:].split(b"/"))
         pairs = parse_qsl(
             query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS
         )
-    except ValueError as error:  # a UnicodeDecodeError, too
-        raise ServiceError(Code.BAD_REQUEST, f"path: path or query are invalid: {error}") from None
+    except ValueError as error:  # or UnicodeDecodeError
+        raise ServiceError(Code.BAD_REQUEST, f"path: invalid path or query: {error}") from None
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ServiceError(Code.BAD_REQUEST, "path: a parameter of the query is repeated")
+        raise ServiceError(Code.BAD_REQUEST, "path: the query contains a parameter twice")
     return Target(parts, found)
 
 
 def _unquoted(part: bytes) -> str:
     found = unquote_to_bytes(part)
     if b"%" in part and len(found) != len(part) - 2 * part.count(b"%"):
-        raise ValueError("a percent-encoding is incomplete")
+        raise ValueError("incomplete percent-encoding")
     return found.decode()
 
 
 def number(name: str, text: str | None, default: float, low: float, high: float) -> float:
-    """Return a number of a request, `default` if it is missing. Raises ServiceError."""
+    """Parse a numeric parameter, or return `default` if it is missing. Raises ServiceError."""
     if text is None:
         return default
     try:
@@ -72,12 +72,12 @@ def number(name: str, text: str | None, default: float, low: float, high: float)
     except ValueError:
         raise ServiceError(Code.BAD_REQUEST, f"{name}: {text[:80]!r} is not a number") from None
     if not low <= found <= high:
-        raise ServiceError(Code.BAD_REQUEST, f"{name}: {found:g}, from {low:g} to {high:g} are allowed")
+        raise ServiceError(Code.BAD_REQUEST, f"{name}: {found:g} is not from {low:g} to {high:g}")
     return found
 
 
 def media_type(value: bytes) -> str:
-    """Return the media type of a header, without its parameters."""
+    """Return the media type in a Content-Type header, without its parameters."""
     return value.decode("latin-1").partition(";")[0].strip().lower()
 
 
@@ -115,7 +115,7 @@ class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
-    """Return the `Message` of each message or event in the body of a request. Raises ServiceError."""
+    """Return a `Message` for each message or event in the body of a request. Raises ServiceError."""
     values = dict(headers)
     kind = media_type(values.get(b"content-type", b""))
     if kind == events.BATCH:
@@ -123,7 +123,7 @@ def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
     elif kind == events.EVENT:
         contents = [events.from_structured(body)]
     elif kind.startswith("application/cloudevents"):
-        problem = f"content-type: {kind[:80]!r} is not served; events are sent as JSON"
+        problem = f"content-type: {kind[:80]!r} is not supported, events must be JSON"
         raise HttpError(Code.BAD_REQUEST, problem, 415)
     elif b"ce-specversion" in values:
         contents = [events.from_binary(headers, body)]
@@ -144,7 +144,7 @@ def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
 
 
 def outgoing_batch(topic: str, body: bytes) -> list[Any]:
-    """Return the `Message` of each message of a JSON batch. Raises ServiceError."""
+    """Return a `Message` for each message of a JSON batch. Raises ServiceError."""
     batch = events.decode_json(body, JsonBatch)
     return [_message(topic, each, each.content()) for each in batch.messages]
 
@@ -154,7 +154,7 @@ def _message(topic: str, given: JsonMessage, content: events.Content) -> Any:
     message.topic.name = topic
     message.body = content.body
     system = message.system_properties
-    system.message_id = f"01{secrets.token_hex(16).upper()}"  # in the form of the ids of 5.x clients
+    system.message_id = f"01{secrets.token_hex(16).upper()}"  # has the format of 5.x clients
     system.born_timestamp.GetCurrentTime()
     message.user_properties.update(given.properties | content.properties)
     system.keys.extend(given.keys)
@@ -171,13 +171,13 @@ def _message(topic: str, given: JsonMessage, content: events.Content) -> Any:
 
 
 def check_headers(headers: Sequence[Header]) -> None:
-    """Raise ServiceError for headers that are repeated, or of which a part of the body's form is unknown."""
+    """Raise ServiceError if a header is repeated that must be unique, or if the body is compressed."""
     seen = set()
     for name, value in headers:
         if name in seen and (name in _SINGLE or name.startswith(b"x-mq-")):
             raise ServiceError(Code.BAD_REQUEST, f"{name.decode()}: the header is repeated")
         if name == b"content-encoding" and value.lower() != b"identity":
-            raise HttpError(Code.BAD_REQUEST, "content-encoding: bodies may not be compressed", 415)
+            raise HttpError(Code.BAD_REQUEST, "content-encoding: compressed bodies are not supported", 415)
         if name != PROPERTY_HEADER:
             seen.add(name)
 
@@ -193,7 +193,7 @@ def _properties(headers: Sequence[Header]) -> dict[str, str]:
         if name == PROPERTY_HEADER:
             key, separator, text = value.partition(b"=")
             if not separator:
-                raise ServiceError(Code.BAD_REQUEST, "x-mq-property: the header is not name=value")
+                raise ServiceError(Code.BAD_REQUEST, "x-mq-property: expected name=value")
             key_text, value_text = (events.decoded_header("x-mq-property", each) for each in (key, text))
             if properties.setdefault(key_text, value_text) != value_text:
                 raise ServiceError(Code.BAD_REQUEST, f"x-mq-property: {key_text[:80]!r} has two values")
@@ -204,47 +204,47 @@ def _properties(headers: Sequence[Header]) -> dict[str, str]:
 
 
 class Handle(NamedTuple):
-    """The handle of a received message: what an acknowledgement needs."""
+    """The handle of a received message, which identifies its lease."""
 
     receipt: str
     message_id: str
     lite_topic: str
 
     def encode(self) -> str:
-        """Return the handle as text that needs no encoding in URLs, headers and JSON."""
+        """Return the handle as text that needs no escaping in URLs, headers and JSON."""
         return base64.urlsafe_b64encode("\n".join(self).encode()).rstrip(b"=").decode()
 
 
 def read_handle(text: str) -> Handle:
-    """Return the parts of a handle. Raises ServiceError."""
+    """Decode a handle. Raises ServiceError."""
     try:
         if len(text) > MAX_HANDLE_LENGTH:
             raise ValueError
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         return Handle(*base64.b64decode(padded, b"-_", validate=True).decode().split("\n"))
-    except (ValueError, TypeError):  # a wrong number of parts is a TypeError
-        raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: {text[:80]!r} is none") from None
+    except (ValueError, TypeError):  # TypeError: a wrong number of parts
+        raise ServiceError(Code.INVALID_RECEIPT_HANDLE, f"receipt_handle: invalid {text[:80]!r}") from None
 
 
 class Recall(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request that withdraws a message before its delivery."""
+    """The body of a request that cancels a delayed message."""
 
     recall_handle: str
 
 
 class Ack(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of acknowledgements."""
+    """The body of a request that acknowledges messages."""
 
     handles: Annotated[list[str], Meta(min_length=1, max_length=MAX_ACKS)]
 
 
 class Nack(Ack):
-    """The body of a request that gives messages back; `delay` is in seconds."""
+    """The body of a request that returns messages to the queue. `delay` is in seconds."""
 
     delay: Annotated[float, Meta(ge=0, le=MAX_INVISIBLE_MS / 1000)] = 0.0
 
 
 class Extend(Ack):
-    """The body of a request that changes leases; `invisible` is in seconds from now."""
+    """The body of a request that changes leases. `invisible` is their remaining time in seconds."""
 
     invisible: Annotated[float, Meta(ge=0, le=MAX_INVISIBLE_MS / 1000)]

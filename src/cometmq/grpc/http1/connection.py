@@ -1,11 +1,11 @@
 """The server side of an HTTP/1.1 connection without I/O, with the events and methods of `Http2Connection`.
 
-A request is a stream. One is open at a time: bytes of the next request are kept until the response to this
-one is complete (`is_occupied`, `has_more`). The parser is the package h11; this module is imported when the
-first HTTP/1.1 connection arrives.
+Each request is a stream, and one stream is open at a time. Bytes of the next request are kept until the
+response is complete (`is_occupied`, `has_more`). The package h11 parses requests. This module is imported
+when the first HTTP/1.1 connection arrives.
 
-Requests that a proxy in front could understand differently are refused: both Content-Length and
-Transfer-Encoding, Transfer-Encoding in HTTP/1.0, several values of Content-Length, unknown encodings.
+Requests that an upstream proxy could parse differently are refused: Content-Length with Transfer-Encoding,
+Transfer-Encoding in HTTP/1.0, different values of Content-Length, and unknown transfer encodings.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import msgspec
 from cometmq.grpc.http2.connection import ConnectionEnded, DataReceived, Event, HeadersReceived
 
 MAX_HEAD_BYTES = 16 * 1024
-"""The maximum size of a request line with its headers, and of a chunk's header."""
+"""The maximum size of a request line with its headers, and of the header of a chunk."""
 HEAD_S = 30.0
-"""The time in seconds within which the head of a request must arrive, from its first byte on."""
+"""The timeout, in seconds, for the head of a request, from its first byte on."""
 MAX_DISCARDED_BYTES, DISCARD_S = 1 << 20, 10.0
-"""How much of a request, and for how many seconds, is read after its early refusal, so that the client can
-receive the response before the connection closes."""
+"""Limits on the bytes and seconds for which a request is read after its early refusal. The client can receive
+the response while the connection stays open."""
 
 
 class Http1Connection:
-    """One connection of a client.
+    """The connection of a client.
 
     Args:
-        now: The time in seconds of a monotonic clock.
-        on_free: Called after each response: the connection can handle the next request.
+        now: The current time of a monotonic clock, in seconds.
+        on_free: Called when the connection can handle the next request.
     """
 
     __slots__ = (
@@ -47,15 +47,15 @@ class Http1Connection:
         self._now = now
         self._out: list[bytes] = []
         self._stream = 0
-        self._open = False  # Whether the response to a request is to be sent
-        self._is_complete = False  # Whether that request has arrived completely
+        self._open = False  # Whether the response to the current request is incomplete
+        self._is_complete = False  # Whether the current request has arrived completely
         self._head_since: float | None = now
         self._refused_at: float | None = None  # When the response to an incomplete request was sent
         self._discarded = 0
         self._leaving = False
         self._ended = False
         self.has_more = False
-        """Whether received bytes of further requests are kept."""
+        """Whether bytes of further requests were received and not parsed yet."""
 
     # -- state
 
@@ -65,25 +65,25 @@ class Http1Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended: the caller closes the socket after the output."""
+        """Whether the connection has ended. The caller then writes the output and closes the socket."""
         return self._ended
 
     @property
     def is_occupied(self) -> bool:
-        """Whether a request waits for its response, so that the bytes of others must wait."""
+        """Whether a complete request waits for its response. Bytes of the next request must wait."""
         return self._open and self._is_complete
 
     @property
     def unsent_total(self) -> int:
-        """The number of bytes of output that was not taken."""
+        """The number of bytes of output that were not taken yet."""
         return sum(map(len, self._out))
 
     def is_open(self, stream_id: int) -> bool:
-        """Return whether the response to a request is incomplete, or was not taken."""
+        """Return whether the response to a request is incomplete, or its output was not taken yet."""
         return stream_id == self._stream and (self._open or bool(self._out))
 
     def take_output(self) -> list[bytes]:
-        """Return the bytes to write to the socket now."""
+        """Remove and return the bytes to be written to the socket."""
         out, self._out = self._out, []
         return out
 
@@ -92,7 +92,7 @@ class Http1Connection:
     def send_headers(
         self, stream_id: int, headers: Sequence[tuple[bytes, bytes]], end_stream: bool = False
     ) -> None:
-        """Send the headers of a response; the first one is `:status`."""
+        """Send the headers of a response. The first header is `:status`."""
         if stream_id != self._stream or not self._open:
             return
         (_, status), *others = headers
@@ -114,7 +114,7 @@ class Http1Connection:
         """Do nothing: HTTP/1.1 has no windows."""
 
     def goaway(self) -> None:
-        """End the connection, after the response under way."""
+        """End the connection after the current response."""
         self._leaving = True
         self._ended = self._ended or not self._open
 
@@ -123,7 +123,7 @@ class Http1Connection:
             self._out.append(data)
 
     def _finish(self) -> None:
-        """End a response, and with it the request."""
+        """End a response and its request."""
         self._send(h11.EndOfMessage())
         self._open = False
         parser = self._parser
@@ -140,14 +140,14 @@ class Http1Connection:
     # -- received bytes
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Process received bytes and return what has happened, in order; ConnectionEnded comes last."""
+        """Process received bytes and return their events in order. ConnectionEnded is the last event."""
         events: list[Event] = []
         self.has_more = False
         if self._ended:
             return events
         parser, self._now = self._parser, now
         try:
-            if data:  # h11 takes no bytes for the end of the connection
+            if data:  # h11 interprets empty data as the end of the connection
                 parser.receive_data(data)
             while not self._ended:
                 event = parser.next_event()
@@ -174,7 +174,7 @@ class Http1Connection:
             raise h11.RemoteProtocolError("the version is not 1.0 or 1.1", error_status_hint=505)
         names = [name for name, _ in request.headers]
         if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
-            problem = "Transfer-Encoding with Content-Length or in HTTP/1.0"
+            problem = "Transfer-Encoding is invalid with Content-Length and in HTTP/1.0"
             raise h11.RemoteProtocolError(problem, error_status_hint=400)
         self._stream += 1
         self._open, self._is_complete, self._head_since = True, False, None
@@ -193,7 +193,7 @@ class Http1Connection:
             raise h11.RemoteProtocolError("the head of a request took too long", error_status_hint=408)
 
     def _discard(self, event: object, late: bool) -> None:
-        """Drop a part of a request that was refused early; at its end, or if it is long, end."""
+        """Drop a part of a refused request. End the connection at the end of the request or at a limit."""
         if isinstance(event, h11.Data):
             self._discarded += len(event.data)
             self._ended = late or self._discarded > MAX_DISCARDED_BYTES
@@ -201,7 +201,7 @@ class Http1Connection:
             self._ended = True
 
     def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Respond to bytes that are no valid request, if a response can still be sent, and end."""
+        """Respond to an invalid request, if a response can still be sent, and end the connection."""
         status = error.error_status_hint
         if self._parser.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(

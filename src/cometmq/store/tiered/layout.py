@@ -1,12 +1,12 @@
-"""What tiered storage keeps in an object store, and the operations that it needs there.
+"""The objects that tiered storage keeps in an object store, and the interface of the object store.
 
-A segment of the log becomes three objects, whose names begin with the id of the store and end in:
+Each uploaded log segment has three objects, named by the store's id, the segment's position, and an ending:
 
-- `.log`: the bytes of the segment file as they are.
+- `.log`: an exact copy of the segment file.
 - `.crc`: the CRC-32 of each block of BLOCK bytes of the segment, 4 bytes each, big-endian.
-- `.json`: the manifest, written last. A segment without a manifest does not count.
+- `.json`: the manifest, which is written last. A segment without a manifest is not complete.
 
-Names contain only the store's id and log positions, no text from clients.
+Names contain no text from clients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cometmq.store.base.disk import Disk, is_numbered, opened
 from cometmq.store.tables.table_checks import TieredSegment
 
 BLOCK = 512 << 10
-"""The unit of reads from the object store, in bytes: a record of 1 KiB costs 5 ms more than its own bytes."""
+"""The unit of reads from the object store, in bytes. For a record of 1 KiB, a read takes 5 ms longer."""
 DATA, CRCS, MANIFEST = ".log", ".crc", ".json"
 _DIGITS = 20
 _VERSION = 1
@@ -35,10 +35,10 @@ class ObjectStoreFailed(OSError):
 
 
 class ObjectStore(Protocol):
-    """The operations of an object store. They block, so they run in threads. Raise ObjectStoreFailed."""
+    """The operations of an object store. They block, so threads call them. They raise ObjectStoreFailed."""
 
     def put(self, name: str, content: bytes | Iterator[bytes]) -> None:
-        """Create or replace an object. If the iterator raises an exception, no object is created."""
+        """Create or replace an object. If the iterator raises an exception, nothing is created."""
 
     def get(self, name: str, start: int, length: int) -> bytes:
         """Return the bytes [start, start + length) of an object."""
@@ -54,7 +54,7 @@ class ObjectStore(Protocol):
 
 
 class Unavailable(CommandError):
-    """A read needs a segment that the object store does not return at present. The client may try again."""
+    """A read needs a segment that the object store cannot return now. The client may retry."""
 
 
 def unavailable(reason: str) -> Unavailable:
@@ -66,7 +66,7 @@ def object_name(store_id: str, base: int, ending: str) -> str:
 
 
 def base_of(name: str) -> tuple[int, str] | None:
-    """Return the first log position and the ending of an object's name, or None for a foreign object."""
+    """Return the segment's position and the ending in an object's name, or None for any other name."""
     stem, dot, ending = name.rpartition("/")[2].rpartition(".")
     if not is_numbered(stem, _DIGITS) or dot + ending not in (DATA, CRCS, MANIFEST):
         return None
@@ -82,7 +82,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Manifest(msgspec.Struct, rename="camel"):
-    """The content of a manifest, which also describes the object to a person who finds it."""
+    """The content of a manifest: the facts about a segment, as JSON that people can read."""
 
     position: Natural
     size: Natural
@@ -98,7 +98,7 @@ def manifest(base: int, segment: TieredSegment) -> bytes:
 
 
 def segment_in(content: bytes, base: int, size: int) -> TieredSegment | None:
-    """Return the segment that a manifest describes, or None if it is not that of this position and size."""
+    """Return the segment in a manifest, or None if the manifest is invalid or of another position or size."""
     try:
         found = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -109,7 +109,7 @@ def segment_in(content: bytes, base: int, size: int) -> TieredSegment | None:
 
 
 class Pieces:
-    """The blocks of a local segment, for an upload or a check, and the CRCs of the blocks read so far."""
+    """Reads the blocks of a local segment, for an upload or a check, and computes their CRCs."""
 
     def __init__(self, disk: Disk, path: str, size: int, stopped: Callable[[], bool]) -> None:
         self._disk, self._path, self._size = disk, path, size
@@ -117,16 +117,16 @@ class Pieces:
         self._crcs: list[int] = []
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the blocks. Raises OSError, also if the file has not the expected length, or on a stop."""
+        """Yield the blocks. Raises OSError if a read fails, if the file is too short, or at a stop."""
         with opened(self._disk, self._path, write=False) as fd:
             for at in range(0, self._size, BLOCK):
                 length = min(BLOCK, self._size - at)
                 block = self._disk.pread(fd, length, at)
                 if len(block) != length or self._stopped():
-                    raise ObjectStoreFailed(f"{self._path} ends at {at + len(block)}, or its broker stops")
+                    raise ObjectStoreFailed(f"{self._path} ends at {at + len(block)}, or the broker stops")
                 self._crcs.append(crc32(block))
                 yield block
 
     def crcs(self) -> bytes:
-        """Return the content of the `.crc` object, once all blocks were read."""
+        """Return the content of the `.crc` object. All blocks must have been read."""
         return np.array(self._crcs, ">u4").tobytes()

@@ -1,12 +1,12 @@
-"""Reads of the log segments that are in the object store only.
+"""Reads of log segments that exist only in the object store.
 
-The queues of these segments stay on the disk, so a reader knows the positions of its records. It finds the
-bytes in memory or raises NotInMemory, like a read of a local file that is not in the page cache. Threads of
-this module then get whole blocks, check their CRCs and keep the newest ones in memory. Neighbouring blocks
-are one request, blocks that several readers need are requested once, and few requests run at a time.
+The consume queues stay on the local disk, so a query knows the positions of its records. A read returns bytes
+from memory or raises NotInMemory, like a read of a local file that is not in the page cache. Threads of this
+module then get whole blocks, check their CRCs, and keep the newest blocks in memory. One request gets several
+adjacent blocks, and serves all queries that wait for them.
 
-A block that the object store does not return, or that does not match its CRC, is an answer SYSTEM_BUSY. It is
-never "no message": a consumer would pass over messages that still exist.
+If the object store does not return a block, or if the CRC does not match, clients receive SYSTEM_BUSY. They
+must not receive "no message": consumers would skip messages that still exist.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from cometmq.store.tiered.layout import (
 
 log = logs.logger(__name__)
 
-_MAX_BLOCKS_KEPT = 64  # 32 MiB, and as much for the pulls that wait for them
-_MAX_CRCS_KEPT = 256  # Segments whose CRCs are in memory; those of a segment of 1 GiB are 8 KiB
+_MAX_BLOCKS_KEPT = 64  # 32 MiB. Pulls that wait for blocks may hold as much again
+_MAX_CRCS_KEPT = 256  # segments. The CRCs of a segment of 1 GiB have 8 KiB
 _MAX_TIMES_KEPT = 20_000
 _BLOCKS_PER_REQUEST = 8  # 4 MiB
 _MAX_BLOCKS_PER_READ = 16
 _BLOCKS_AHEAD = 3
 _PARALLEL_REQUESTS = 4
 _MAX_WAITING = 256
-"""Maximum number of queries that wait for the object store. Further ones get SYSTEM_BUSY immediately."""
-_TIMEOUT_S = 2.0  # A failure that took longer counts as a timeout; then requests are refused for as long
+"""The maximum number of queries that wait for the object store. Further queries get SYSTEM_BUSY at once."""
+_TIMEOUT_S = 2.0  # After a failure that took longer, requests are refused for the same time
 
 Block = tuple[int, int]
-"""The first position of a segment, and the number of a block in it."""
+"""The position of a segment in the log, and the number of a block in the segment."""
 
 
 class TieredCounts(msgspec.Struct, eq=False):
-    """Numbers for the metrics, since the start of the broker."""
+    """Counters for the metrics, since the start of the broker."""
 
     segments: int = 0
     uploaded_bytes: int = 0
@@ -67,7 +67,7 @@ class TieredCounts(msgspec.Struct, eq=False):
 
 
 class TieredRange(NamedTuple):
-    """The blocks that a query lacks."""
+    """The blocks that a query needs and that are not in memory."""
 
     reader: TieredReads
     blocks: tuple[Block, ...]
@@ -80,14 +80,14 @@ class TieredRange(NamedTuple):
 
 
 class TieredReads:
-    """A reader of the segments that a store has in its object store. Its methods run in the event loop."""
+    """Reads the segments of a store from its object store. Its methods run on the event loop."""
 
     def __init__(self, objects: ObjectStore, table: TieredSegments, segment_size: int) -> None:
         self.objects = objects
         self.table = table
         self.counts = TieredCounts()
         self.complete = False
-        """Whether the table was compared with the object store. Until then it may lack a segment."""
+        """Whether the table was compared with the object store. Before, the table may lack a segment."""
         self._segment_size = segment_size
         self._blocks: OrderedDict[Block, bytes] = OrderedDict()
         self._crcs: OrderedDict[int, bytes] = OrderedDict()
@@ -110,7 +110,7 @@ class TieredReads:
         base = position - at
         if base not in self.table.by_base:
             if base > self.begin and not self.complete:
-                raise unavailable("it has not been compared with the table of segments")
+                raise unavailable("the table of segments has not been checked yet")
             return None
         numbers = range(at // BLOCK, (at + length - 1) // BLOCK + 1)
         parts = [self._blocks.get((base, number)) for number in numbers]
@@ -132,7 +132,7 @@ class TieredReads:
         return whole[begin : begin + length]
 
     def require(self, positions: Sequence[int], sizes: Sequence[int], reads: Reads) -> None:
-        """See `OlderSegments`. The parts are those of the first record and of the next few."""
+        """See `OlderSegments`. Requests the blocks of the first record and of the next few records."""
         if reads.wait:
             return
         wanted: dict[Block, None] = {}
@@ -141,7 +141,7 @@ class TieredReads:
             at = position % self._segment_size
             base = position - at
             if base not in self.table.by_base or at + size > self._segment_size:
-                break  # Such a size is damaged: the record is not read
+                break  # A record that ends in another segment has a damaged size, and is not read
             wanted.update(dict.fromkeys((base, n) for n in range(at // BLOCK, (at + size - 1) // BLOCK + 1)))
             first = first or len(wanted)
             if len(wanted) >= _MAX_BLOCKS_PER_READ:
@@ -152,12 +152,12 @@ class TieredReads:
             raise NotInMemory(TieredRange(self, tuple(missing)))
 
     async def fetch(self, blocks: Sequence[Block]) -> None:
-        """Bring blocks into memory. Raises CommandError (SYSTEM_BUSY) if the first one is not available.
+        """Load blocks into memory. Raises CommandError (SYSTEM_BUSY) if the first block is unavailable.
 
-        The query can return the records before another block that is not available.
+        If another block is unavailable, the query returns the records before it.
         """
         if self._waiting >= _MAX_WAITING:
-            raise unavailable("too many requests wait for it")
+            raise unavailable("too many queries wait")
         self._waiting += 1
         try:
             for run in _runs(self._with_next(block for block in blocks if not self._there(block))):
@@ -179,7 +179,7 @@ class TieredReads:
             self._waiting -= 1
 
     def _with_next(self, lacking: Iterable[Block]) -> list[Block]:
-        """Read ahead: if a single block follows one that is in memory, add the blocks after it."""
+        """Return the blocks to request. If a single block follows one in memory, read ahead."""
         wanted = list(lacking)
         if len(wanted) == 1:
             base, number = wanted[0]
@@ -198,23 +198,23 @@ class TieredReads:
         for block in run:
             del self._under_way[block]
         if not task.cancelled():
-            task.exception()  # Each query that waits reports it; without one, it is of no interest
+            task.exception()  # marks the exception as retrieved: the waiting queries report it
 
     async def _fetch_run(self, run: Sequence[Block]) -> None:
         async with self._places:
             base, first = run[0]
             if self._closed:
-                raise ObjectStoreFailed("the broker stops")
+                raise ObjectStoreFailed("the broker is stopping")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_PARALLEL_REQUESTS, "cometmq-tiered-reads")
             loop = asyncio.get_running_loop()
             begun = loop.time()
             if begun < self._refused_until:
-                raise ObjectStoreFailed("an earlier request has timed out")
+                raise ObjectStoreFailed("requests are refused after an earlier timeout")
             try:
                 data = await loop.run_in_executor(self._pool, self._get, base, first, len(run))
             except OSError:
-                # After a timeout, the queries that wait for their turn must not wait for their own timeouts.
+                # After a timeout, queued requests fail at once, instead of one timeout after the other.
                 if loop.time() - begun > _TIMEOUT_S:
                     self._refused_until = loop.time() + _TIMEOUT_S
                 raise
@@ -227,7 +227,7 @@ class TieredReads:
             self._blocks.popitem(last=False)
 
     def _get(self, base: int, first: int, count: int) -> bytes:
-        """Get consecutive blocks of a segment: those before the first damaged one. Raises OSError."""
+        """Return consecutive blocks of a segment, up to the first damaged block. Raises OSError."""
         segment = self.table.by_base.get(base)
         if segment is None:
             raise ObjectStoreFailed("the segment has just been deleted")
@@ -260,28 +260,28 @@ class TieredReads:
         return ObjectStoreFailed(f"{object_name(self.table.store_id, base, ending)} does not match its CRC")
 
     def _failed(self, failure: BaseException) -> BaseException:
-        """Count and log a failed read. Return the exception for the reader."""
+        """Count and log a failed read. Return the exception for the client."""
         if not isinstance(failure, OSError):
             return failure
         self.counts.failures += 1
         if self._log_limit.allows():
-            log.error("messages in the object store cannot be read at present: %s", failure)
-        return unavailable("it does not return them (see the log of the broker)")
+            log.error("messages in the object store cannot be read: %s", failure)
+        return unavailable("the read failed (see the log of the broker)")
 
     def forget(self, base: int) -> None:
-        """Drop what is in memory of a segment that was deleted or uploaded again."""
+        """Remove the cached blocks and CRCs of a segment that was deleted or uploaded again."""
         self._crcs.pop(base, None)
         for block in [block for block in self._blocks if block[0] == base]:
             del self._blocks[block]
 
     def end(self) -> None:
-        """Let present and later queries fail, because the broker stops and must not wait for them."""
+        """Make all queries fail, because a stop of the broker must not wait for them."""
         self._closed = True
         for task in set(self._under_way.values()):
             task.cancel()
 
     def close(self) -> None:
-        """End without waiting for requests in progress."""
+        """Release the threads without waiting for requests in progress."""
         self.end()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -289,7 +289,7 @@ class TieredReads:
 
 
 class _Times(dict[int, int]):
-    """Store times by log position. When it is full, it is emptied."""
+    """A cache of store times by log position. A full cache is cleared."""
 
     def __setitem__(self, position: int, stored_ms: int) -> None:
         if len(self) >= _MAX_TIMES_KEPT:
@@ -298,7 +298,7 @@ class _Times(dict[int, int]):
 
 
 def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Group blocks that are neighbours in their segment, at most `_BLOCKS_PER_REQUEST` each."""
+    """Group adjacent blocks of a segment into requests of at most `_BLOCKS_PER_REQUEST`."""
     runs: list[list[Block]] = []
     for block in sorted(blocks):
         last = runs[-1] if runs else []

@@ -1,14 +1,14 @@
 """Uploads of sealed log segments to an object store, and their deletion there (tiered storage).
 
-A segment is uploaded once it is full, synced, and visible to readers, so it never changes again. The order of
-steps makes each of them safe to interrupt:
+A segment is uploaded when it is full, synced, and visible to readers, so it never changes again. The order of
+the steps makes an interruption safe:
 
-- upload: bytes, CRCs, manifest, entry in the table of this store. Only then may the local file be deleted
-  early. Before that, the local bytes are compared with the CRCs in the object store.
-- deletion: entry in the table, manifest, bytes, CRCs.
+- Upload: first the bytes, then the CRCs, the manifest, and the entry in the table of segments. A local file
+  may be deleted early only after these steps, and only if its bytes match the CRC in the table.
+- Deletion: first the entry in the table, then the manifest, the bytes, and the CRCs.
 
-Objects without an entry in the table are what an interrupted step has left. The first cycle after a start, or
-after a failed deletion, removes them.
+An interruption leaves objects without an entry in the table. The first cycle after a start, or after a failed
+deletion, removes them.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ T = TypeVar("T")
 Given = TypeVarTuple("Given")
 _HOUR_MS = 3_600_000
 _MAX_MANIFEST = 4096
-_THREADS = 2  # One for an upload, and one for retention, which must not wait for the upload
+_THREADS = 2  # one for uploads, and one for retention, which must not wait for uploads
 
 
 @dataclass(eq=False, kw_only=True)
 class TieredUploads:
-    """A service that copies the sealed segments of a store to its object store.
+    """Copies the sealed segments of a store to its object store.
 
-    Its methods run in the event loop.
+    Its methods run on the event loop.
 
     Attributes:
-        executor: Runs work that waits for the local disk.
-        sealed_end: Returns the log position before which the log never changes again.
+        executor: The executor for work that waits for the local disk.
+        sealed_end: A function that returns the log position before which the log never changes.
     """
 
     disk: Disk
@@ -79,12 +79,12 @@ class TieredUploads:
         self._stopped = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, run the requests to the object store in threads, else on the calling thread."""
+        """Run all further requests to the object store in threads. Before, the caller's thread runs them."""
         self._loop, self._ended = loop, loop.create_future()
         self._pool = ThreadPoolExecutor(_THREADS, "cometmq-tiered")
 
     def end(self) -> None:
-        """Let requests in progress fail: nothing waits for an object store that does not answer."""
+        """Make requests in progress fail, because a stop must not wait for the object store."""
         self._stopped = True
         if self._loop is not None and not self._ended.done():
             self._ended.set_result(None)
@@ -103,7 +103,7 @@ class TieredUploads:
         await asyncio.wait((future, self._ended), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             future.add_done_callback(lambda late: late.cancelled() or late.exception())
-            raise ObjectStoreFailed("the broker stops")
+            raise ObjectStoreFailed("the broker is stopping")
         return future.result()
 
     def _pieces(self, path: str, size: int) -> Pieces:
@@ -115,7 +115,7 @@ class TieredUploads:
     # -- the periodic work ------------------------------------------------------------------------
 
     async def cycle(self) -> None:
-        """Remove what an interruption left, delete expired segments, and upload new ones, the oldest first.
+        """Remove remains of interruptions, delete expired segments, and upload new segments, oldest first.
 
         Raises OSError. The next cycle tries again.
         """
@@ -157,14 +157,16 @@ class TieredUploads:
         crcs = pieces.crcs()
         await self._run(self.objects.put, self._name(base, CRCS), crcs)
         if await self._run(self.objects.size, self._name(base, DATA)) != size:
-            raise ObjectStoreFailed(f"the uploaded object {self._name(base, DATA)} has not {size} bytes")
+            raise ObjectStoreFailed(
+                f"the uploaded object {self._name(base, DATA)} does not have {size} bytes"
+            )
         segment = TieredSegment(size, crc32(crcs), facts.modified_ms)
         await self._run(self.objects.put, self._name(base, MANIFEST), manifest(base, segment))
         self.reads.forget(base)
         await self.executor.run(self.table.add, base, segment)
         self.counts.segments += 1
         self.counts.uploaded_bytes += size
-        log.info("%s is in the object store as %s", path, self._name(base, DATA))
+        log.info("uploaded %s to the object store as %s", path, self._name(base, DATA))
 
     async def _delete_expired(self) -> None:
         """Delete the segments in the object store that are older than tieredReservedTime, oldest first."""
@@ -184,11 +186,11 @@ class TieredUploads:
                 await self._run(self.objects.delete, self._name(base, ending))
 
     async def _sweep(self) -> None:
-        """Compare the object store with the table: remove remains, and report what is missing."""
+        """Compare the object store with the table. Remove incomplete objects, and report missing ones."""
         names = await self._run(lambda: list(self.objects.names(f"{self.table.store_id}/")))
         found = {place for place in map(base_of, names) if place is not None}
         known = self.table.by_base
-        # The upload of a later segment is repeated, and replaces these objects.
+        # Objects of segments that are still local stay: the repeated upload replaces them.
         begin = self.commit_log.min_position
         for base in sorted({base for base, _ in found if base < begin} - known.keys()):
             if (base, MANIFEST) not in found:
@@ -197,46 +199,46 @@ class TieredUploads:
                 await self._adopt(base)
         for base in sorted(known):
             if any((base, ending) not in found for ending in (DATA, CRCS)):
-                await self._lost(base, "it has been deleted there by somebody else")
+                await self._lost(base, "its objects are missing in the object store")
         self._swept = self.reads.complete = True
 
     async def _adopt(self, base: int) -> None:
-        """Take a whole segment into the table, which is that of a backup. If it has expired, delete it."""
+        """Add a complete segment that the table lacks, as after a restore. Delete it if it has expired."""
         length = await self._run(self.objects.size, self._name(base, MANIFEST)) or 0
         content = await self._run(self.objects.get, self._name(base, MANIFEST), 0, min(length, _MAX_MANIFEST))
         size = self.commit_log.segment_size
         segment = segment_in(content, base, size)
         if segment is None or base % size:
-            log.error("%s is not a manifest, and is left alone", self._name(base, MANIFEST))
+            log.error("%s is not a manifest, and its segment is ignored", self._name(base, MANIFEST))
         elif self._expired(segment.modified_ms):
             await self._delete([base])
         else:
-            log.warning("%s was missing in the table of segments", self._name(base, DATA))
+            log.warning("%s is added to the table of segments, which lacked it", self._name(base, DATA))
             await self.executor.run(self.table.add, base, segment)
 
     async def _lost(self, base: int, why: str) -> None:
-        """Report a segment that the object store lacks. If it is still here, it is uploaded again."""
+        """Report a segment that the object store lacks. If it is still local, it is uploaded again."""
         name = self._name(base, DATA)
         if base in self.commit_log.segments:
             log.error("%s must be uploaded again: %s", name, why)
             await self.executor.run(self.table.remove, base)
             await self._run(self.objects.delete, self._name(base, MANIFEST))
         else:
-            log.error("%s is lost, and its messages cannot be read: %s", name, why)
+            log.error("%s is lost and its messages cannot be read: %s", name, why)
             self.counts.lost += 1
 
     # -- for the retention of local segments ------------------------------------------------------
 
     def may_go(self, base: int, modified_ms: int, now_ms: int) -> bool:
-        """Return whether a local segment may be deleted early, because the object store has it."""
+        """Return whether a local segment has reached the age for early deletion, and was uploaded."""
         early = modified_ms + self.config.tiered_local_reserved_time * _HOUR_MS < now_ms
         return early and base in self.table.by_base
 
     async def confirm(self, base: int, *, early: bool) -> bool:
-        """Return whether the object store has the bytes of a local segment, which is about to be deleted.
+        """Return whether the object store has the bytes of a local segment that is about to be deleted.
 
-        The local bytes are compared with their CRC in the table. With `early`, the object store is asked,
-        too; the result is False if it does not answer. A segment that differs is uploaded again.
+        The local bytes are compared with the CRC in the table. With `early`, the objects' lengths are checked
+        as well. The result is False if a check fails. A segment that differs is uploaded again.
         """
         segment = self.table.by_base.get(base)
         if segment is None:
@@ -250,16 +252,16 @@ class TieredUploads:
                 differs |= await self._run(self.objects.size, self._name(base, ending)) != length
         except OSError as failure:
             self.counts.failures += 1
-            log.warning("%s cannot be compared with its local file: %s", self._name(base, DATA), failure)
+            log.warning("cannot compare %s with the local file: %s", self._name(base, DATA), failure)
             return False
         if differs:
-            await self._lost(base, "it is not what the local file holds")
+            await self._lost(base, "it differs from the local file")
         return not differs
 
     def report_lost(self, base: int) -> None:
-        """Count and log a segment that is deleted without a copy in the object store."""
+        """Count and log a local segment that is deleted without a copy in the object store."""
         self.counts.lost += 1
-        self._swept = False  # An upload that was interrupted may have left objects
+        self._swept = False  # an interrupted upload may have left objects
         log.error("%s is deleted although it was never uploaded", self.commit_log.path_of(base))
 
 
