@@ -126,7 +126,7 @@ protocol/test_sql.py: protocol/sql/grammar protocol/sql/java_values
 protocol/test_values.py: protocol/properties/key_hashes
 raft/test_node.py: raft/leading raft/members
 remoting/test_bounds.py: remoting/limits
-remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
+remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping remoting/peer
 remoting/test_tls.py: remoting/opening
 store/test_apache_store.py: store/derived/index_file
 store/test_batch_items.py: store/base/refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from cometmq.errors import MessageIllegal, shown
 from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.ids import offset_id_of
 from cometmq.protocol.properties import values as names
-from cometmq.protocol.properties.values import NAME_END, VALUE_END, is_reserved
+from cometmq.protocol.properties.values import is_reserved
 
 __all__ = [
     "Message", "MessageExt", "MessageQueue", "PullResult", "PullStatus", "SendResult", "SendStatus",
@@ -79,7 +79,8 @@ class Message(msgspec.Struct, kw_only=False):
             MessageIllegal: A field has a value that no broker accepts or no consumer can read.
         """
         if type(self.topic) is not str or self.topic not in _good_topics:
-            _check_topic(self.topic)
+            check_topic_name(self.topic)
+            _remember(_good_topics, self.topic)
         if type(self.body) is not bytes:
             self.body = _as_bytes(self.body, self.topic)
         if self.tags is not None and (type(self.tags) is not str or self.tags not in _good_tags):
@@ -189,11 +190,6 @@ def _is_number(value: object) -> bool:
     return type(value) is int or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _check_topic(topic: str) -> None:
-    check_topic_name(topic)
-    _remember(_good_topics, topic)
-
-
 def _check_tags(tags: str, topic: str) -> None:
     check_text(tags, "tags", topic, "the tag")
     if tags:  # an empty tag counts as no tag
@@ -207,7 +203,6 @@ def _remember(good: set[str], name: str) -> None:
     good.add(name)
 
 
-_TAGS_NAME = VALUE_END + b"TAGS" + NAME_END
 LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
 """Pattern for a single `|` where `||` was probably intended. Tags and subscriptions with it are refused."""
 
@@ -463,25 +458,6 @@ def add_properties(messages: Iterable[MessageExt], properties: Mapping[str, str]
             stored.update(properties)
 
 
-def with_tags(messages: Iterable[MessageExt], tags: Collection[str]) -> list[MessageExt]:
-    """Return the messages that have one of the tags, without parsing their properties.
-
-    Messages with other tags are parsed. They are rare, because brokers filter tags by their hashes.
-    """
-    encoded = {tag.encode() for tag in tags}
-    found = []
-    for message in messages:
-        stored = message._stored  # noqa: SLF001
-        if isinstance(stored, tuple):
-            _, name, rest = (VALUE_END + stored[1]).rpartition(_TAGS_NAME)
-            if name and rest.partition(VALUE_END)[0] in encoded:
-                found.append(message)
-                continue
-        if message.tags in tags:
-            found.append(message)
-    return found
-
-
 class SendStatus(Enum):
     """How safely the broker has stored a sent message. All four values mean that the message is stored.
 
@@ -614,12 +590,8 @@ def _check_name(name: str, kind: str, longest: int) -> None:
     if not name or name.isspace():
         raise MessageIllegal(f"the {kind} name is blank", name, kind)
     if len(name) > longest:
-        raise MessageIllegal(
-            f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind
-        )
+        problem = f"the {kind} name has {len(name)} characters, at most {longest} are allowed"
+        raise MessageIllegal(problem, name, kind)
     if not is_legal_name(name, longest):
-        raise MessageIllegal(
-            f"the {kind} name {name!r} contains characters other than letters, digits, %, |, _ and -",
-            name,
-            kind,
-        )
+        problem = f"the {kind} name {name!r} contains characters other than letters, digits, %, |, _ and -"
+        raise MessageIllegal(problem, name, kind)

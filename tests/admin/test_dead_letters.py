@@ -26,8 +26,7 @@ from cometmq.admin import (
     Selection,
     UnknownNameError,
 )
-from cometmq.admin.dead_letters import MAX_FAILURES, check_copy, original_topic, resend_times, view
-from cometmq.admin.values import Resend
+from cometmq.admin.dead_letters import MAX_FAILURES, Resend, check_copy, original_topic, resend_times, view
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.client.cluster.requests import send_request
 from cometmq.errors import ConfigError, SqlError

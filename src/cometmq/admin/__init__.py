@@ -1,7 +1,7 @@
 """The administration API and the `mqadmin` commands that use it."""
 
 from cometmq.admin.admin import Admin, TopicSettings
-from cometmq.admin.dead_letters import Resending, Selection
+from cometmq.admin.dead_letters import Resend, Resending, ResendResult, Selection
 from cometmq.admin.errors import (
     AllQueuesOnly,
     DeadLettersHidden,
@@ -10,7 +10,7 @@ from cometmq.admin.errors import (
     UnknownNameError,
 )
 from cometmq.admin.messages import Newest, ReadRange
-from cometmq.admin.offsets import Reset
+from cometmq.admin.offsets import OffsetWay, QueueReset, Reset
 from cometmq.admin.values import (
     BrokerStatus,
     DeadLetterCount,
@@ -23,13 +23,9 @@ from cometmq.admin.values import (
     MemberSubscriptions,
     MessageTrack,
     MessageView,
-    OffsetWay,
     PermChange,
     QueueProgress,
-    QueueReset,
     QueueStatus,
-    Resend,
-    ResendResult,
     RetryLimits,
     SendTime,
     SettingsChange,

@@ -14,12 +14,13 @@ import sys
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.groups import POP_TYPE
-from cometmq.admin.values import DeadLetterView, Resend, ResendResult
+from cometmq.admin.values import DeadLetterView, Value
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, offset_id_in
 from cometmq.client.cluster.requests import NameServersUnreachable
@@ -47,6 +48,34 @@ KEPT_PROPERTIES = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names
 They describe the message itself, unlike properties that describe its deliveries and retries.
 """
 ZLIB = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+
+
+class Resend(StrEnum):
+    """Outcome of a dead letter in a resend run.
+
+    SKIPPED: an earlier run has resent the dead letter. PLANNED: a dry run has selected the dead letter.
+    """
+
+    RESENT = "RESENT"
+    SKIPPED = "SKIPPED"
+    PLANNED = "PLANNED"
+    FAILED = "FAILED"
+
+
+class ResendResult(Value, frozen=True, kw_only=True):
+    """Result of a resend run for one dead letter.
+
+    `target` is the topic of the copy, and `copy_offset_msg_id` is the offset id of the copy.
+    """
+
+    state: Resend
+    msg_id: str
+    offset_msg_id: str
+    original_topic: str | None
+    keys: list[str]
+    target: str
+    copy_offset_msg_id: str = ""
+    problem: str = ""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import msgspec
 
 from cometmq.admin import dead_letters
-from cometmq.admin.dead_letters import Resending, Selection
+from cometmq.admin.dead_letters import Resending, ResendResult, Selection
 from cometmq.admin.errors import DeadLettersHidden
 from cometmq.admin.messages import ReadRange, StoredMessages
 from cometmq.admin.servers import ask_each
 from cometmq.admin.topic_admin import TopicAdmin
-from cometmq.admin.values import DeadLetterCount, QueueStatus, ResendResult, SendTime
+from cometmq.admin.values import DeadLetterCount, QueueStatus, SendTime
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.requests import NameServersUnreachable

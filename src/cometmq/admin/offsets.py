@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 
 import msgspec
 
 from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
 from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, POP_TYPE, PUSH_TYPE, GroupStates, member_info
-from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
+from cometmq.admin.values import QueueProgress, Value
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.workers import for_each
@@ -44,6 +45,50 @@ A member may report the same time with slightly different values.
 """
 ConsumeTimes = dict[tuple[str, MessageQueue], int]
 RESET_TIMEOUT_S = 15.0
+
+
+class OffsetWay(StrEnum):
+    """A method of resetting offsets.
+
+    MEMBERS: the broker sends the new offsets to the members of the group (request 222).
+    STORED: the new offsets are stored at the broker (request 15), and members read them when they start.
+    """
+
+    MEMBERS = "MEMBERS"
+    STORED = "STORED"
+
+
+class QueueReset(Value, frozen=True, kw_only=True):
+    """Reset of a group's consumer offset in one queue.
+
+    Attributes:
+        broker_offset: End offset of the queue.
+        consumer_offset: Offset before the reset, -1 for none.
+        target: Offset that corresponds to the time of the reset.
+        rollback_offset: Offset that was set.
+        seen: Offset observed after the reset. None: members did not report one.
+        problem: Why the observed offset is not the expected one.
+    """
+
+    broker_name: str
+    queue_id: int
+    way: OffsetWay
+    broker_offset: int
+    consumer_offset: int
+    target: int
+    rollback_offset: int
+    seen: int | None = None
+    problem: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether the reset must store an offset for this queue.
+
+        It need not if the broker already stores the new offset. If the broker reports 0, the reset stores
+        the offset in any case: the broker may also report 0 for a queue that has no stored offset, and a
+        consumer would not begin to read such a queue at 0.
+        """
+        return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True):

@@ -378,34 +378,6 @@ class DeadLetterCount(Value, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Resend(StrEnum):
-    """Outcome of a dead letter in a resend run.
-
-    SKIPPED: an earlier run has resent the dead letter. PLANNED: a dry run has selected the dead letter.
-    """
-
-    RESENT = "RESENT"
-    SKIPPED = "SKIPPED"
-    PLANNED = "PLANNED"
-    FAILED = "FAILED"
-
-
-class ResendResult(Value, frozen=True, kw_only=True):
-    """Result of a resend run for one dead letter.
-
-    `target` is the topic of the copy, and `copy_offset_msg_id` is the offset id of the copy.
-    """
-
-    state: Resend
-    msg_id: str
-    offset_msg_id: str
-    original_topic: str | None
-    keys: list[str]
-    target: str
-    copy_offset_msg_id: str = ""
-    problem: str = ""
-
-
 class TraceView(Value, frozen=True, kw_only=True):
     """A trace record, the address of the client that sent it, and its store time."""
 
@@ -573,50 +545,6 @@ class Undone(Value, frozen=True, kw_only=True):
     undone_msgs_single_mq: int = msgspec.field(name="undoneMsgsSingleMQ")
     undone_msgs_delay_time_mills: int
     failed_msgs_total_recently: int
-
-
-class OffsetWay(StrEnum):
-    """A method of resetting offsets.
-
-    MEMBERS: the broker sends the new offsets to the members of the group (request 222).
-    STORED: the new offsets are stored at the broker (request 15), and members read them when they start.
-    """
-
-    MEMBERS = "MEMBERS"
-    STORED = "STORED"
-
-
-class QueueReset(Value, frozen=True, kw_only=True):
-    """Reset of a group's consumer offset in one queue.
-
-    Attributes:
-        broker_offset: End offset of the queue.
-        consumer_offset: Offset before the reset, -1 for none.
-        target: Offset that corresponds to the time of the reset.
-        rollback_offset: Offset that was set.
-        seen: Offset observed after the reset. None: members did not report one.
-        problem: Why the observed offset is not the expected one.
-    """
-
-    broker_name: str
-    queue_id: int
-    way: OffsetWay
-    broker_offset: int
-    consumer_offset: int
-    target: int
-    rollback_offset: int
-    seen: int | None = None
-    problem: str = ""
-
-    @property
-    def changes(self) -> bool:
-        """Whether the reset must store an offset for this queue.
-
-        It need not if the broker already stores the new offset. If the broker reports 0, the reset stores
-        the offset in any case: the broker may also report 0 for a queue that has no stored offset, and a
-        consumer would not begin to read such a queue at 0.
-        """
-        return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 
 
 class SendTime(Value, frozen=True):

@@ -12,16 +12,9 @@ import msgspec
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import shell
-from cometmq.admin.dead_letters import Resending, Selection, view
+from cometmq.admin.dead_letters import Resend, Resending, ResendResult, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
-from cometmq.admin.values import (
-    DeadLetterCount,
-    DeadLetterView,
-    MessageView,
-    Resend,
-    ResendResult,
-    WaitingView,
-)
+from cometmq.admin.values import DeadLetterCount, DeadLetterView, MessageView, WaitingView
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import COUNT, HELP, check_utf8, json_line, moment, namesrv_option, with_admin
 from cometmq.command_options import FiniteRange, nonempty_name, opt, stacked, watch_option

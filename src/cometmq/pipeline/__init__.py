@@ -40,6 +40,8 @@ _MODULES = {
     "letters": "jobs.dlq",
     "messages": "jobs.inputs",
     "redrive": "jobs.dlq",
+    "replay": "jobs.replay.replay",
+    "run": "jobs.run.run",
     "sends": "jobs.trace",
     "spark_session": "session",
     "traces": "jobs.trace",

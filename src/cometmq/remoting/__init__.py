@@ -4,7 +4,7 @@ from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, A
 from cometmq.remoting.addresses import check_port, listen, port_error, resolve
 from cometmq.remoting.calls import Waiter
 from cometmq.remoting.client import RemotingClient, parse_addr
-from cometmq.remoting.connection import Connection, Handler, Shortcut, describe_peer
+from cometmq.remoting.connection import Connection, Handler, Shortcut
 from cometmq.remoting.dialing import dial
 from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
@@ -12,6 +12,7 @@ from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
 from cometmq.remoting.memory import MakeProtocol, MemoryNetwork, network_of, serving
 from cometmq.remoting.opening import Openings
+from cometmq.remoting.peer import describe_peer
 from cometmq.remoting.server import BACKLOG, RemotingServer
 from cometmq.remoting.tick import Tick
 from cometmq.remoting.tls import ServerTls, TlsFile, client_tls, server_tls

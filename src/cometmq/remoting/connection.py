@@ -16,7 +16,6 @@ to read would not go on, and a lost connection fails all requests. Instead, its 
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,26 +25,23 @@ from typing import Any, TypeAlias, cast
 from cometmq import logs
 from cometmq.errors import FrameError, RequestTimeout, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
-from cometmq.remoting import http2_answer
 from cometmq.remoting.calls import CallTable, Waiter
 from cometmq.remoting.limits import HANDLER_BYTES, Limits
+from cometmq.remoting.peer import HTTP2_ANSWER, HTTP2_WORD, describe_peer
 from cometmq.remoting.tick import Tick
 
 log = logs.logger(__name__)
 
 Bytes = bytes | bytearray | memoryview
 Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
-# A shortcut is a function that may handle a request without decoding it. It either handles the request and
-# returns True, or does nothing and returns False. Its arguments are the connection, the buffer, the start and
-# end of the header, and the end of the frame.
+# A shortcut handles a request without decoding it and returns True, or does nothing and returns False. Its
+# arguments are the connection, the buffer, the start and end of the header, and the end of the frame.
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 TAIL_LIMIT = 64 * 1024
-# Queued responses are joined into blocks of up to this many bytes. Larger responses are passed on without a
-# copy.
+# Queued responses are joined into blocks of up to this many bytes; larger ones are passed on uncopied.
 JOIN_LIMIT = 64 * 1024
 MIN_PAYLOAD = 4  # Minimum number of bytes after a frame's length word: the 4-byte length of the header
-
 SHORTCUT_AT = 20  # Bytes that select a shortcut: length word, header word, and the header's first 12 bytes
 
 _length_at = struct.Struct(">I").unpack_from
@@ -101,17 +97,14 @@ class Connection(asyncio.BufferedProtocol):
         self._calls = CallTable(self._loop, addr)
         self._scratch = tick.scratch
         self._tail: bytes = b""
-        # The connection's own buffer; bytes `_start` to `_end` are unread.
-        self._buf: memoryview | None = None
-        self._start = 0
-        self._end = 0
+        self._buf: memoryview | None = None  # The connection's own buffer
+        self._start = self._end = 0  # The unread bytes of `_buf`
         self._fresh = True  # Whether the incomplete frame began after the last call of `check`
         self._frame_since = 0.0
         self._backlog = False  # Whether `_buf` holds complete frames that a later loop iteration will handle
         self._reading = True
         self._resuming = False  # Whether a call of `_go_on`, which continues reading, is scheduled
-        # Whether the connection closes after this loop iteration and reads no more frames.
-        self._ending = False
+        self._ending = False  # Whether the connection reads no more frames and closes after this iteration
         self._asked: deque[Frame] = deque()  # Requests of `ask` that wait, see `handle`
         self._out: list[Bytes] = []
         self._out_bytes = 0
@@ -125,9 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.partner: Connection | None = None
         self.working = 0
-        self.addr = addr
-        self.peer = ""
-        self.peer_host = b""
+        self.addr, self.peer, self.peer_host = addr, "", b""
         self.state: Any = None
 
     # -- writing
@@ -146,17 +137,11 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes += len(data)
 
     def respond(
-        self,
-        request: Frame,
-        code: int,
-        *,
-        remark: str | None = None,
-        ext: dict[str, str] | None = None,
-        body: bytes = b"",
+        self, request: Frame, code: int, *, remark: str | None = None, ext: dict[str, str] | None = None
     ) -> None:
         """Respond to `request`, unless it is one-way."""
         if not request.is_oneway:
-            self.answer(request.response(code, remark, ext=ext, body=body))
+            self.answer(request.response(code, remark, ext=ext))
 
     def answer(self, response: Frame) -> None:
         """Send a response."""
@@ -359,8 +344,6 @@ class Connection(asyncio.BufferedProtocol):
             return False
         took = now - self._frame_since
         came = len(self._tail) if self._buf is None else self._end - self._start
-        if took <= self._limits.frame_grace_s:
-            return False
         if came >= (took - self._limits.frame_grace_s) * self._limits.frame_rate:
             return False
         self.cut(f"{came} bytes of a frame in {took:.0f} s, and not yet all of it")
@@ -371,8 +354,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport and begin to use it."""
         self._transport = cast(asyncio.Transport, transport)
-        name = transport.get_extra_info("peername")
-        self.peer, self.peer_host = describe_peer(name)
+        self.peer, self.peer_host = describe_peer(transport.get_extra_info("peername"))
         if not self.addr:
             self.addr = self._calls.addr = self.peer
         self._transport.set_write_buffer_limits(high=self._limits.write_high, low=self._limits.write_low)
@@ -553,8 +535,7 @@ class Connection(asyncio.BufferedProtocol):
             self._start = pos
             self._end = end
         else:
-            # The buffer is only as large as the bytes that have arrived require, because the length field of
-            # the frame may be false.
+            # Only as large as the bytes that have arrived require: the frame's length field may be false.
             self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 2 * rest)))
 
     def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:
@@ -597,8 +578,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _refuse_length(self, size: int) -> None:
-        if size == http2_answer.PREFACE_WORD:
-            self.write(http2_answer.ANSWER)
+        if size == HTTP2_WORD:
+            self.write(HTTP2_ANSWER)
             problem = "it is a gRPC client, which needs the port of the setting grpcPort"
         else:
             problem = f"frame length {size} is not within {MIN_PAYLOAD} to {self._limits.max_frame - 4}"
@@ -617,16 +598,3 @@ class Connection(asyncio.BufferedProtocol):
             self._ending = True
             self._tick.schedule()
             self._loop.call_soon(self.close)
-
-
-def describe_peer(name: Any) -> tuple[str, bytes]:
-    """Return the address in a socket name, as the text "ip:port" and in the binary form of records."""
-    if not isinstance(name, tuple):
-        return "", b"\0" * 8
-    host, port = name[0], name[1]
-    if ":" not in host:
-        return f"{host}:{port}", socket.inet_aton(host) + port.to_bytes(4, "big")
-    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    if packed.startswith(b"\0" * 10 + b"\xff\xff"):  # An IPv4 peer has an IPv6 address on a dual-stack socket
-        return f"{socket.inet_ntoa(packed[12:])}:{port}", packed[12:] + port.to_bytes(4, "big")
-    return f"[{host}]:{port}", packed + port.to_bytes(4, "big")

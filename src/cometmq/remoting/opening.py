@@ -18,8 +18,8 @@ from typing import Any, Protocol, cast
 from cometmq import logs
 from cometmq.errors import FrameError
 from cometmq.periodic import Tasks
-from cometmq.remoting.connection import describe_peer
 from cometmq.remoting.limits import Limits
+from cometmq.remoting.peer import describe_peer
 from cometmq.remoting.proxy_header import read_proxy_header
 
 log = logs.logger(__name__)

@@ -9,8 +9,7 @@ import pytest
 from tests.admin.conftest import Outcome, Shell, consume
 
 from cometmq.admin import Admin
-from cometmq.admin.offsets import BrokerReset, Reset
-from cometmq.admin.values import QueueReset
+from cometmq.admin.offsets import BrokerReset, QueueReset, Reset
 from cometmq.client import ConsumeFromWhere, MessageModel, PullConsumer, PushConsumer, PushOptions
 from cometmq.message import MessageExt, MessageQueue
 

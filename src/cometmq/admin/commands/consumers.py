@@ -14,8 +14,7 @@ from cometmq.admin import operations
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats, shell
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.offsets import END, Reset
-from cometmq.admin.values import OffsetWay, QueueReset
+from cometmq.admin.offsets import END, OffsetWay, QueueReset, Reset
 from cometmq.command_options import FiniteRange, flag, name_option, number, opt, switch, watch_option
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import SetMessageRequestModeRequestBody, SubscriptionGroupConfig

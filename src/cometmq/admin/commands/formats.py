@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from cometmq.admin import values
+from cometmq.admin.offsets import OffsetWay, QueueReset
 from cometmq.message import MessageExt, MessageQueue, SendResult
 from cometmq.protocol import bodies
 from cometmq.protocol.bodies.admin import HaRuntimeInfo, PurgedQueue, QueryConsumeQueueBody
@@ -439,9 +440,9 @@ def undone(found: values.Undone) -> Iterator[str]:
         yield f"FailedMsgs [{where}, failedMsgsTotalRecently={found.failed_msgs_total_recently}]"
 
 
-def resets(done: list[values.QueueReset]) -> Iterator[str]:
+def resets(done: list[QueueReset]) -> Iterator[str]:
     """Return a table of resets with Apache's columns, which depend on whether the group was online."""
-    if done and all(each.way is values.OffsetWay.MEMBERS for each in done):
+    if done and all(each.way is OffsetWay.MEMBERS for each in done):
         form = "%-40s  %-40s  %-40s"
         yield form % ("#brokerName", "#queueId", "#offset")
         for each in done:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from cometmq import logs
@@ -23,7 +22,7 @@ from cometmq.broker.base.members import peers_of, preferred_of
 from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.raft_peers import Peers
-from cometmq.broker.replication.raft_state import NodeLog, behind, body_of, with_entries
+from cometmq.broker.replication.raft_state import EntryReads, NodeLog, behind, body_of
 from cometmq.broker.replication.waits import CommitWaits
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
 from cometmq.periodic import Backoff, Tasks
@@ -43,7 +42,7 @@ from cometmq.raft import (
     Truncate,
 )
 from cometmq.remoting import Tick, port_error
-from cometmq.store import CACHED, Buffer, Clock, Flag, MessageStore, NotInMemory, Reads
+from cometmq.store import Clock, Flag, MessageStore
 from cometmq.store.raft_log import RaftLog
 
 log = logs.logger(__name__)
@@ -137,7 +136,7 @@ class RaftMember:
         self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
-        self._reading = Tasks()
+        self._entries = EntryReads(self._raft_log, store, lambda message: self.peers.send([message]))
         self._transfers = Tasks()
         self._first = self._raft_log.first
         self.waits = CommitWaits(clock, config.slave_timeout / 1000)
@@ -191,7 +190,7 @@ class RaftMember:
         if self._timer is not None:
             self._timer.cancel()
         await self._transfers.finish(cancel=True)
-        tasks = (self._slow, self._taking, *self._reading)
+        tasks = (self._slow, self._taking, *self._entries.tasks)
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         await self.peers.stop()
         self.waits.give_up("the broker stops")
@@ -262,7 +261,7 @@ class RaftMember:
             return
         messages = self.node.messages()
         if messages:
-            self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
+            self.peers.send([loaded for each in messages if (loaded := self._entries.load(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
         due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # The node's times are in ms
@@ -583,35 +582,6 @@ class RaftMember:
         """Return the log position at which an entry ends, or the begin of the log if the entry is missing."""
         there = self._raft_log.first <= index <= self._raft_log.last
         return self._raft_log.location_of(index).end if there else self._store.log.min_position
-
-    def _loaded(self, message: AnyMessage) -> AnyMessage | None:
-        """Return a message with its log entries, or None if a thread has to read them from the disk first."""
-        if not isinstance(message, AppendRequest) or not message.count:
-            return message
-        first = message.prev_index + 1
-        try:
-            entries = self._raft_log.range(first, first + message.count, 1 << 62)
-            question = partial(self._raft_log.read, entries)
-            return with_entries(message, question(CACHED))
-        except NotInMemory as miss:
-            self._reading.start(self._send_cold(message, question, miss))
-        except (CometError, OSError) as error:
-            # Only this message is lost: the failure must not stop messages to other members.
-            self._log_unread(message, error)
-        return None
-
-    async def _send_cold(
-        self, message: AppendRequest, question: Callable[[Reads], Buffer], miss: NotInMemory
-    ) -> None:
-        try:
-            data = await self._store.executor.query(question, miss)
-        except (CometError, OSError) as error:
-            self._log_unread(message, error)
-            return
-        self.peers.send([with_entries(message, data)])
-
-    def _log_unread(self, message: AppendRequest, error: Exception) -> None:
-        log.error("raft: could not read the entries for member %s: %s", message.to, error)
 
     def _forget_deleted(self) -> None:
         first = self._raft_log.first

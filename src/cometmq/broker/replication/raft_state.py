@@ -13,13 +13,17 @@ distinguished, so its log counts as suspect, and its term and vote as lost.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
-from cometmq.errors import StoreError
+from cometmq import logs
+from cometmq.errors import CometError, StoreError
+from cometmq.periodic import Tasks
 from cometmq.protocol.record.framing import EntryHead
-from cometmq.raft import AppendOwn, AppendRequest, HardState, Members, MembersEntry
-from cometmq.store import Buffer, Disk, read_file, replace_file
+from cometmq.raft import AnyMessage, AppendOwn, AppendRequest, HardState, Members, MembersEntry
+from cometmq.store import CACHED, Buffer, Disk, MessageStore, NotInMemory, Reads, read_file, replace_file
 from cometmq.store.raft_log import (
     RaftLog,
     TermAndVote,
@@ -29,6 +33,8 @@ from cometmq.store.raft_log import (
     remove_suspect,
     write_term,
 )
+
+log = logs.logger(__name__)
 
 _FILE = "members.json"
 _LIMIT = 1 << 20  # Maximum size of `members.json`, in bytes
@@ -115,8 +121,47 @@ class NodeLog:
             return first + 1
 
 
-def with_entries(message: AppendRequest, data: Buffer) -> AppendRequest:
-    return msgspec.structs.replace(message, payload=bytes(data))
+class EntryReads:
+    """The reading of the log entries that messages contain.
+
+    Args:
+        send: Sends a message whose entries a thread has read.
+    """
+
+    def __init__(self, raft_log: RaftLog, store: MessageStore, send: Callable[[AppendRequest], None]) -> None:
+        self._raft_log = raft_log
+        self._executor = store.executor
+        self._send = send
+        self.tasks = Tasks()
+
+    def load(self, message: AnyMessage) -> AnyMessage | None:
+        """Return a message with its log entries, or None if a thread has to read them from the disk first."""
+        if not isinstance(message, AppendRequest) or not message.count:
+            return message
+        first = message.prev_index + 1
+        try:
+            entries = self._raft_log.range(first, first + message.count, 1 << 62)
+            question = partial(self._raft_log.read, entries)
+            return msgspec.structs.replace(message, payload=bytes(question(CACHED)))
+        except NotInMemory as miss:
+            self.tasks.start(self._read(message, question, miss))
+        except (CometError, OSError) as error:
+            # Only this message is lost: the failure must not stop messages to other members.
+            self._log_unread(message, error)
+        return None
+
+    async def _read(
+        self, message: AppendRequest, question: Callable[[Reads], Buffer], miss: NotInMemory
+    ) -> None:
+        try:
+            data = await self._executor.query(question, miss)
+        except (CometError, OSError) as error:
+            self._log_unread(message, error)
+            return
+        self._send(msgspec.structs.replace(message, payload=bytes(data)))
+
+    def _log_unread(self, message: AppendRequest, error: Exception) -> None:
+        log.error("raft: could not read the entries for member %s: %s", message.to, error)
 
 
 def behind(payload: bytes, count: int) -> bytes:

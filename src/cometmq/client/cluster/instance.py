@@ -35,17 +35,14 @@ from cometmq.client.cluster.traces import Traces
 from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.periodic import Backoff, Periodic, Tasks
-from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import (
-    NAMESRV_REQUESTS,
     ORDER_TOPIC_CONFIG,
     REPLY_TOPIC_POSTFIX,
     TBW102,
     TRACE_PRODUCER_GROUP,
     handlers_of,
 )
-from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import AddressServer, Connection, RemotingClient
@@ -66,23 +63,6 @@ _LOOK_AGAIN_S = 0.5
 """Delay, in seconds, before the route of a missing topic is requested again. It doubles each time."""
 _USED_WITHIN_S = 600.0
 """Seconds after which a route that no call has read is dropped. The newest unused routes stay."""
-
-
-def _before_leaving(
-    namespace: Namespace, credentials: Credentials | None, signs_all: bool
-) -> Callable[[Frame], None] | None:
-    """Return a function that adds the namespace to a request and signs it, None if there is neither."""
-    wrap = namespace.wrap_request if namespace else None
-    if credentials is None:
-        return wrap
-
-    def leave(frame: Frame) -> None:
-        if wrap is not None:
-            wrap(frame)
-        if signs_all or frame.code not in NAMESRV_REQUESTS:
-            sign(frame, credentials)
-
-    return leave
 
 
 class ClientInstance(LifeCycle):
@@ -121,7 +101,7 @@ class ClientInstance(LifeCycle):
         self.remoting = RemotingClient(
             handlers_of(self._requests),
             on_close=self._connection_closed,
-            outgoing=_before_leaving(self.namespace, options.credentials, options.sign_to_name_servers),
+            outgoing=self.namespace.preparation(options.credentials, options.sign_to_name_servers),
             ssl_context=options.tls_context,
             address_map=options.addresses,
         )
@@ -225,8 +205,10 @@ class ClientInstance(LifeCycle):
             NoRouteError: There is no route.
         """
         route = self.routes.get(topic)
-        if route is not None and route.write_queues and not self._template_expired(route):
-            return route
+        if route is not None and route.write_queues:
+            expires = self._template_until.get(topic, 0.0)
+            if not route.from_template or self.loop.time() < expires:
+                return route
         try:
             route = await self._fetch(topic)
         except NoRouteError as error:
@@ -243,9 +225,6 @@ class ClientInstance(LifeCycle):
                 "Look at the permissions, and whether each broker has a master (mqadmin topicRoute).",
             )
         return route
-
-    def _template_expired(self, route: TopicRoute) -> bool:
-        return route.from_template and self.loop.time() >= self._template_until.get(route.topic, 0.0)
 
     async def _from_template(
         self, topic: str, template: str, queue_nums: int, error: NoRouteError
@@ -295,8 +274,13 @@ class ClientInstance(LifeCycle):
             del task  # breaks a reference cycle: the task's error refers to this frame
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
-        if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
-            await self._exempt_reply_topics(topic)
+        exempt = self.namespace.exempt
+        may_be_reply_topic = self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX)
+        if may_be_reply_topic and not self._clusters_known and topic not in exempt:
+            # Exempt each cluster's reply topic from the namespace, but no other topic with a similar name.
+            clusters = (await self.namesrv.cluster_info()).cluster_addr_table
+            exempt.update(cluster + REPLY_TOPIC_POSTFIX for cluster in clusters)
+            self._clusters_known = True
         try:
             route = await self.namesrv.route_as(topic, partial(topic_route, topic))
         except NoRouteError:
@@ -331,21 +315,13 @@ class ClientInstance(LifeCycle):
     def _peers(self) -> list[ConsumerPeer | TransactionPeer]:
         return [*self.consumers.values(), *self.transactions.values()]
 
-    async def _exempt_reply_topics(self, topic: str) -> None:
-        """Exempt each cluster's reply topic from the namespace, but no other topic with a similar name."""
-        if not self._clusters_known and topic not in self.namespace.exempt:
-            clusters = (await self.namesrv.cluster_info()).cluster_addr_table
-            self.namespace.exempt.update(cluster + REPLY_TOPIC_POSTFIX for cluster in clusters)
-            self._clusters_known = True
-
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
         if not task.cancelled():
             task.exception()  # retrieve the exception, because asyncio would log an unretrieved one
 
     def _put(self, route: TopicRoute) -> None:
-        changed = self.routes.put(route)
-        if not changed:
+        if not self.routes.put(route):
             return
         if route.unusable:
             log.warning("the route of %s contains invalid addresses: %r", route.topic, route.unusable)
@@ -493,11 +469,7 @@ class ClientInstance(LifeCycle):
         self._heartbeats.soon()
 
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
-        """Register a transaction producer, which receives the brokers' transaction checks.
-
-        Raises ClientStateError if another transaction producer of the group is registered at this client
-        instance.
-        """
+        """Register a transaction producer of a group. Raises ClientStateError if there is another one."""
         if group in self.transactions:
             why = f"client {self.client_id} has a transaction producer of group {group} already"
             raise ClientStateError(why)
@@ -557,7 +529,12 @@ class ClientInstance(LifeCycle):
         """Send heartbeats for all groups to all brokers. Failures are stored in `heartbeat_problems`."""
         if not self._producers and not self.consumers:
             return
-        registered, body = self._producers_registered, self._heartbeat()
+        registered = self._producers_registered
+        body = HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=[ProducerData(group_name=group) for group in sorted(self._producers)],
+            consumer_data_set=[peer.heartbeat() for _, peer in sorted(self.consumers.items())],
+        )
         addrs = self.routes.addresses(replicas=bool(self.consumers))
         await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in sorted(addrs)))
         self._producers_announced = max(self._producers_announced, registered)
@@ -598,13 +575,6 @@ class ClientInstance(LifeCycle):
         else:
             self._announced.add(addr)
             self.heartbeat_problems.pop(addr, None)
-
-    def _heartbeat(self) -> HeartbeatData:
-        return HeartbeatData(
-            client_id=self.client_id,
-            producer_data_set=[ProducerData(group_name=group) for group in sorted(self._producers)],
-            consumer_data_set=[peer.heartbeat() for _, peer in sorted(self.consumers.items())],
-        )
 
     def _connection_closed(self, connection: Connection) -> None:
         """Schedule heartbeats to a broker whose connection was lost: the broker has removed this client."""

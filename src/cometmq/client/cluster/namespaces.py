@@ -7,12 +7,13 @@ The program uses plain names. The client converts them to `namespace%name` in re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from cometmq.message import MessageExt, MessageQueue
+from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -24,6 +25,7 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
     DLQ_PREFIX,
+    NAMESRV_REQUESTS,
     ORDER_TOPIC_CONFIG,
     RETRY_PREFIX,
     TRACE_PRODUCER_GROUP,
@@ -100,6 +102,23 @@ class Namespace:
     def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
         """Return the queue without the namespace in its topic."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id)
+
+    def preparation(self, credentials: Credentials | None, sign_all: bool) -> Callable[[Frame], None] | None:
+        """Return a function that adds the namespace to a request and signs it, None if there is neither.
+
+        Requests to name servers are signed only with `sign_all`.
+        """
+        wrap = self.wrap_request if self else None
+        if credentials is None:
+            return wrap
+
+        def prepare(frame: Frame) -> None:
+            if wrap is not None:
+                wrap(frame)
+            if sign_all or frame.code not in NAMESRV_REQUESTS:
+                sign(frame, credentials)
+
+        return prepare
 
     def wrap_running_info(self, info: ConsumerRunningInfo) -> ConsumerRunningInfo:
         """Return the running info of a consumer with the namespace added to its names."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cometmq.errors import ConfigError, MessageIllegal
-from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text, check_topic_name, with_tags
+from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text, check_topic_name
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.properties.values import tags_code
+from cometmq.protocol.properties.values import NAME_END, VALUE_END, tags_code
+
+_TAGS_NAME = VALUE_END + b"TAGS" + NAME_END
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +149,22 @@ def as_subscriptions(given: Subscriptions) -> dict[str, Subscription]:
         raise ConfigError("subscriptions", str(given), "a topic, several topics, or topic -> tags")
     pairs = given.items() if isinstance(given, Mapping) else [(topic, "*") for topic in given]
     return {topic: as_subscription(topic, expression) for topic, expression in pairs}
+
+
+def with_tags(messages: Iterable[MessageExt], tags: Collection[str]) -> list[MessageExt]:
+    """Return the messages that have one of the tags, without parsing their properties.
+
+    Messages with other tags are parsed. They are rare, because brokers filter tags by their hashes.
+    """
+    encoded = {tag.encode() for tag in tags}
+    found = []
+    for message in messages:
+        stored = message._stored  # noqa: SLF001
+        if isinstance(stored, tuple):
+            _, name, rest = (VALUE_END + stored[1]).rpartition(_TAGS_NAME)
+            if name and rest.partition(VALUE_END)[0] in encoded:
+                found.append(message)
+                continue
+        if message.tags in tags:
+            found.append(message)
+    return found

@@ -18,8 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cometmq.admin.dead_letters import RESEND_TIMES, Resending
-from cometmq.admin.values import Resend
+from cometmq.admin.dead_letters import RESEND_TIMES, Resend, Resending
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_action, slots

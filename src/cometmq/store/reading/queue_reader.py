@@ -408,8 +408,7 @@ class QueueReader:
         disk_below = log.end - self.memory_window
         units, buffers = list[Unit](), list[Buffer]()
         total = scanned = skip_below = start = stop = 0
-        matched = -1  # Index in `units` of the last match; -1 without a match
-        missing = False
+        matched, missing = -1, False  # `matched`: index in `units` of the last match; -1 without a match
         block: bytes | bytearray | None = None  # The bytes of the log from `start` to before `stop`
         while scanned < len(data) // UNIT:
             if scanned == len(units):
@@ -454,14 +453,13 @@ class QueueReader:
                 continue
             buffers.append(memoryview(block)[at : at + size])
             total += size
-        position = units[min(scanned, len(units) - 1)][0]
         following = offset + scanned
         if buffers:
             status = GetStatus.FOUND
         else:
             status = GetStatus.MESSAGE_WAS_REMOVING if missing else GetStatus.NO_MATCHED_MESSAGE
             following = self._skip_fillers(queue, data, following, reads)
-        low, high, lag = queue.min_offset, queue.max_offset, log.end - position
+        low, high, lag = queue.min_offset, queue.max_offset, log.end - units[min(scanned, len(units) - 1)][0]
         return ReadResult(status, buffers, len(buffers), following, low, high, lag > self.memory_window, lag)
 
     def _block_around(
