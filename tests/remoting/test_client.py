@@ -491,7 +491,7 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
         first.cancel()
         await asyncio.sleep(0)
         for connection, request in held:
-            connection.respond(request, 0, body=bytes(request.body))
+            connection.answer(request.response(0, body=bytes(request.body)))
 
         assert (await soon(second)).body == b"2"
 

@@ -63,8 +63,8 @@ async def test_answers_to_many_connections_leave_each_with_its_own() -> None:
     async with keeping() as (port, kept), peers(port, 300) as raws:
         await ask_all(raws, kept)
         for connection, request in kept:
-            connection.respond(request, 0, body=b"one")
-            connection.respond(request, 0, body=b"two")
+            connection.answer(request.response(0, body=b"one"))
+            connection.answer(request.response(0, body=b"two"))
         for n, raw in enumerate(raws):
             for body in (b"one", b"two"):
                 header, got = await raw.read()
@@ -101,7 +101,7 @@ async def test_one_that_closes_in_the_middle_harms_no_other() -> None:
         kept[1][0].abort()
         kept[2][0].close()
         for connection, request in kept:
-            connection.respond(request, 0, body=b"x")
+            connection.answer(request.response(0, body=b"x"))
         for n, raw in enumerate(raws):
             if n % 4 and n not in (1, 2):
                 header, _ = await raw.read()
@@ -113,11 +113,11 @@ async def test_a_connection_that_is_flushed_and_written_to_again_keeps_its_order
     async with keeping() as (port, kept), peers(port, 12) as raws:
         await ask_all(raws, kept)
         for connection, request in kept:
-            connection.respond(request, 0, body=b"one")
+            connection.answer(request.response(0, body=b"one"))
         for connection, request in kept[::2]:
             connection.flush()
-            connection.respond(request, 0, body=b"two")
-            connection.respond(request, 0, body=b"three")
+            connection.answer(request.response(0, body=b"two"))
+            connection.answer(request.response(0, body=b"three"))
         for n, raw in enumerate(raws):
             bodies = [b"one", b"two", b"three"] if n % 2 == 0 else [b"one"]
             assert [(await raw.read())[1] for _ in bodies] == bodies
