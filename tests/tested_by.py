@@ -84,8 +84,8 @@ console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/history
 filtersrv/test_filters.py: filtersrv/worker
-grpc/service/test_consumers.py: grpc/service/delivered grpc/service/outcomes grpc/service/receives
-    grpc/service/renewals grpc/service/sessions
+grpc/service/test_consumers.py: grpc/service/delivered grpc/service/endpoints grpc/service/outcomes
+    grpc/service/receives grpc/service/renewals grpc/service/sessions
 grpc/service/test_producers.py: grpc/endpoint grpc/service/routes grpc/service/sends grpc/service/sent
 grpc/service/test_traces.py: broker/send/trace_topic
 grpc/test_connection.py: grpc/http2/errors grpc/http2/frames grpc/http2/sending

@@ -21,7 +21,7 @@ from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.remoting import end_of_input, run
 from cometmq.settings import read_properties_file, settings_of
-from cometmq.store import Disk
+from cometmq.store import Clock, Disk
 
 log = logs.logger(__name__)
 
@@ -33,14 +33,14 @@ def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
         return BrokerConfig.from_properties({**read_properties_file(path), **more})
 
 
-def make_broker(config: BrokerConfig, *, disk: Disk | None = None) -> Broker:
+def make_broker(config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> Broker:
     """Return a broker, with an endpoint for 5.x clients if the setting `grpcPort` asks for it."""
     if config.grpc_port < 0:
-        return Broker(config, disk=disk)
+        return Broker(config, disk=disk, clock=clock)
     # Imported here, because the start of a broker without the endpoint is faster without it.
     from cometmq.grpc.endpoint import GrpcEndpoint
 
-    return Broker(config, disk=disk, endpoint=GrpcEndpoint())
+    return Broker(config, disk=disk, clock=clock, endpoint=GrpcEndpoint())
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:

@@ -440,7 +440,7 @@ def recording(peers: list[str]) -> dict[str, Any]:
 async def test_a_proxy_names_its_client(split: int) -> None:
     peers: list[str] = []
     async with (
-        serving(recording(peers), reads_proxy_header=True) as (_, port),
+        serving(recording(peers), is_proxy=lambda _: True) as (_, port),
         connected(port) as direct,
         connected(port, PROXY_LINE[:split], PROXY_LINE[split:]) as proxied,
     ):
@@ -465,7 +465,7 @@ async def test_a_proxy_names_the_client_of_a_tls_connection(tmp_path: Path) -> N
     peers: list[str] = []
     tls, credentials = certificate(tmp_path, "enforcing")
     async with (
-        serving(recording(peers), tls=tls, reads_proxy_header=True) as (_, port),
+        serving(recording(peers), tls=tls, is_proxy=lambda _: True) as (_, port),
         proxy(port) as at,
         client(at, credentials) as c,
     ):
@@ -495,7 +495,7 @@ async def proxy(port: int) -> AsyncIterator[int]:
 
 async def test_a_wrong_proxy_header_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with serving({}, reads_proxy_header=True) as (_, port), connected(port, b"PROXY \r\n") as peer:
+    async with serving({}, is_proxy=lambda _: True) as (_, port), connected(port, b"PROXY \r\n") as peer:
         await peer.closed()
 
     assert "a PROXY line is invalid" in caplog.text

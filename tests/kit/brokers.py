@@ -15,6 +15,7 @@ from tests.kit.waiting import until
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
+from cometmq.broker_process import make_broker
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from cometmq.protocol.codes import RequestCode
@@ -283,7 +284,7 @@ async def running(
     base = {"brokerName": "broker-a", "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
     base |= {"listenPort": "0", "storePathRootDir": str(root)}
     config = BrokerConfig.from_properties({**small_files(), **PATIENT, **base, **settings})
-    broker = Broker(config, disk=disk, clock=clock)
+    broker = make_broker(config, disk=disk, clock=clock)
     await broker.start()
     try:
         async with Peer(broker.addr) as peer:

@@ -19,6 +19,7 @@ from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import GrpcStatus
 from cometmq.grpc.service.clients import Clients
+from cometmq.grpc.service.endpoints import Endpoints
 from cometmq.grpc.service.lite import sync_lite_subscription
 from cometmq.grpc.service.receives import Receives
 from cometmq.grpc.service.renewals import RENEW_S, Renewals
@@ -94,8 +95,9 @@ class GrpcEndpoint:
             tls=parts.security.tls,
             make_tls=None if config.tls_config_file or config.tls_server_mode else self_signed,
             gateway=partial(_http_gateway, clients) if config.http_gateway_enable else None,
-            reads_proxy_header=config.grpc_proxy_protocol_enable,
+            is_proxy=(lambda _: True) if config.grpc_proxy_protocol_enable else parts.replication.has_member,
         )
+        self._forward(server, parts)
         try:
             self.port = routes.port = await server.start(host, port)
         except OSError as error:
@@ -111,6 +113,16 @@ class GrpcEndpoint:
         parts.more_metrics.append(lambda families: _collect(families, config, server, clients, traces))
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
+
+    def _forward(self, server: GrpcServer, parts: BrokerParts) -> None:
+        """Let the server pass connections on while another broker leads."""
+
+        def leader() -> str | None:
+            return (parts.replication.leader_addr or "") if parts.store.slave else None
+
+        endpoints = Endpoints(parts.client, lambda: self.port)
+        server.forward(leader, endpoints.find, not parts.config.grpc_proxy_protocol_enable)
+        parts.replication.leader_changed = server.leader_changed
 
     async def stop(self, drain_s: float) -> None:
         """Stop listening, and close all connections after their calls."""

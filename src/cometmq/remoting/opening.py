@@ -19,7 +19,7 @@ from cometmq import logs
 from cometmq.errors import FrameError
 from cometmq.periodic import Tasks
 from cometmq.remoting.limits import Limits
-from cometmq.remoting.peer import describe_peer
+from cometmq.remoting.peer import describe_peer, host_of_peer
 from cometmq.remoting.proxy_header import read_proxy_header
 
 log = logs.logger(__name__)
@@ -49,6 +49,7 @@ class Openings:
         make_proxied: The same for a connection whose PROXY header names the client's host and port. None: the
             server reads no PROXY headers.
         make_tls: Creates the server's TLS when a client uses TLS for the first time, if `tls` is None.
+        is_proxy: Returns whether a host may send PROXY headers. None: each may.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Openings:
         make: Callable[[], asyncio.BufferedProtocol],
         make_proxied: Callable[[tuple[str, int]], asyncio.BufferedProtocol] | None = None,
         make_tls: Callable[[], Coroutine[Any, Any, Tls]] | None = None,
+        is_proxy: Callable[[str], bool] | None = None,
     ) -> None:
         self.tls = tls
         self.make_tls = make_tls
@@ -65,6 +67,7 @@ class Openings:
         self.limits = limits
         self.make = make
         self.make_proxied = make_proxied
+        self.is_proxy = is_proxy
         self.loop = asyncio.get_running_loop()
         self.open: set[Opening] = set()
         self.handshakes = Tasks()
@@ -120,7 +123,7 @@ class Opening(asyncio.BufferedProtocol):
         self._early = bytearray()
         self._secure = False
         self._peer = ""
-        self._is_at_header = openings.make_proxied is not None  # Whether a PROXY header may follow
+        self._is_at_header = False  # Whether a PROXY header may follow
         self._client: tuple[str, int] | None = None  # The client that the header names
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -130,6 +133,8 @@ class Opening(asyncio.BufferedProtocol):
         if openings.closed:
             self._transport.abort()
             return
+        if openings.make_proxied is not None:
+            self._is_at_header = openings.is_proxy is None or openings.is_proxy(host_of_peer(transport))
         openings.open.add(self)
         self._timer = openings.loop.call_later(openings.limits.idle_s, self.abort)
 

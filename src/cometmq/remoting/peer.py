@@ -5,6 +5,7 @@ RocketMQ 5.x clients use gRPC, and users often give them the address of a name s
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from typing import Any
@@ -27,6 +28,11 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 # gRPC libraries show the text of a GOAWAY frame in their errors, if the SETTINGS frame precedes it.
 HTTP2_ANSWER = _frame(_SETTINGS, b"") + _frame(_GOAWAY, struct.pack(">II", 0, _PROTOCOL_ERROR) + TEXT)
+
+
+def host_of_peer(transport: asyncio.BaseTransport) -> str:
+    """Return the IP address of a transport's peer, or "" if there is none."""
+    return describe_peer(transport.get_extra_info("peername"))[0].rpartition(":")[0].strip("[]")
 
 
 def describe_peer(name: Any) -> tuple[str, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cometmq.errors import FrameError
 from cometmq.text import shortened
@@ -43,6 +43,17 @@ def read_proxy_header(data: bytes) -> ProxyHeader | None:
             raise FrameError(f"a PROXY line has no end within {_V1_MAX_LINE} bytes")
         return None
     return None if _V1.startswith(data) or _V2.startswith(data) else NO_HEADER
+
+
+def proxy_header(peer: Any) -> bytes:
+    """Return the header of version 2 that names the client with this socket name."""
+    if not isinstance(peer, tuple):
+        return _V2 + struct.pack(">BBH", _V2_LOCAL, 0, 0)
+    address, port = ipaddress.ip_address(peer[0].partition("%")[0]), peer[1]
+    size = len(address.packed)
+    family = 0x11 if address.version == 4 else 0x21
+    head = _V2 + struct.pack(">BBH", _V2_PROXY, family, 2 * size + 4)
+    return head + address.packed + bytes(size) + struct.pack(">HH", port, 0)
 
 
 def _client_of_line(line: bytes) -> tuple[str, int] | None:

@@ -15,6 +15,7 @@ from tests.ports import HOST, free_port
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
+from cometmq.broker_process import make_broker
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.bodies.admin import RaftStatus
@@ -80,7 +81,7 @@ class RaftGroup:
             "dLegerPeers": ";".join(f"{name}-{addr}" for name, addr in self.addresses.items()),
             "dLegerSelfId": member,
         }
-        broker = Broker(BrokerConfig.from_properties({**own, **self.settings, **settings}))
+        broker = make_broker(BrokerConfig.from_properties({**own, **self.settings, **settings}))
         await broker.start()
         self.brokers[member] = broker
         self.peers[member] = Peer(broker.addr)

@@ -85,6 +85,8 @@ class RaftReplication:
         tables.versions.term, tables.versions.counts = 0, False
         self.hand_over: Callable[[], None] = lambda: None
         """Called when this leader begins to transfer its leadership, and again when it no longer leads."""
+        self.leader_changed: Callable[[], None] = lambda: None
+        """Called when this member may have another leader, or leads."""
         self.end_tick, self.wait_for = self.member.end_tick, self.member.waits.wait_for
 
     async def start(self) -> None:
@@ -115,6 +117,7 @@ class RaftReplication:
         self.sync.lead()
         self._tables.lead()
         self._leader_services.lead()
+        self.leader_changed()
 
     def follow(self) -> None:
         self._tables.follow()
@@ -125,6 +128,7 @@ class RaftReplication:
         """Start to copy the leader's tables if its address is known, unless this member is the leader."""
         if not self.serves:
             self.sync.follow(self._leader_broker or "")
+            self.leader_changed()
 
     async def copy_tables(self) -> None:
         try:
@@ -150,6 +154,10 @@ class RaftReplication:
             return None
         known = self._leader_broker
         return "" if known is None and not self.member.stopped else known
+
+    def has_member(self, host: str) -> bool:
+        """Return whether another member is connected from this host."""
+        return self.member.peers.has(host)
 
     async def _resume_voting(self) -> None:
         """Allow a member that has lost its disk to vote again, once its tables are complete."""

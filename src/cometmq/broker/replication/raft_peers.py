@@ -18,7 +18,7 @@ from cometmq.broker.replication import raft_wire
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
-from cometmq.remoting import dial, stop_accepting
+from cometmq.remoting import dial, host_of_peer, stop_accepting
 from cometmq.text import shortened
 
 log = logs.logger(__name__)
@@ -321,6 +321,11 @@ class Peers:
             if member in self._links:
                 for part in raft_wire.parts(its):
                     self._links[member][0].send(raft_wire.frame(part))
+
+    def has(self, host: str) -> bool:
+        """Return whether a member of the group is connected from this host."""
+        members = (each.transport for each in self.incoming if each.sender in self._links)
+        return any(each is not None and host_of_peer(each) == host for each in members)
 
     def bytes_a_second(self, member: str) -> int:
         """Return the number of bytes sent to a member in the previous second."""

@@ -22,7 +22,7 @@ from cometmq.protocol.bodies.admin import HaClientInfo, HaConnectionInfo, HaRunt
 from cometmq.protocol.codes import RequestCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers.admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
-from cometmq.remoting import Connection, RemotingClient, Tick, parse_addr, port_error
+from cometmq.remoting import Connection, RemotingClient, Tick, host_of_peer, parse_addr, port_error
 from cometmq.store import Arrivals, Clock, MessageStore
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Replication:
         self.slave: HaClient | None = None
         self.sync: MetadataSync | None = None
         self._flush_offset = 0
+        self.leader_changed: Callable[[], None] = lambda: None
+        """Called when this slave may have another master."""
         if store.slave:
             # These modules are imported here, so that a master, which does not need them, starts faster.
             from cometmq.broker.replication.ha_client import HaClient
@@ -121,11 +123,25 @@ class Replication:
         if self.slave is not None and self.sync is not None:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
             self.sync.follow(addr)
+            self.leader_changed()
 
     @property
     def lacks_master(self) -> bool:
         """Whether this broker is a slave that does not know its master."""
         return self.slave is not None and self.slave.core.master is None
+
+    @property
+    def leader_addr(self) -> str | None:
+        """The broker address of the master: "" if it is not known, None if this broker is the master."""
+        if self.slave is None:
+            return None
+        master = self.slave.core.master
+        return "" if master is None else master.addr
+
+    def has_member(self, host: str) -> bool:
+        """Return whether a slave is connected from this host."""
+        links = () if self.master is None else self.master.links.values()
+        return any(link.transport is not None and host_of_peer(link.transport) == host for link in links)
 
     async def retire(self) -> None:
         """Do nothing: master and slaves need no notice before the broker stops."""

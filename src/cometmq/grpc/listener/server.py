@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from cometmq import logs
 from cometmq.grpc.listener.connection import GOAWAY_S, GrpcConnection
 from cometmq.grpc.listener.dispatch import Dispatcher
+from cometmq.grpc.listener.forwards import Address, Forward, Forwards
 from cometmq.grpc.listener.self_signed import SelfSigned
 from cometmq.grpc.rpc.calls import HTTP, Handler, Kind, Method
 from cometmq.grpc.rpc.messages import service_methods
@@ -38,9 +39,8 @@ class GrpcServer:
         make_tls: Creates the TLS when a client uses it for the first time, if `tls` is None (self_signed.py).
         gateway: Returns the method for requests that are not gRPC, for the methods by path. None: they are
             refused.
-        reads_proxy_header: Whether a connection may begin with a PROXY header, which names the client's
-            address. Only for servers that clients reach through proxies alone: a client that connects
-            directly could name any address.
+        is_proxy: Returns whether a connection of a host may begin with a PROXY header, which names the
+            client's address. Other clients could name any address.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GrpcServer:
         tls: ServerTls | None = None,
         make_tls: Callable[[], Coroutine[Any, Any, SelfSigned]] | None = None,
         gateway: Callable[[Mapping[bytes, Method]], Method] | None = None,
-        reads_proxy_header: bool = False,
+        is_proxy: Callable[[str], bool] | None = None,
         scan_s: float = 1.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,14 +67,29 @@ class GrpcServer:
         self._log_limit = logs.LogLimiter()
         self._make: Callable[[], asyncio.BufferedProtocol] = self._make_connection
         self._openings: Openings | None = None
-        if tls is not None or make_tls is not None or reads_proxy_header:
-            make_proxied = self._make_connection if reads_proxy_header else None
+        if tls is not None or make_tls is not None or is_proxy is not None:
+            make_proxied = self._make_connection if is_proxy is not None else None
             self._make = self._openings = Openings(
-                tls, self._limits, self._make_connection, make_proxied, make_tls
+                tls,
+                self._limits,
+                self._make_connection,
+                make_proxied,
+                make_tls,
+                is_proxy,
             )
+        self.forwards: Forwards | None = None
         self._table: ConnectionTable[GrpcConnection] = ConnectionTable(self._loop, scan_s)
         self._listeners: list[asyncio.Server] = []
         self._stopped = False
+
+    def forward(
+        self,
+        leader: Callable[[], str | None],
+        endpoint_of: Callable[[str], Awaitable[Address]],
+        names_clients: bool,
+    ) -> None:
+        """Pass connections on while another broker leads (see `Forwards`)."""
+        self.forwards = Forwards(leader, endpoint_of, self._make, names_clients)
 
     @property
     def connections(self) -> set[GrpcConnection]:
@@ -88,7 +103,9 @@ class GrpcServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen on one more address and return the port; port 0 selects a free one."""
-        listener = await self._loop.create_server(self._make, host, port, backlog=BACKLOG, reuse_address=True)
+        listener = await self._loop.create_server(
+            self._accept, host, port, backlog=BACKLOG, reuse_address=True
+        )
         self._listeners.append(listener)
         return int(listener.sockets[0].getsockname()[1])
 
@@ -103,6 +120,8 @@ class GrpcServer:
         self._stopped = True
         if self._openings is not None:
             await self._openings.close_all()
+        if self.forwards is not None:
+            await self.forwards.close_all()
         self._goaway()
         if not await self._table.wait_empty(GOAWAY_S):
             self._goaway()
@@ -117,9 +136,23 @@ class GrpcServer:
         for connection in list(self._table.connections):
             connection.goaway()
 
-    def _end_calls(self, kinds: tuple[Kind, ...]) -> None:
+    def _end_calls(self, kinds: tuple[Kind, ...], why: str = "the server is stopping") -> None:
         for connection in list(self._table.connections):
-            connection.calls.end_all(kinds, GrpcStatus.UNAVAILABLE, "the server is stopping")
+            connection.calls.end_all(kinds, GrpcStatus.UNAVAILABLE, why)
+
+    def leader_changed(self) -> None:
+        """Close the connections that this broker must not serve or pass on, after the calls in progress."""
+        if self.forwards is None:
+            return
+        self.forwards.leader_changed()
+        if self.forwards.leader() is not None:
+            self._goaway()
+            self._end_calls((Kind.BIDI,), "this broker does not lead any more")
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        if self.forwards is not None and self.forwards.leader() is not None:
+            return Forward(self.forwards)
+        return self._make()
 
     def _make_connection(self, client: tuple[str, int] | None = None) -> GrpcConnection:
         return GrpcConnection(

@@ -1,0 +1,185 @@
+"""Connections of clients that reach a broker which does not lead: they are passed on to the leader.
+
+A client of 5.x knows the endpoints of its settings alone, or an address in front of all brokers. The broker
+that it reaches may follow another one: it then passes all bytes on, whatever their protocol, and names the
+client in a PROXY header. So the client works as if it had reached the leader. While no leader is known, its
+connections wait. If another broker becomes the leader, they are closed, and the client connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from cometmq import logs
+from cometmq.errors import CometError, ConnectError
+from cometmq.periodic import Tasks
+from cometmq.remoting import describe_peer, dial, feed, proxy_header
+
+log = logs.logger(__name__)
+
+WAIT_S = 15.0
+"""The time, in seconds, for which a connection waits for a leader that accepts it. Clients wait for 20 s."""
+RETRY_S = 0.1
+LINGER_S = 5.0
+"""The time, in seconds, in which a side must read the last bytes of the other one, which has closed."""
+MAX_FORWARDS = 10_000
+"""The maximum number of connections that are passed on. Each has a second one, to the leader."""
+
+Address = tuple[str, int]
+
+
+class Forwards:
+    """Accepts connections while this broker does not lead. Must be created in a running event loop.
+
+    Args:
+        leader: Returns the broker address of the leader: "" while it is not known, None if this broker leads.
+        endpoint_of: Returns the address of the endpoint of a broker. Raises CometError.
+        make: Creates the protocol of a connection that this broker serves.
+        names_clients: Whether the leader receives a PROXY header. Not if proxies in front already send one.
+    """
+
+    def __init__(
+        self,
+        leader: Callable[[], str | None],
+        endpoint_of: Callable[[str], Awaitable[Address]],
+        make: Callable[[], asyncio.BufferedProtocol],
+        names_clients: bool,
+    ) -> None:
+        self.leader = leader
+        self.endpoint_of = endpoint_of
+        self.make = make
+        self.names_clients = names_clients
+        self.open: set[Forward] = set()
+        self.tasks = Tasks()
+        self.log_limit = logs.LogLimiter()
+
+    def leader_changed(self) -> None:
+        """Close the connections to a former leader."""
+        leader = self.leader()
+        for each in list(self.open):
+            if each.leader not in ("", leader):
+                each.close()
+
+    async def close_all(self) -> None:
+        """Close all connections."""
+        for each in list(self.open):
+            each.close()
+        await self.tasks.finish(cancel=True)
+
+
+class _Side(asyncio.Protocol):
+    """One of two connections, which passes what it receives on to the other one."""
+
+    other: _Side | None = None
+    transport: asyncio.Transport | None = None
+    _early = b""  # What has arrived before there was another side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if (other := self._other()) is not None:
+            other.write(data)
+        elif self.other is None and self.transport is not None:
+            self._early += data
+            self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        if (other := self._other()) is not None:
+            other.pause_reading()
+
+    def resume_writing(self) -> None:
+        if (other := self._other()) is not None:
+            other.resume_reading()
+
+    def _other(self) -> asyncio.Transport | None:
+        """Return the transport of the other side if it is open."""
+        other = None if self.other is None else self.other.transport
+        return None if other is None or other.is_closing() else other
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if self.other is not None:
+            self.other.close()
+
+    def close(self) -> None:
+        """Close the connection after its unsent bytes."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
+
+
+class Forward(_Side):
+    """The connection of a client. Until the leader has accepted the other side, it is read only once.
+
+    Attributes:
+        leader: The broker address of the leader to which it is connected, or "".
+    """
+
+    def __init__(self, forwards: Forwards) -> None:
+        self._forwards = forwards
+        self.leader = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        forwards = self._forwards
+        assert self.transport is not None
+        if len(forwards.open) >= MAX_FORWARDS:
+            self.transport.abort()
+            return
+        forwards.open.add(self)
+        forwards.tasks.start(self._connect(self.transport))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._forwards.open.discard(self)
+        super().connection_lost(error)
+
+    async def _connect(self, transport: asyncio.Transport) -> None:
+        """Connect to the leader, as soon as there is one. If that is this broker, serve the client."""
+        forwards = self._forwards
+        problem: object = "no leader is known"
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not transport.is_closing():
+                    leader = forwards.leader()
+                    if leader is None:
+                        self._serve(transport)
+                        return
+                    if leader:
+                        try:
+                            await self._connect_to(leader, transport)
+                        except (OSError, CometError) as error:
+                            problem = error
+                        else:
+                            return
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            if forwards.log_limit.allows():
+                peer, _ = describe_peer(transport.get_extra_info("peername"))
+                log.warning("%s was not passed on to the leader: %s", peer, problem)
+            transport.abort()
+
+    async def _connect_to(self, leader: str, transport: asyncio.Transport) -> None:
+        """Connect to a leader. Raises OSError or CometError."""
+        forwards, side = self._forwards, _Side()
+        upstream, _ = await dial(lambda: side, *await forwards.endpoint_of(leader))
+        if transport.is_closing() or forwards.leader() != leader:
+            upstream.abort()
+            raise ConnectError(leader, "it leads no more")
+        if forwards.names_clients:
+            upstream.write(proxy_header(transport.get_extra_info("peername")))
+        upstream.write(self._early)
+        self.leader, self._early, self.other, side.other = leader, b"", side, self
+        transport.resume_reading()
+
+    def _serve(self, transport: asyncio.Transport) -> None:
+        """Let this broker serve the client."""
+        self._forwards.open.discard(self)
+        protocol = self._forwards.make()
+        transport.pause_reading()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        feed(protocol, self._early)
+        if not transport.is_closing():
+            transport.resume_reading()
