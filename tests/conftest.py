@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ pytest_plugins = ["tests.scheduling", "tests.tiers"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Collections of garbage during the collection of tests would find none, and take a fifth of its CPU time.
+gc.disable()
+
 # Examples share the machine with other processes, so a slow one is not a failure. For a long manual run:
 # `--hypothesis-profile=thorough`.
 settings.register_profile(
@@ -28,10 +32,22 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("cometmq"), max_examples=5000)
 settings.load_profile("cometmq")
 
-# So that all worker processes end at about the same time, long folders come first, and folders whose tests
-# can run in any process (`DIVISIBLE` in tests/scheduling.py) come last.
-LONG_FIRST = ("interop", "pipeline", "faults", "console", "cli", "broker", "")
-LAST = "simulation"
+# So that all worker processes end at about the same time, folders with long files or tests come first.
+LONG_FIRST = (
+    "interop",
+    "pipeline",
+    "faults",
+    "console",
+    "cli",
+    "broker",
+    "",
+    "simulation",
+    "testing",
+    "typing",
+)
+SLOW_IMPORTS = ("jsonschema", "sqlalchemy")
+"""Packages that take more than half a second to import, which each process of a run would spend: the tests
+that need them import them in functions."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,29 +56,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         room = item.path.relative_to(here).parts[:-1]
         name = room[0] if room else ""
-        if name in LONG_FIRST:
-            return LONG_FIRST.index(name)
-        return len(LONG_FIRST) + (name == LAST)
+        return LONG_FIRST.index(name) if name in LONG_FIRST else len(LONG_FIRST)
 
     items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the browser, and exempt the collected tests and imported modules from garbage collection.
+    """Check the imports, fetch the browser, and exempt what was collected from garbage collection.
 
     The browser is fetched before the first test, whose time limit a slow registry must not use up.
 
-    There are 600,000 such objects. Without this, each full collection takes 0.3 s of CPU time, during which
+    The collected tests and imported modules are 600,000 objects. Without this, each full collection takes 0.3 s of CPU time, during which
     the clients and servers of a test stand still; several times as long on a busy machine.
     """
+    if found := [name for name in SLOW_IMPORTS if name in sys.modules]:
+        raise pytest.UsageError(f"a test module imports {', '.join(found)}; it should do that in a function")
     if not session.config.option.collectonly and any(map(_uses_browser, session.items)):
         from tests.browser import chromium
         from tests.interop.jars import NOT_FETCHED
 
         with NOT_FETCHED:
             chromium()
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _uses_browser(item: pytest.Item) -> bool:

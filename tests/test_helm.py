@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import kubernetes_validate
 import pytest
 import yaml
 from tests.helm import helm
@@ -116,6 +115,8 @@ def test_helm_finds_no_fault(values: str) -> None:
 @each_values
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_kubernetes_knows_every_field(values: str, version: str) -> None:
+    import kubernetes_validate
+
     for each in rendered(values, version):
         if each["kind"] != "ServiceMonitor":  # of Prometheus' operator
             kubernetes_validate.validate(each, version, strict=True)

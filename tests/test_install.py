@@ -21,7 +21,6 @@ from pathlib import Path
 import make_dist
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from tests.typing.test_user_code import type_check
 
@@ -243,6 +242,8 @@ def test_the_sdist_builds_the_wheel_that_the_repository_builds(wheel: Path, tmp_
 
 def check_bill(text: str, version: SchemaVersion) -> dict[str, dict[str, object]]:
     """Check that a bill is valid CycloneDX, is that of this package, and has no path. Return its parts."""
+    from cyclonedx.validation.json import JsonStrictValidator
+
     bill = json.loads(text)
     this = bill["metadata"]["component"]
     assert JsonStrictValidator(version).validate_str(text) is None

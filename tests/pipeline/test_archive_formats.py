@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
@@ -35,6 +34,8 @@ def own_reader(kind: TableFormat, output: str) -> pa.Table:
     """Read the table with deltalake or pyiceberg."""
     if kind == "delta":
         return pa.table(QueryBuilder().register("t", DeltaTable(output)).execute("select * from t"))
+    from pyiceberg.catalog.sql import SqlCatalog
+
     with closing(SqlCatalog("cometmq", uri=f"sqlite:///{output}/_cometmq/catalog.db")) as catalogue:
         return catalogue.load_table("cometmq.archive").scan().to_arrow()
 

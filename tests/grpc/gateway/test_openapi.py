@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from openapi_spec_validator import OpenAPIV31SpecValidator, validate
-
 from cometmq.grpc.gateway.gateway import Gateway
 from cometmq.grpc.gateway.openapi import openapi_document
 
 
 def test_the_document_is_valid() -> None:
+    from openapi_spec_validator import OpenAPIV31SpecValidator, validate
+
     validate(cast(Any, openapi_document()), cls=OpenAPIV31SpecValidator)
 
 

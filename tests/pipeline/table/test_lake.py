@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow import fs
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.table import Table as IcebergTable
 from tests.pipeline.s3_server import S3
 
 from cometmq.errors import ConfigError
@@ -30,6 +28,10 @@ from cometmq.pipeline.table.directory import ArchiveTable
 from cometmq.pipeline.table.formats import TableFormat, open_lake, open_table
 from cometmq.pipeline.table.lake import LakeTable
 from cometmq.pipeline.table.partition_writer import PartitionWriter
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.table import Table as IcebergTable
 
 MS = int(datetime(2026, 11, 23, 7, 30, tzinfo=UTC).timestamp() * 1000)
 LONG = "a-topic-whose-name-is-longer-than-sixteen-bytes"
@@ -103,6 +105,8 @@ def read(kind: TableFormat, output: str) -> pa.Table:
 
 def catalogue(output: str) -> SqlCatalog:
     """Open the catalogue as docs/pipeline.md shows."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
     return SqlCatalog("cometmq", uri=f"sqlite:///{output}/_cometmq/catalog.db")
 
 
