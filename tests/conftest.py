@@ -66,8 +66,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     The browser is fetched before the first test, whose time limit a slow registry must not use up.
 
-    The collected tests and imported modules are 600,000 objects. Without this, each full collection takes 0.3 s of CPU time, during which
-    the clients and servers of a test stand still; several times as long on a busy machine.
+    These are 600,000 objects. Otherwise each full collection would take 0.3 s of CPU time, during which the
+    clients and servers of a test stand still; several times as long on a busy machine.
     """
     if found := [name for name in SLOW_IMPORTS if name in sys.modules]:
         raise pytest.UsageError(f"a test module imports {', '.join(found)}; it should do that in a function")
