@@ -1,4 +1,4 @@
-"""The pages of the reference site that are made from the code, and the links of the others (`make docs`).
+"""Generates pages of the reference site from the code, and adapts the links of all pages (`make docs`).
 
 MkDocs loads this module as a hook (mkdocs.yml). It adds the README and the other texts at the root of the
 repository, a page for each command with its help text, and pages for the public names of the packages.
@@ -25,7 +25,7 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
 }
-"""Texts at the root of the repository, and their pages."""
+"""Text files at the root of the repository, and the names of their pages."""
 
 API: dict[str, dict[str, list[str] | None]] = {
     "cometmq": {
@@ -68,7 +68,7 @@ API: dict[str, dict[str, list[str] | None]] = {
     "cometmq.pipeline": {"Spark jobs": None},
     "cometmq.testing": {"Testing": None},
 }  # fmt: skip
-"""Public names, by package and page; None for all names of a package."""
+"""Public names by package and page. None stands for all names of a package."""
 
 _LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:|#|mailto:)([^)]*)\)")
 
@@ -83,14 +83,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
-    """Let each link point to a page. The text of a link to any other file of the repository stands alone."""
+    """Change links to files into links to their pages. Replace links to files without pages by their text."""
     here = page.file.src_uri
     root_page = here in ROOT_PAGES.values()
 
     def relink(link: re.Match[str]) -> str:
         text, target = link.groups()
         path, _, anchor = target.partition("#")
-        # The file as named from the root of the repository.
+        # The path of the file from the root of the repository.
         named = path if root_page else _joined("docs", str(PurePosixPath(here).parent), path)
         uri = ROOT_PAGES.get(named) or (named.removeprefix("docs/") if named.startswith("docs/") else None)
         if uri is None or files.get_file_from_path(uri) is None:
@@ -115,7 +115,7 @@ def _joined(*parts: str) -> str:
 
 
 def command_contexts() -> Iterator[click.Context]:
-    """Yield the context of every command of the package, each once."""
+    """Yield the context of every command of the package once."""
     from cometmq.admin.commands import mqadmin
     from cometmq.cli.app import cometmq
     from cometmq.cli.running import mqshutdown
@@ -131,7 +131,7 @@ def command_contexts() -> Iterator[click.Context]:
 
 
 def _command_pages() -> Iterator[tuple[str, str]]:
-    """Yield a page for each command, and one that lists all of them."""
+    """Yield a page for each command, and a page that lists all commands."""
     lines = ["# Commands\n"]
     for context in command_contexts():
         path = context.command_path
@@ -143,7 +143,7 @@ def _command_pages() -> Iterator[tuple[str, str]]:
 
 
 def _contexts(context: click.Context) -> Iterator[click.Context]:
-    """Yield the context of a command, and those of all commands below it."""
+    """Yield the contexts of a command and of all its subcommands."""
     yield context
     if not isinstance(context.command, click.Group):
         return
@@ -154,7 +154,7 @@ def _contexts(context: click.Context) -> Iterator[click.Context]:
 
 
 def _api_pages() -> Iterator[tuple[str, str]]:
-    """Yield the pages of the public names.
+    """Yield the pages that document the public names.
 
     Raises:
         PluginError: A public name has no page.
@@ -182,7 +182,7 @@ def _api_pages() -> Iterator[tuple[str, str]]:
 
 
 def _made_function(name: str, value: Callable[..., object]) -> str:
-    """Return the text of a function whose signature and docstring the source does not have: a job's."""
+    """Return the documentation of a job, whose signature and docstring are not in its source."""
     lines = [f"## {name}\n", f"```python\n{value.__name__}(", *_parameters(value), ")\n```\n"]
     for line in inspect.cleandoc(value.__doc__ or "").splitlines():
         if re.fullmatch("(Args|Returns|Raises):", line):

@@ -1,4 +1,4 @@
-"""Parts of the wheel that hatchling does not make by itself: the description, and the bill of materials."""
+"""Build hooks for hatchling, which add the package description and a bill of materials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 
 class ReadmeHook(MetadataHookInterface):
-    """Fills in `readme`: a package page cannot follow a link to a file, so the link's text stands alone."""
+    """Sets `readme` to README.md, without links to files: a package page could not follow them."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
@@ -22,9 +22,9 @@ class ReadmeHook(MetadataHookInterface):
 
 
 class SbomHook(BuildHookInterface):
-    """Adds a bill of materials to the wheel: this package, and the packages that it requires.
+    """Adds a bill of materials to the wheel. It lists the required packages with their version ranges.
 
-    Their versions are known only where the wheel is installed; `make sbom` lists those of one installation.
+    The installed versions depend on the machine. The bill of `make dist` lists those of one installation.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""The files of a release, in dist/: the sdist, the wheel that is built from it, and a bill of materials.
+"""Builds the files of a release into dist/: the sdist, the wheel, and a bill of materials.
 
-`make dist` runs this program. The bill (CycloneDX) lists what an installation of the wheel brings on this
+`make dist` runs this program. The bill (CycloneDX) lists all packages of an installation of the wheel on this
 machine, with the versions of constraints.txt.
 """
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent
 
 
 def build(target: Path) -> Path:
-    """Build the sdist, and from it the wheel, into a directory. Return the wheel."""
+    """Build the sdist, and the wheel from the sdist, into a directory. Return the path of the wheel."""
     options = ["--no-isolation", "--outdir", str(target)]
     subprocess.run([sys.executable, "-m", "build", *options, str(ROOT)], check=True, stdout=sys.stderr)
     (wheel,) = target.glob("*.whl")
@@ -31,19 +31,19 @@ def pip(*arguments: str) -> None:
 
 
 def install(wheel: Path | str, environment: Path) -> Path:
-    """Install a wheel, or what else pip can install, into a new environment. Return its Python."""
+    """Install a wheel or another requirement into a new environment. Return its Python interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     pip("--python", str(environment), "install", str(wheel))
     return environment / "bin" / "python"
 
 
 def write_bill(wheel: Path, python: Path) -> Path:
-    """Write the bill of materials of a wheel that is installed for a Python. Return its path."""
+    """Write the bill of materials of the environment of a Python interpreter. Return the bill's path."""
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", str(python)]
     bill = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     (this,) = (each for each in bill["components"] if each["name"] == "cometmq")
     bill["components"].remove(this)
-    del this["externalReferences"]  # where the wheel was on this machine
+    del this["externalReferences"]  # the path of the wheel on this machine
     bill["metadata"]["component"] = {**this, "purl": f"pkg:pypi/cometmq@{this['version']}"}
     path = wheel.parent / f"cometmq-{this['version']}.cdx.json"
     path.write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")

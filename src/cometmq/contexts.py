@@ -1,7 +1,7 @@
-"""Contexts: named clusters, each with its name servers, account and TLS, in a private file of the user.
+"""Contexts: named clusters with name servers, account and TLS settings, in a private file of the user.
 
-Commands use the chosen context if they are given no name servers. COMETMQ_CONTEXT chooses one, else `cometmq
-context use`.
+Commands without name servers use the context in COMETMQ_CONTEXT or, without this variable, the context that
+`cometmq context use` has chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 
 
 class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A cluster, and how to reach it. Fields are as the environment variables of `variables`."""
+    """The connection settings of a cluster. They have the values of the variables in `variables`."""
 
     namesrv: str
     access_key: str = ""
@@ -30,7 +30,7 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     tls: str = ""
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that tell clients the account and the TLS settings."""
+        """Return the environment variables from which clients read the account and the TLS settings."""
         pairs = {
             "COMETMQ_ACCESS_KEY": self.access_key,
             "COMETMQ_SECRET_KEY": self.secret_key,
@@ -39,18 +39,18 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return {name: value for name, value in pairs.items() if value}
 
     def conflicting(self) -> set[str]:
-        """Return the variables that must not be set: a token would be sent with this account, for example."""
+        """Return the variables that must not be set, such as a token that belongs to another account."""
         return self.variables().keys() | ({"COMETMQ_SECURITY_TOKEN"} if self.access_key else set())
 
 
 class Contexts(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of the file. `current` is the name of the context in use, or ""."""
+    """The content of the file. `current` is the name of the chosen context, or ""."""
 
     current: str = ""
     contexts: dict[str, Context] = {}
 
     def named(self, name: str) -> Context:
-        """Return a context. Raises ConfigError."""
+        """Return the context with a name. Raises ConfigError."""
         if name not in self.contexts:
             raise ConfigError(
                 "context", name, f"one of cometmq context list.{did_you_mean(name, self.contexts)}"
@@ -58,7 +58,7 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
         return self.contexts[name]
 
     def save(self) -> None:
-        """Write the file, or that to which it is a link, durably and with mode 0600. Raises OSError."""
+        """Write the file, or the target of a link, durably and with mode 0600. Raises OSError."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2)
         replace_private(os.path.realpath(path()), content + b"\n")
 
@@ -70,12 +70,12 @@ def path() -> Path:
 
 
 def load() -> Contexts:
-    """Return the content of the file, empty if there is none. Raises ConfigError."""
+    """Return the content of the file, or empty contexts without a file. Raises ConfigError."""
     where = path()
     try:
         with where.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):  # The home of a service may be /dev/null
+    except (FileNotFoundError, NotADirectoryError):  # a service may have /dev/null as its home
         return Contexts()
     except OSError as error:
         raise ConfigError("contexts", str(where), f"a file that can be read: {error.strerror}") from None
@@ -95,7 +95,7 @@ def changing() -> Iterator[Contexts]:
     try:
         unlock = lock_file(f"{where}.lock")
     except BlockingIOError:
-        raise ConfigError("contexts", where, "a file that no other command changes at this moment") from None
+        raise ConfigError("contexts", where, "a file that no other command is changing") from None
     try:
         contexts = load()
         yield contexts
@@ -105,7 +105,7 @@ def changing() -> Iterator[Contexts]:
 
 
 def chosen() -> Context | None:
-    """Return the context that commands use, None if there is none. Raises ConfigError."""
+    """Return the context that commands use, or None. Raises ConfigError."""
     contexts = load()
     name = os.environ.get(CONTEXT_ENV) or contexts.current
     return contexts.named(name) if name else None

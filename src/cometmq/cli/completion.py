@@ -1,6 +1,7 @@
-"""Shell completion: commands, options, and the names that the cluster of the command line has now.
+"""Shell completion of commands, options, and names of topics, groups, brokers and clusters.
 
-A completion is silent: an error or a slow cluster only means that no names are offered.
+The cluster that the command would use returns the names. A completion prints no errors. If the cluster is
+slow or fails, no names are offered.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ if TYPE_CHECKING:
     from cometmq.admin import Admin
 
 MAX_NAMES = 200
-"""The maximum number of names that are offered."""
+"""The maximum number of offered names."""
 TIMEOUT_S = 1.0
-"""The maximum time, in seconds, for which servers are asked."""
+"""The timeout of the requests to servers, in seconds."""
 EXIT_S = 2.0
-"""The time, in seconds, after which the process ends even if something blocks it, such as a name lookup."""
+"""The time in seconds after which the process exits, even if a call such as a name lookup blocks it."""
 INERT = re.compile(r"[\w%.:][\w%.:-]*", re.ASCII)
-"""The names that are offered. No shell gives their characters a meaning, and they are not options."""
+"""Names that are safe to offer: no shell interprets their characters, and none looks like an option."""
 
 
 async def _topics(admin: Admin, start: str) -> Iterable[str]:
     from cometmq.protocol.codes import is_system_topic
 
-    # Retry and dead-letter topics, as many as there are groups, are offered after a typed `%`.
+    # Every group has a retry topic, so these and dead-letter topics are offered only after a typed `%`.
     found = [each for each in await admin.topics() if start.startswith("%") or not each.startswith("%")]
     return [each for each in found if not is_system_topic(each)]
 
@@ -75,13 +76,13 @@ ASKS: dict[str, Ask] = {
     **dict.fromkeys(("broker_name", "broker"), _broker_names),
     "broker_addr": _broker_addrs,
 }
-"""How to find the names for a parameter of a command, by the parameter's name."""
+"""The functions that request names for a parameter of a command, by the parameter's name."""
 VALUES = ("NAME", "TOPIC", "ADDR", "HOST:PORT", None)
-"""The metavars of parameters that are one name. Others are lists, for example, or places of data."""
+"""The metavars of parameters whose value is one name. Values of other parameters are lists or paths."""
 
 
 def ask_for(command: click.Command, param: click.Parameter) -> Ask | None:
-    """Return how to find the names that a parameter of a command can have, or None."""
+    """Return the function that requests names for a parameter of a command, or None."""
     if param.metavar not in VALUES or all(each.name != "namesrv" for each in command.params):
         return None
     if param.name == "broker" and param.metavar != "NAME":
@@ -96,19 +97,19 @@ def is_context(ctx: click.Context, param: click.Parameter) -> bool:
 
 
 def names(ctx: click.Context, ask: Ask, args: list[str], start: str) -> Iterable[str]:
-    """Return the names of the cluster that the command line `args` would use."""
+    """Request names from the cluster that the command line `args` would use."""
     from cometmq.admin import Admin
     from cometmq.admin.commands.shell import tools_options
     from cometmq.client import ClientOptions
 
-    # The context of `args` was closed, and with it the account in the environment was forgotten.
+    # Parse again: the end of click's context has removed the account from the environment.
     given, _, _ = ctx.command.make_parser(ctx).parse_args(list(args))
     namesrv, as_mqadmin = "", False
     for param in ctx.command.params:
         if param.name == "namesrv" and param.callback is not None:
             as_mqadmin = "--namesrvAddr" in param.opts
             value = given.get("namesrv", ctx.params["namesrv"])
-            ctx.resilient_parsing = False  # else the callback would not look for a context
+            ctx.resilient_parsing = False  # otherwise the callback would ignore CometMQ's contexts
             namesrv = param.callback(ctx, param, value)
         elif param.name in given and not param.expose_value and param.callback is not None:
             param.callback(ctx, param, given[param.name])
@@ -119,14 +120,14 @@ def names(ctx: click.Context, ask: Ask, args: list[str], start: str) -> Iterable
             return await ask(admin, start)
 
     if hasattr(signal, "setitimer"):
-        # The interpreter waits for threads at its end, for example for one that looks up a name server.
+        # At exit the interpreter waits for threads, for example for a thread that resolves a host name.
         signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
         signal.setitimer(signal.ITIMER_REAL, EXIT_S)
     return asyncio.run(run())
 
 
 class _Live(ShellComplete):
-    """A completion that also asks the cluster for names."""
+    """A completion that also offers names from the cluster."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
@@ -148,14 +149,14 @@ class _Live(ShellComplete):
         logging.disable()
         try:
             return super().complete()
-        except Exception:  # A traceback between the words of a command line helps nobody
+        except Exception:  # a traceback would be printed into the command line
             return ""
 
 
 @add_completion_class
 class _Bash(_Live, BashComplete):
-    # Click's function splits `host:port` and `--topic=name` into words, as bash does. It also expands
-    # patterns in the names.
+    # Click's own function splits `host:port` and `--topic=name` into words, as bash does, and expands
+    # patterns in names.
     source_template = """\
 %(complete_func)s() {
     local type value
@@ -212,5 +213,5 @@ def completion(shell: str, program: str) -> None:
     Topics, groups, brokers and clusters are those of the cluster that the command line would use.
     """
     writer = SHELLS[shell](click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")
-    # Without click's check of the version of bash on this machine, which may not be that of the user.
+    # `source()` would check the version of bash on this machine, where the script may not be used.
     click.echo(writer.source_template % writer.source_vars())

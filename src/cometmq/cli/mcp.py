@@ -1,4 +1,4 @@
-"""`cometmq mcp`: tools for agents, over the Model Context Protocol."""
+"""The command `cometmq mcp`, which serves tools for agents (Model Context Protocol)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MIN_TOKEN_CHARS = 16
     "port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Serve HTTP at /mcp on this port instead of standard input and output; 0 is any free port.",
+    help="Serve HTTP at /mcp on this port (0: any free port) instead of standard input and output.",
 )
 @click.option("--host", default="127.0.0.1", help="Address to listen on, with --http.")
-@click.option("--allow-changes", is_flag=True, help="Also offer tools that change the cluster.")
+@click.option("--allow-changes", is_flag=True, help="Offer also tools that change the cluster.")
 def mcp(namesrv: str, port: int | None, host: str, allow_changes: bool) -> None:
     """Serve tools with which agents examine a cluster (Model Context Protocol).
 
-    Clients of --http need the bearer token in COMETMQ_MCP_TOKEN; without one, a new token is printed.
-    --allow-changes needs an account, whose rights then decide. See docs/mcp.md.
+    With --http, clients must send the bearer token in COMETMQ_MCP_TOKEN. Without this variable, the command
+    prints a new token. --allow-changes needs an account, whose rights the tools have. See docs/mcp.md.
     """
     if find_spec("mcp") is None:
         raise click.ClickException("the package mcp is missing: pip install 'cometmq[mcp]'")
@@ -40,7 +40,7 @@ def mcp(namesrv: str, port: int | None, host: str, allow_changes: bool) -> None:
         raise click.UsageError("--allow-changes needs an account: --access-key and --secret-key")
     token = os.environ.get(TOKEN_ENV) or secrets.token_urlsafe(24)
     if len(token) < MIN_TOKEN_CHARS or not token.isascii():
-        raise click.UsageError(f"{TOKEN_ENV} needs at least {MIN_TOKEN_CHARS} ASCII characters")
+        raise click.UsageError(f"{TOKEN_ENV} must have at least {MIN_TOKEN_CHARS} ASCII characters")
     asyncio.run(_run(namesrv, port, host, token, allow_changes=allow_changes))
 
 

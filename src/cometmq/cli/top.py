@@ -30,11 +30,11 @@ from cometmq.text import printable, seconds
 R = TypeVar("R", "GroupRow", "TopicRow")
 SORTS = ("lag", "rate", "name")
 MAX_SAMPLED_TOPICS = 50
-"""The maximum number of topics without a group whose offsets are requested for a view."""
+"""The maximum number of topics without groups whose offsets are requested per view."""
 
 
 class BrokerRow(Value, frozen=True, kw_only=True):
-    """A broker process. The rates are the broker's own, of its last 10 s; `lag` is in bytes of its log."""
+    """A broker process. It reports its rates itself, over the last 10 s. `lag` is in bytes of the log."""
 
     cluster: str
     name: str
@@ -49,7 +49,7 @@ class BrokerRow(Value, frozen=True, kw_only=True):
 
 
 class GroupRow(Value, frozen=True, kw_only=True):
-    """A consumer group: its lag in messages and, if there is one, the age of its last consumed message."""
+    """A consumer group. `lag` is in messages. `delay_ms` is the age of the last consumed message."""
 
     name: str
     topics: int
@@ -59,7 +59,7 @@ class GroupRow(Value, frozen=True, kw_only=True):
 
 
 class TopicRow(Value, frozen=True, kw_only=True):
-    """A topic: messages sent per second, the number of its groups, and the sum of their lags."""
+    """A topic. `rate` is in messages sent per second. `lag` is the sum over its groups."""
 
     name: str
     groups: int
@@ -68,7 +68,7 @@ class TopicRow(Value, frozen=True, kw_only=True):
 
 
 class Report(Value, frozen=True, kw_only=True):
-    """Everything that is shown at one time. `problems` has the errors of brokers, by broker name."""
+    """The content of one view. `problems` contains errors by broker address."""
 
     at_ms: int
     in_rate: float | None
@@ -84,7 +84,7 @@ class Report(Value, frozen=True, kw_only=True):
 
 
 class Top:
-    """The view: what it has seen before, for the rates, and in which order rows are shown."""
+    """A source of reports. It keeps the last offsets, to compute rates, and the order of the rows."""
 
     def __init__(self, admin: Admin, cluster: str | None, rows: int, sort: str) -> None:
         self.sort = sort
@@ -93,17 +93,17 @@ class Top:
         self._rows = rows
         self._rates = LagRates()
         self._sampled: dict[str, tuple[float, int | None, float | None]] = {}
-        """Topics without a group: when their offsets were requested, the sum of these, and the rate."""
+        """By topic without groups: the time of its last request, the sum of its offsets, and its rate."""
         self._resorted = False
         self._last: tuple[list[BrokerStatus], Lags, dict[str, str]] | None = None
 
     def sort_next(self) -> None:
-        """Change the order of the last report, which is then shown once more without requests."""
+        """Select the next order. The next call of `look` sorts the last report again, without requests."""
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
         self._resorted = True
 
     async def look(self) -> Report:
-        """Request everything, and return the report. The first one has no rates of groups and topics."""
+        """Request all values and return a report. The first report has no rates of groups and topics."""
         if not self._resorted or self._last is None:
             brokers = await self._admin.brokers(self._cluster)
             problems = {each.broker_addr: each.problem for each in brokers if each.problem}
@@ -124,7 +124,7 @@ class Top:
         return self._report(*self._last)
 
     async def _sample(self, with_groups: set[str]) -> None:
-        """Request the offsets of the next topics that no group reports."""
+        """Request the offsets of the next topics without groups."""
         names = {
             each
             for each in await self._admin.topics()
@@ -137,7 +137,7 @@ class Top:
         hot = nlargest(MAX_SAMPLED_TOPICS // 2, rates, key=lambda name: rates[name])
 
         def turn(name: str) -> tuple[bool, float, str]:
-            """Return the place of a topic in the order: a rate takes two requests, then others are next."""
+            """Return a sort key. A rate needs two requests; topics with a rate then wait for the others."""
             at, end, rate = self._sampled.get(name, (0.0, None, None))
             return end is None or rate is not None, at, name
 
@@ -145,7 +145,7 @@ class Top:
 
         async def ask(name: str) -> None:
             end: int | None = None
-            with suppress(CometError):  # it was deleted, or its broker is listed as a problem
+            with suppress(CometError):  # the topic was deleted, or `problems` lists its broker
                 end = sum(each.max_offset for each in await self._admin.topic_status(name))
             now = time.monotonic()
             then, before, _ = self._sampled.get(name, (now, None, None))
@@ -188,7 +188,7 @@ class Top:
             lag=sum(each.lag for each in groups),
             brokers=[_broker_row(each) for each in brokers[: self._rows]],
             groups=self._first(groups, self.sort),
-            # Topics have no order by lag: their lag is that of their groups.
+            # Topics are not sorted by lag, because groups already are.
             topics=self._first(topics, "rate" if self.sort == "lag" else self.sort),
             broker_count=len(brokers),
             group_count=len(groups),
@@ -266,23 +266,23 @@ def _rate(rate: float | None) -> str:
 
 @click.command(context_settings=HELP)
 @namesrv_option
-@name_option("-c --cluster", help="Only the brokers of this cluster, and topics that have a group.")
+@name_option("-c --cluster", help="Only brokers of this cluster, and only topics with groups.")
 @opt(
     "-i --interval", type=FiniteRange(min=0.5), default=2.0, metavar="SECONDS", help="Time between two views."
 )
-@number("--rows", low=1, high=1000, default=10, help="Rows of each table.")
-@opt("--sort", type=click.Choice(SORTS), default="lag", help="Order of groups; topics are by rate or name.")
-@opt("--once", is_flag=True, help="Show the rates of one interval, and end.")
+@number("--rows", low=1, high=1000, default=10, help="Maximum rows per table.")
+@opt("--sort", type=click.Choice(SORTS), default="lag", help="Order of rows. For lag, topics use rate.")
+@opt("--once", is_flag=True, help="Show the rates of one interval and exit.")
 @opt("--json as_json", is_flag=True, help="Print each view as a line of JSON.")
 def top(
     namesrv: str, cluster: str | None, interval: float, rows: int, sort: str, once: bool, as_json: bool
 ) -> None:
     """Show live rates and lags of brokers, groups and topics, until Ctrl-C or `q`.
 
-    Rates of groups and topics are those between two views; those of brokers are their own. Of the topics
-    without a group, 50 are asked for their offsets: the busiest ones, and others in turn.
+    The rates of groups and topics are averages between two views. Brokers report their own rates. For topics
+    without groups, each view requests the offsets of 50: the busiest topics, and others in turn.
 
-    Exit code 1 if `--once` and a broker does not answer.
+    With `--once` the exit code is 1 if a broker does not answer.
     """
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""CometMQ in a container, for tests of programs in any language, by Testcontainers.
+"""CometMQ in a container, by Testcontainers, for tests of programs in any language.
 
     with CometMQContainer() as broker, SyncProducer("shop", namesrv=broker.namesrv) as producer:
         ...
@@ -24,30 +24,30 @@ IMAGE = "cometmq"
 GRPC_PORT = 8081
 ACCOUNTS_FILE = "/etc/cometmq/plain_acl.yml"
 ADDRESS_FILE = "/run/cometmq/address"
-# Which address leads to the container is known only once it runs, if this process runs in a container, too.
+# If this process runs in a container as well, the other container's address is known only after its start.
 WAIT_FOR_ADDRESS = (
     f"until [ -s {ADDRESS_FILE} ]; do sleep 0.1; done; "
     f'exec cometmq-single "$0" "$@" "brokerIP1=$(cat {ADDRESS_FILE})"'
 )
 READY = r"The broker\[.*\] boot success"
 START_ATTEMPTS = 5
-"""How often a container is created if other programs take its port meanwhile."""
+"""The maximum number of attempts to create the container. An attempt fails if its port is taken meanwhile."""
 _PORT_TAKEN = ("address already in use", "port is already allocated")
 
 
 class CometMQContainer(DockerContainer):
     """A name server and a broker in one container.
 
-    A name server directs clients to the broker by address and port. The broker therefore listens on a port
-    that is free on this machine, and the container has the same one: a mapped port with another number would
-    be unknown to it. The ports of the name server and of the endpoint for 5.x clients are mapped as usual.
+    The broker registers its address and port at the name server, which returns them to clients. So the broker
+    must have the same port number in the container and on this machine; a free port is chosen. The ports of
+    the name server and of the endpoint for 5.x clients are mapped to other numbers.
 
     Args:
-        image: Image, built from conf/container/Containerfile.
-        settings: Broker settings by RocketMQ's keys. `listenPort` fixes the port on this machine, too.
-            `brokerIP1` is needed if the clients run in containers, too (the alias of this one).
+        image: The name of an image that was built from conf/container/Containerfile.
+        settings: Broker settings by RocketMQ's keys. `listenPort` sets the port on this machine as well. For
+            clients in other containers, set `brokerIP1` to a network alias of this container.
         accounts: Accounts as in plain_acl.yml, such as `{"accessKey": "tests", "secretKey": "12345678",
-            "admin": True}`. They enable `aclEnable`.
+            "admin": True}`. Accounts turn on `aclEnable`.
         kwargs: Further arguments of `DockerContainer`, such as `network` and `network_aliases`.
     """
 
@@ -64,7 +64,7 @@ class CometMQContainer(DockerContainer):
         self._broker_port = 0
         if accounts:
             self._settings.setdefault("aclEnable", "true")
-            # JSON is YAML, too.
+            # JSON is valid YAML.
             content = json.dumps({"accounts": [dict(account) for account in accounts]})
             self.with_copy_into_container(content.encode(), ACCOUNTS_FILE)
         self.with_exposed_ports(DEFAULT_NAMESRV_PORT, GRPC_PORT)
@@ -76,7 +76,7 @@ class CometMQContainer(DockerContainer):
 
     @property
     def broker_addr(self) -> str:
-        """Address ("host:port") of the broker, as the name server tells it to clients."""
+        """Address ("host:port") of the broker, as the name server returns it to clients."""
         return f"{self._settings['brokerIP1']}:{self._broker_port}"
 
     @property
@@ -92,8 +92,8 @@ class CometMQContainer(DockerContainer):
         """Start the container and wait until the broker accepts messages.
 
         Raises:
-            TimeoutError: The broker was not ready within the time-out of Testcontainers.
-            RuntimeError: The broker ended before.
+            TimeoutError: The broker was not ready within the timeout of Testcontainers.
+            RuntimeError: The broker ended before it was ready.
             docker.errors.APIError: The container cannot be created or started.
         """
         fixed = int(self._settings.get("listenPort", "0"))
@@ -119,7 +119,7 @@ class CometMQContainer(DockerContainer):
 
 
 def _as_address(host: str) -> str:
-    """Return 127.0.0.1 for localhost, which may be ::1 first, where no container's port is."""
+    """Replace localhost by 127.0.0.1. It may resolve to ::1, where no ports of containers are published."""
     return "127.0.0.1" if host == "localhost" else host
 
 

@@ -1,11 +1,11 @@
-"""The pytest plugin. pytest finds it by its entry point.
+"""The pytest plugin, which pytest loads by its entry point.
 
     def test_orders_are_sent(cometmq_broker):
         with SyncProducer("shop", namesrv=cometmq_broker.namesrv) as producer:
             ...
 
-The setting `cometmq_broker_scope` of pytest is the scope of the brokers: function (the default), class,
-module, package or session. Each worker of pytest-xdist has brokers of its own.
+The pytest setting `cometmq_broker_scope` is the scope of the broker fixtures: function (the default), class,
+module, package or session. Each worker of pytest-xdist has its own brokers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _scope(fixture_name: str, config: pytest.Config) -> Any:
 
 @pytest.fixture(scope=_scope)
 def cometmq_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A new name server and broker, on real sockets.
+    """A new name server and a new broker, on real sockets.
 
     The first message to a topic creates the topic.
     """
@@ -53,7 +53,7 @@ def cometmq_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBr
 
 @pytest.fixture(scope=_scope)
 def cometmq_test_broker() -> Iterator[TestBroker]:
-    """A new name server and broker, without sockets, for clients of the test's process.
+    """A new name server and a new broker, without sockets, for clients in the test's process.
 
     `messages(topic)` returns the stored messages.
     """
@@ -65,7 +65,7 @@ def cometmq_test_broker() -> Iterator[TestBroker]:
 
 @pytest.fixture(scope=_scope)
 def cometmq_faults(cometmq_broker: LocalBroker) -> Iterator[ClusterProxy]:
-    """Fault-injecting proxies before `cometmq_broker`. Clients connect to the fixture's `namesrv`."""
+    """Fault-injecting proxies in front of `cometmq_broker`. Clients connect to the fixture's `namesrv`."""
     from cometmq.testing import ClusterProxy
 
     with ClusterProxy(cometmq_broker.namesrv).run_in_thread() as proxy:
@@ -76,8 +76,8 @@ def cometmq_faults(cometmq_broker: LocalBroker) -> Iterator[ClusterProxy]:
 def start_cometmq_broker(tmp_path: Path) -> Iterator[StartBroker]:
     """A function that starts a broker, for tests with several brokers or special settings.
 
-    Its arguments are those of `local_broker`, both optional: `settings` by RocketMQ's keys, and `data_dir`.
-    It returns a `LocalBroker`. The brokers stop at the end of the test.
+    Its optional arguments are those of `local_broker`: `settings` by RocketMQ's keys, and `data_dir`. It
+    returns a `LocalBroker`. The brokers stop at the end of the test.
     """
     from cometmq.testing import local_broker
 

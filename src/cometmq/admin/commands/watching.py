@@ -1,4 +1,4 @@
-"""`--watch`: repeat a command until Ctrl-C, in place on a terminal, one after the other in a pipe."""
+"""The option `--watch`, which repeats a command until Ctrl-C. A terminal shows only the last output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class _Block(io.TextIOWrapper):
-    """The output of one turn. It reports that it is a terminal, so that the command writes colours."""
+    """The output of one run of the command. `isatty` is true, so that the command prints colours."""
 
     def __init__(self) -> None:
         self.data = io.BytesIO()
@@ -45,12 +45,12 @@ async def repeated(
     as_json: bool = False,
     keys: Mapping[str, Callable[[], None]] | None = None,
 ) -> None:
-    """Await `work`, which prints: once, or every `interval_s` seconds.
+    """Run `work`, which prints its result: once if `interval_s` is None, otherwise repeatedly.
 
     Args:
-        show_error: Prints an error of `work`, except of its first turn: that is raised.
-        as_json: The output is JSON, which is never drawn in place.
-        keys: What keys of the terminal do; `q` ends the command.
+        show_error: Prints an error of `work`. An error of the first run is raised instead.
+        as_json: Whether the output is JSON, which is never drawn in place.
+        keys: Functions by terminal key. The key `q` ends the command.
 
     Raises:
         click.exceptions.Exit: A key or SIGTERM has ended the command.
@@ -73,7 +73,7 @@ async def _turn(work: Work, show_error: ShowError | None) -> None:
     try:
         await work()
     except click.exceptions.Exit:
-        pass  # the exit code of a result that is incomplete
+        pass  # `work` has printed an incomplete result
     except (CometError, click.ClickException) as error:
         if show_error is None:
             raise
@@ -123,14 +123,14 @@ async def _in_place(
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(pressed.wait(), interval_s)
     finally:
-        # A terminal has its former content back now. The last output stays below it.
+        # The terminal shows its former content again. Print the last output below it.
         click.echo(block.data.getvalue().decode(), nl=False)
     raise click.exceptions.Exit(ended_by[0])
 
 
 @asynccontextmanager
 async def _screen(on_key: Callable[[str], None], on_sigterm: Callable[[], None]) -> AsyncIterator[Live]:
-    """Take the whole terminal for a block; it gets its content and its settings back at the end."""
+    """Use the whole terminal during a block. Its content and its settings are restored at the end."""
     from rich.console import Console
     from rich.live import Live
 
@@ -149,7 +149,7 @@ async def _screen(on_key: Callable[[str], None], on_sigterm: Callable[[], None])
             if sys.stdin is not None and sys.stdin.isatty():
                 fd = sys.stdin.fileno()
                 stack.callback(termios.tcsetattr, fd, termios.TCSADRAIN, termios.tcgetattr(fd))
-                tty.setcbreak(fd)  # Ctrl-C still interrupts
+                tty.setcbreak(fd)  # unlike raw mode, Ctrl-C still sends SIGINT
                 loop.add_reader(fd, lambda: on_key(os.read(fd, 1).decode("latin-1")))
                 stack.callback(loop.remove_reader, fd)
         stack.enter_context(live)

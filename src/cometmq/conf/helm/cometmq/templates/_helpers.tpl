@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- end -}}
 
-{{/* The name servers, as clients in the Kubernetes cluster reach them: host:port, separated by semicolons. */}}
+{{/* The addresses of the name servers in the Kubernetes cluster, as host:port, separated by semicolons. */}}
 {{- define "cometmq.namesrv" -}}
 {{- $set := printf "%s-namesrv" (include "cometmq.fullname" .) -}}
 {{- $all := list -}}
@@ -70,7 +70,7 @@ imagePullPolicy: {{ $image.pullPolicy }}
 {{- end }}
 {{- end -}}
 
-{{/* What all pods have in common: (list $ .Values.namesrv). */}}
+{{/* The common fields of all pods: (list $ .Values.namesrv). */}}
 {{- define "cometmq.pod" -}}
 {{- $root := index . 0 -}}
 {{- $part := index . 1 -}}
@@ -100,7 +100,7 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* The given affinity, or one that avoids nodes with pods of the same part: (list $ .Values.broker "broker" "broker-a"). */}}
+{{/* The configured affinity. Default: avoid nodes with pods of the same part: (list $ .Values.broker "broker" "broker-a"). */}}
 {{- define "cometmq.affinity" -}}
 {{- $root := index . 0 -}}
 {{- $part := index . 1 -}}
