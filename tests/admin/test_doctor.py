@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,14 +19,25 @@ from tests.kit.fakes import FakeServer, Script
 from tests.ports import free_port
 from tests.store.background.test_full_disk import SmallDisk
 
+from cometmq import MessageExt, MessageQueue, PushConsumer
 from cometmq.admin import Admin, TopicSettings
+from cometmq.admin.commands.formats import consumer_status
 from cometmq.admin.doctor import Finding, connect_problem, examine
+from cometmq.admin.groups import blocked_queues
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.cli.doctor import doctor, examine_settings
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
-from cometmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, KVTable, RegisterBrokerBody
+from cometmq.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    ConsumerRunningInfo,
+    DataVersion,
+    KVTable,
+    ProcessQueueInfo,
+    RegisterBrokerBody,
+)
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader
@@ -297,6 +308,43 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
             await one.parts.registrar.registered()
             finding = only(await examine([namesrv], group="G"))
         assert "members differ in Orders: c1 says *; c2 says paid" in finding.problem
+
+
+async def test_a_member_that_hangs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cometmq.admin.groups.BLOCKED_MS", -1000)
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def listener(_messages: Sequence[MessageExt]) -> None:
+        begun.set()
+        await end.wait()
+
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "a", namesrv) as one,
+        Peer(one.addr) as peer,
+    ):
+        await peer.send()
+        await one.parts.registrar.registered()
+        async with PushConsumer("G", listener, {"Orders": "*"}, namesrv=namesrv):
+            await begun.wait()
+            finding = only(await examine([namesrv], group="G"))
+            async with Admin(namesrv) as admin:
+                found = await admin.subscriptions("G")
+            end.set()
+    assert (finding.where, finding.serious) == ("G", False)
+    assert "has consumed none of its messages of Orders@broker-a:0 for 0 s" in finding.problem
+    assert "Orders@broker-a:0 can't consume for a while, maybe blocked, " in [*consumer_status(found)][-1]
+
+
+def test_a_queue_counts_as_blocked_after_a_minute_with_waiting_messages() -> None:
+    def queue(number: int, count: int, consumed: int) -> tuple[MessageQueue, ProcessQueueInfo]:
+        held = ProcessQueueInfo(cached_msg_count=count, last_consume_timestamp=consumed)
+        return MessageQueue("T", "b", number), held
+
+    info = ConsumerRunningInfo(
+        mq_table=dict([queue(0, 1, 9_000), queue(1, 1, 10_000), queue(2, 0, 1), queue(3, 1, 0)])
+    )
+    assert blocked_queues(info, 70_000) == {"T@b:0": 61_000}
 
 
 @pytest.mark.parametrize(

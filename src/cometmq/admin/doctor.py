@@ -373,6 +373,16 @@ async def _group(admin: Admin, group: str) -> AsyncIterator[Finding]:
                 "else messages are lost at members without the subscription. Use separate groups for "
                 "different ones",
             )
+        for member in found.members:
+            if member.blocked:
+                seconds = max(member.blocked.values()) // 1000
+                yield _odd(
+                    group,
+                    f"{member.client_id} has consumed none of its messages of "
+                    f"{', '.join([*member.blocked][:5])} for {seconds} s",
+                    "its listener hangs or is slow: `mqadmin consumerStatus -g GROUP -i CLIENT_ID -s` shows "
+                    "its threads or tasks. If it is stopped, other members take over its queues",
+                )
 
 
 def _sides(sides: Mapping[str, Sequence[str]]) -> str:

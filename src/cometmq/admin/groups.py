@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
@@ -30,6 +31,9 @@ PULL_TYPE, PUSH_TYPE, POP_TYPE = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSU
 CONSUME_TYPES = {PULL_TYPE: "PULL", POP_TYPE: "POP"}
 """The names of consume types in summaries. All others are PUSH, as in Apache's tools."""
 STATS_TIMEOUT_S = 15.0  # Timeout in seconds; a broker with thousands of queues responds slowly
+BLOCKED_MS = (
+    60_000  # Time without a consumed message after which a queue counts as blocked, as in Apache's tools
+)
 MAX_CONCURRENT_MEMBERS = 16  # Maximum number of a group's members to which requests are sent concurrently
 
 
@@ -55,6 +59,19 @@ async def member_info(
     )
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
     return await client.brokers.fetch(addr, code, bodies.ConsumerRunningInfo, header, timeout_s=timeout_s)
+
+
+def blocked_queues(info: bodies.ConsumerRunningInfo, now_ms: float) -> dict[str, int]:
+    """Return the queues of a member in which messages wait, but none was consumed for more than a minute.
+
+    The value is the time in ms since the last consumption, by the clocks of the member and of this machine.
+    """
+    idle = {
+        str(queue): int(now_ms) - held.last_consume_timestamp
+        for queue, held in sorted(info.mq_table.items())
+        if held.cached_msg_count > 0 and held.last_consume_timestamp > 0
+    }
+    return {queue: idle_ms for queue, idle_ms in idle.items() if idle_ms > BLOCKED_MS}
 
 
 def sum_progress(group: str, parts: Iterable[values.GroupProgress]) -> values.GroupProgress:
@@ -270,7 +287,7 @@ class GroupStates(KnownGroups):
             settings = member.settings or {}
             if member.max_reconsume_times is not None:
                 settings[MAX_RETRIES_KEY] = str(member.max_reconsume_times)
-            problem, queues = "", None
+            problem, queues, blocked = "", None, {}
             if not member.grpc_type and (not wants or not pulling):
                 try:
                     async with gate:
@@ -279,6 +296,7 @@ class GroupStates(KnownGroups):
                     settings |= settings_of(info.properties)
                     # No queue of a group that consumes by POP belongs to a member.
                     queues = sorted(info.mq_table) if connected.consume_type != POP_TYPE else None
+                    blocked = blocked_queues(info, time.time() * 1000)
                 except CometError as error:
                     problem = "" if wants else str(error)
             return values.MemberSubscriptions(
@@ -289,6 +307,7 @@ class GroupStates(KnownGroups):
                 problem=problem,
                 settings=dict(sorted(settings.items())),
                 queues=queues,
+                blocked=blocked,
                 language=member.language,
                 grpc_type=member.grpc_type or "",
             )

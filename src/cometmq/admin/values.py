@@ -232,12 +232,14 @@ class MemberSubscriptions(Value, frozen=True, kw_only=True):
         settings: `messageModel`, `consumeFromWhere` and `maxReconsumeTimes`, as far as known.
         queues: Queues that the member holds. None: not requested, unknown, or the group consumes by POP.
         grpc_type: Type of a member that uses gRPC, such as SIMPLE_CONSUMER; "" for other members.
+        blocked: By queue: ms since a message of it was consumed, if over a minute while messages wait there.
     """
 
     client_id: str
     client_addr: str
     version: str
     subscriptions: dict[str, str]
+    blocked: dict[str, int] = {}
     problem: str = ""
     settings: dict[str, str] = {}
     queues: list[MessageQueue] | None = None

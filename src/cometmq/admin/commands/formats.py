@@ -235,6 +235,9 @@ def consumer_status(found: values.GroupSubscriptions) -> Iterator[str]:
         yield f"Rebalance {'Failed' if found.unbalanced else 'OK'}"
         for queue, clients in found.unbalanced.items():
             yield f"{queue} {', '.join(clients) or '(nobody)'}"
+    for member in found.members:
+        for name, idle_ms in member.blocked.items():
+            yield f"{member.client_id} {name} can't consume for a while, maybe blocked, {idle_ms}ms"
 
 
 def known(value: object) -> object:
