@@ -161,6 +161,26 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
     assert "120 s ahead of" in clock.problem
 
 
+async def test_two_brokers_with_one_name_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "a", namesrv) as one,
+        broker(tmp_path / "b", namesrv) as other,
+    ):
+        assert await examine([namesrv]) == []  # the other may have taken the place of the first
+        await one.parts.registrar.registered()
+        finding = only(await examine([namesrv]))
+        await other.stop()
+        await one.parts.registrar.registered()
+        assert await examine([namesrv]) == []
+    rivals = f"{one.addr} and {other.addr} both register as broker broker-a with id 0"
+    assert (finding.where, finding.serious) == (one.addr, True)
+    assert rivals in finding.problem
+    assert {each.name for each in caplog.records if rivals in each.getMessage()} == {
+        "cometmq.namesrv.requests", "cometmq.broker.register",
+    }  # fmt: skip
+
+
 async def test_a_disk_without_room_for_a_segment_is_found_although_it_is_not_full(tmp_path: Path) -> None:
     disk = SmallDisk()
     disk.room = 5000

@@ -337,3 +337,26 @@ class TestTopics:
         group = tables.member_group(CLUSTER, "broker-a")
         assert group.broker_addrs == {0: A, 1: B}
         assert tables.member_group(CLUSTER, "broker-x").broker_addrs == {}
+
+
+class TestTwoBrokersWithOneName:
+    def test_a_broker_that_returns_after_it_was_replaced_has_a_rival(self, tables: RouteTables) -> None:
+        found = [tables.register(T0, says(addr=addr)).rival for addr in (A, B, A, A, B)]
+        assert found == [None, None, B, None, A]
+
+    def test_a_leader_that_becomes_a_slave_and_leads_again_has_none(self, tables: RouteTables) -> None:
+        for addr, broker_id in ((A, 0), (B, 1), (B, 0), (A, 1), (A, 0), (B, 1)):
+            assert tables.register(T0, says(addr=addr, broker_id=broker_id)).rival is None
+
+    def test_a_broker_that_has_gone_is_none(self, tables: RouteTables) -> None:
+        tables.register(T0, says(addr=A))
+        tables.register(T0, says(addr=B), "connection")
+        assert list(tables.connection_lost("connection")) == [B]
+        assert tables.register(T0, says(addr=A)).rival is None
+
+    def test_addresses_that_have_gone_are_forgotten(self, tables: RouteTables) -> None:
+        for number in range(5):
+            tables.register(T0, says(addr=f"10.0.0.9:{number + 1}", broker_id=number), number)
+            tables.register(T0, says(addr=B, broker_id=number))
+            list(tables.connection_lost(number))
+        assert len(tables._brokers["broker-a"].replaced) == 1  # noqa: SLF001 - not visible otherwise

@@ -250,6 +250,13 @@ def _runtime_findings(broker: BrokerStatus) -> Iterator[Finding]:
         else:
             yield _bad(addr, f"the broker does not answer: {broker.problem}", "look in its log")
         return
+    if runtime.get("registrationProblem", "none") != "none":
+        yield _bad(
+            addr,
+            f"its registration is contested: {runtime['registrationProblem']}",
+            "stop one of them: messages are in two stores, and clients reach now one, now the other. Give it "
+            "a name of its own (brokerName), or make it a slave (brokerId, brokerRole=SLAVE)",
+        )
     if runtime.get("storeFlags", "ok") != "ok":
         yield _bad(
             addr,

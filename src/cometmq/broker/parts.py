@@ -126,7 +126,7 @@ class BrokerParts:
         store.dispatcher.watched = self.pulls.long_poll.queues
         runtime = RuntimeAdmin(
             config, clock, store, self.tables.topics, self.stats, self.schedule, self.timers, self.protection,
-            self.replication, self._settings_changed,
+            self.replication, self._settings_changed, self.registrar.problem,
         )  # fmt: skip
         self.more_metrics: list[Callable[[Families], None]] = [self.dedup.collect]
         self.metrics = self._metrics(runtime)

@@ -43,6 +43,8 @@ class NamesrvLink(msgspec.Struct, eq=False):
     _again: bool = False
     known: bool = False
     """Whether the name server accepted the last registration."""
+    problem: str = ""
+    """The remark of the name server on an accepted registration: another broker has the same name and id."""
 
     def register(self) -> asyncio.Task[None]:
         """Register, also after a registration in progress. Return a task that ends with the last one."""
@@ -78,6 +80,9 @@ class NamesrvLink(msgspec.Struct, eq=False):
         if not self.known:
             self.known = True
             log.info("registered with name server %s as %s", self.namesrv, header.broker_addr)
+        self.problem = answer.remark or ""
+        if self.problem:
+            log.warning("name server %s: %s", self.namesrv, self.problem)
         known = answer.header(headers.RegisterBrokerResponseHeader)
         if known.master_addr and known.ha_server_addr:
             registrar.on_master(known.master_addr, known.ha_server_addr)
@@ -185,6 +190,10 @@ class Registrar:
         """Return two numbers: name servers that have registered this broker, and all known name servers."""
         links = self._links.values()
         return sum(link.known for link in links), len(links)
+
+    def problem(self) -> str:
+        """Return what a name server reports of a registration that it accepted, "" if there is nothing."""
+        return next((link.problem for link in self._links.values() if link.problem), "")
 
     def registration(self) -> tuple[headers.RegisterBrokerRequestHeader, bytes]:
         """Return the header and the body of a REGISTER_BROKER request with the current topics."""

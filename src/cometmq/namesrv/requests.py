@@ -108,12 +108,20 @@ class RequestProcessor:
                 "the limit of topics is reached: %d topics of broker %s are ignored",
                 registered.left_out, asked.broker_addr,
             )  # fmt: skip
+        rival = ""
+        if registered.rival is not None:
+            rival = (
+                f"{asked.broker_addr} and {registered.rival} both register as broker {asked.broker_name} "
+                f"with id {asked.broker_id}: clients see only one of them"
+            )
+            log.warning("%s", rival)
         order = self._order_topics() if self.config.now.return_order_topic_config_to_broker else None
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
                 ha_server_addr=registered.ha_server_addr, master_addr=registered.master_addr
             ),
             body=b"" if order is None else bodies.KVTable(order).encode(),
+            remark=rival or None,
         )
 
     def _order_topics(self) -> dict[str, str] | None:

@@ -53,11 +53,15 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(NamedTuple):
-    """The number of topics left out, as they exceed the limits; for a slave, its live master's addresses."""
+    """The number of topics left out, as they exceed the limits; for a slave, its live master's addresses.
+
+    `rival` is the address of another live broker that registers with the same name and id, if there is one.
+    """
 
     left_out: int = 0
     ha_server_addr: str | None = None
     master_addr: str | None = None
+    rival: str | None = None
 
 
 class LiveBroker(msgspec.Struct):
@@ -78,6 +82,8 @@ class Broker(msgspec.Struct):
     name: str
     addrs: dict[int, str]
     zone_name: str | None = None
+    replaced: dict[int, str] = {}
+    """By id: the address that the present one has replaced, until it registers with another id."""
 
 
 class RouteTables:
@@ -111,7 +117,7 @@ class RouteTables:
             broker.cluster = registration.cluster
         self._clusters.setdefault(registration.cluster, {})[registration.broker_name] = None
         broker.zone_name = registration.zone_name
-        self._put_address(broker, registration)
+        rival = self._put_address(broker, registration)
         is_master = registration.broker_id == MASTER_ID
         left_out = self._put_topics(registration, first=not known) if is_master else 0
         self._put_liveness(now_ms, registration, connection)
@@ -122,8 +128,8 @@ class RouteTables:
         master_addr = broker.addrs.get(MASTER_ID)
         master = self._live.get(master_addr) if master_addr is not None else None
         if master is None or is_master:
-            return Registered(left_out)
-        return Registered(left_out, master.ha_server_addr, master_addr)
+            return Registered(left_out, rival=rival)
+        return Registered(left_out, master.ha_server_addr, master_addr, rival)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
         """Remove a broker at its own request, unless its address is now registered under another name."""
@@ -266,16 +272,30 @@ class RouteTables:
 
     # -- parts of a registration
 
-    def _put_address(self, broker: Broker, registration: Registration) -> None:
+    def _put_address(self, broker: Broker, registration: Registration) -> str | None:
+        """Register the address. Return the address of a live broker with the same name and id, or None.
+
+        A broker that takes the place of another one replaces its address once. If that one then registers
+        again with the same id, both run.
+        """
+        addr, broker_id = registration.broker_addr, registration.broker_id
         # An address has only one broker id. If a slave has become the master, remove the slave's old id.
-        for other_id, addr in list(broker.addrs.items()):
-            if addr == registration.broker_addr and other_id != registration.broker_id:
-                del broker.addrs[other_id]
+        for table in (broker.addrs, broker.replaced):
+            for other_id, known in list(table.items()):
+                if known == addr and other_id != broker_id:
+                    del table[other_id]
         live = self._live.get(registration.broker_addr)
         if live is not None and live.broker_name != registration.broker_name:
             # The process has changed its broker name, so remove it from the routes of the old name.
-            self._remove_broker(registration.broker_addr)
-        broker.addrs[registration.broker_id] = registration.broker_addr
+            self._remove_broker(addr)
+        before = broker.addrs.get(broker_id, addr)
+        broker.addrs[broker_id] = addr
+        if before == addr:
+            return None
+        returned = broker.replaced.get(broker_id) == addr
+        broker.replaced = {each: old for each, old in broker.replaced.items() if old in self._live}
+        broker.replaced[broker_id] = before
+        return before if returned and before in self._live else None
 
     def _put_topics(self, registration: Registration, *, first: bool) -> int:
         """Register the topics of a broker. Return the number of topics left out because of the limits."""

@@ -61,6 +61,7 @@ class RuntimeAdmin:
     protection: Protection
     replication: Replication | RaftReplication
     settings_changed: Callable[[list[str]], Awaitable[None]]
+    registration_problem: Callable[[], str]
     _changes: int = 0
     _changed_ms: int = field(init=False)
 
@@ -166,6 +167,7 @@ class RuntimeAdmin:
             "brokerVersionDesc": codes.version_name(codes.VERSION_4_9_7),
             "brokerVersion": str(codes.VERSION_4_9_7),
             "brokerActive": "true",
+            "registrationProblem": self.registration_problem() or "none",
             "brokerId": str(config.broker_id),
             "bootTimestamp": str(stats.boot_ms),
             "cometmqVersion": __version__,
