@@ -19,6 +19,7 @@ from cometmq import logs
 from cometmq.cli.options import (
     HELP,
     check_utf8,
+    facts_line,
     json_line,
     listening_options,
     moment,
@@ -160,16 +161,13 @@ def as_line(message: MessageExt, *, as_json: bool, raw: bool, properties: bool =
     view = MessageView.of(message)
     if as_json:
         return json_line(view) + b"\n"
-    facts = [f"{view.broker_name}/{view.queue_id}/{view.queue_offset}"]
-    if view.tags:
-        facts.append(f"tag={view.tags}")
-    if view.keys:
-        facts.append(f"keys={','.join(view.keys)}")
-    if view.reconsume_times:
-        facts.append(f"tries={view.reconsume_times}")
+    head = facts_line(
+        f"{view.broker_name}/{view.queue_id}/{view.queue_offset}", tag=view.tags, keys=",".join(view.keys),
+        tries=view.reconsume_times,
+    )  # fmt: skip
     if properties:
-        facts += [f"{name}={value}" for name, value in view.properties.items()]
-    head = f"{' '.join(facts)}  "
+        head = " ".join([head, *(f"{name}={value}" for name, value in view.properties.items())])
+    head += "  "
     if raw:
         return head.encode("utf-8", "surrogateescape") + bytes(message.body) + b"\n"
     return f"{printable(head, None)}{printable(view.body, None)}\n".encode(

@@ -16,7 +16,16 @@ from cometmq.admin.dead_letters import Resend, Resending, ResendResult, Selectio
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterCount, DeadLetterView, MessageView, WaitingView
 from cometmq.cli.app import CometGroup
-from cometmq.cli.options import COUNT, HELP, check_utf8, json_line, moment, namesrv_option, with_admin
+from cometmq.cli.options import (
+    COUNT,
+    HELP,
+    check_utf8,
+    facts_line,
+    json_line,
+    moment,
+    namesrv_option,
+    with_admin,
+)
 from cometmq.command_options import FiniteRange, nonempty_name, opt, stacked, watch_option
 from cometmq.message import WaitingMessage
 from cometmq.protocol.bodies.admin import RaftStatus
@@ -162,16 +171,11 @@ def _print_timer(waiting: WaitingMessage, as_json: bool) -> None:
 
 def _timer_line(waiting: WaitingMessage) -> str:
     view = MessageView.of(waiting.message)
-    facts = [local_time(waiting.deliver_at_ms), waiting.topic, view.msg_id]
-    if waiting.delay_level:
-        facts.append(f"level={waiting.delay_level}")
-    if view.tags:
-        facts.append(f"tag={view.tags}")
-    if view.keys:
-        facts.append(f"keys={','.join(view.keys)}")
-    if waiting.recall_handle:
-        facts.append(f"recall={waiting.recall_handle}")
-    return f"{printable(' '.join(facts), None)}  {printable(view.body, MAX_BODY_CHARS)}"
+    facts = facts_line(
+        local_time(waiting.deliver_at_ms), waiting.topic, view.msg_id, level=waiting.delay_level,
+        tag=view.tags, keys=",".join(view.keys), recall=waiting.recall_handle,
+    )  # fmt: skip
+    return f"{printable(facts, None)}  {printable(view.body, MAX_BODY_CHARS)}"
 
 
 selecting_options = stacked(

@@ -83,6 +83,11 @@ def with_admin(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return command
 
 
+def facts_line(*facts: str, **named: object) -> str:
+    """Return facts as one line, those with a name as `name=value`. Named ones that are empty are left out."""
+    return " ".join([*facts, *(f"{name}={value}" for name, value in named.items() if value)])
+
+
 def json_line(value: object) -> bytes:
     """Return a value as one line of JSON, without control characters and without the line's end."""
     import msgspec

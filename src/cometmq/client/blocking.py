@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from cometmq.client.async_sends import AsyncSends
@@ -232,14 +231,12 @@ class SyncMessageStream(SyncPushConsumer):
         )
         BlockingClient.__init__(self, self._stream)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         try:
             if self._thread is not None:
-                self._thread.run(self._stream.__aexit__(kind, error, trace))
+                self._thread.run(self._stream.__aexit__(*raised))
         finally:
-            super().__exit__(kind, error, trace)
+            super().__exit__(*raised)
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Yield messages until the stream is stopped."""

@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
 from cometmq.client.cluster.life_cycle import not_running
@@ -91,9 +90,7 @@ class BlockingClient(Generic[C]):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def start(self) -> None:

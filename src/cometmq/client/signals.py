@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol
 
 from cometmq import logs
@@ -57,9 +57,7 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
     async def __aenter__(self) -> None:
         self._begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._restore()
         stops = map(asyncio.wrap_future, self._stops)
         _raise_first(await asyncio.gather(*stops, return_exceptions=True))
@@ -69,9 +67,7 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
             raise ClientStateError("the asyncio classes need `async with stop_on_signal(...)`")
         self._begin()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._restore()
         _raise_first([stop.exception() for stop in self._stops])
 

@@ -37,29 +37,11 @@ _MODULES = {
 }
 
 __all__ = [
-    "ClusterProxy",
-    "Direction",
-    "Expected",
-    "Fault",
-    "FaultProxy",
-    "History",
-    "HistoryError",
-    "HistoryViolation",
-    "Kind",
-    "LocalBroker",
-    "Problem",
-    "ProcessFailed",
-    "ProxiedConnection",
-    "Report",
-    "Script",
-    "ServerProcess",
-    "StandaloneProcess",
-    "TestBroker",
-    "check_history",
-    "local_broker",
-    "no_faults",
-    "random_faults",
-]
+    "ClusterProxy", "Direction", "Expected", "Fault", "FaultProxy", "History", "HistoryError",
+    "HistoryViolation", "Kind", "LocalBroker", "Problem", "ProcessFailed", "ProxiedConnection", "Report",
+    "Script", "ServerProcess", "StandaloneProcess", "TestBroker", "check_history", "local_broker",
+    "no_faults", "random_faults",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,6 @@ import itertools
 import tempfile
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
-from types import TracebackType
 from typing import Self
 
 from cometmq.client.cluster.decoding import decode_messages
@@ -70,9 +69,7 @@ class TestBroker:
             self._exits = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._exits.aclose()
 
     def __enter__(self) -> Self:
@@ -84,9 +81,7 @@ class TestBroker:
             self._thread = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._thread.close()
         self._run = None
 

@@ -9,7 +9,6 @@ async with MessageStream("billing", {"orders": "new || paid"}) as stream:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from cometmq.client.cluster.instance import ClientInstance
@@ -89,11 +88,9 @@ class MessageStream(PushConsumer):
             self.group, _no_listener, self._subscriptions, self._options, client, delivers=True
         )
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._leave()
-        await super().__aexit__(kind, error, trace)
+        await super().__aexit__(*raised)
 
     def _leave(self) -> None:
         """Record that the caller reads no more: a stop waits only for acknowledgements in progress."""

@@ -10,19 +10,7 @@ from cometmq.store.inspect.verify import VerifyReport, verify
 from cometmq.store.recovery.store_layout import MAX_FILE_BYTES, same_directory
 
 __all__ = [
-    "MAX_FILE_BYTES",
-    "Disk",
-    "IndexMade",
-    "MemberLog",
-    "QueuesMade",
-    "RebuildParts",
-    "RecordFinder",
-    "StoreStats",
-    "VerifyReport",
-    "member_log",
-    "plan_rebuild",
-    "rebuild",
-    "same_directory",
-    "store_stats",
+    "MAX_FILE_BYTES", "Disk", "IndexMade", "MemberLog", "QueuesMade", "RebuildParts", "RecordFinder",
+    "StoreStats", "VerifyReport", "member_log", "plan_rebuild", "rebuild", "same_directory", "store_stats",
     "verify",
-]
+]  # fmt: skip

@@ -11,11 +11,5 @@ from cometmq.store.raft_log.member_files import (
 from cometmq.store.raft_log.raft_log import RaftLog
 
 __all__ = [
-    "RaftLog",
-    "TermAndVote",
-    "has_forgotten",
-    "is_suspect",
-    "read_term",
-    "remove_suspect",
-    "write_term",
-]
+    "RaftLog", "TermAndVote", "has_forgotten", "is_suspect", "read_term", "remove_suspect", "write_term",
+]  # fmt: skip
