@@ -23,7 +23,7 @@ from cometmq.grpc.service.endpoints import Endpoints
 from cometmq.grpc.service.lite import sync_lite_subscription
 from cometmq.grpc.service.receives import Receives
 from cometmq.grpc.service.renewals import RENEW_S, Renewals
-from cometmq.grpc.service.routes import Routes
+from cometmq.grpc.service.routes import FindEndpoint, Routes
 from cometmq.grpc.service.sends import Sends
 from cometmq.grpc.service.sessions import Sessions
 from cometmq.grpc.service.traces import Traces
@@ -69,11 +69,13 @@ class GrpcEndpoint:
         traces = self.traces = Traces(parts.traces)
         sends = Sends(clients, tables.topics, config, traces)
         receives = Receives(clients, tables.groups, renewals, config.broker_name, traces)
+        find_endpoint = Endpoints(parts.client, lambda: self.port).find
         routes = self.routes = Routes(
             clients, tables.topics, tables.groups, config.broker_name, config.broker_ip1
         )
         if config.grpc_cluster_route_enable:
             routes.find_route = parts.registrar.route
+            routes.find_endpoint = find_endpoint
         server = self._server = GrpcServer(
             {
                 "QueryRoute": routes.query_route,
@@ -97,7 +99,7 @@ class GrpcEndpoint:
             gateway=partial(_http_gateway, clients) if config.http_gateway_enable else None,
             is_proxy=(lambda _: True) if config.grpc_proxy_protocol_enable else parts.replication.has_member,
         )
-        self._forward(server, parts)
+        self._forward(server, parts, find_endpoint)
         try:
             self.port = routes.port = await server.start(host, port)
         except OSError as error:
@@ -114,14 +116,13 @@ class GrpcEndpoint:
         log.info("5.x clients are served on %s:%d", host, self.port)
         return self.port
 
-    def _forward(self, server: GrpcServer, parts: BrokerParts) -> None:
+    def _forward(self, server: GrpcServer, parts: BrokerParts, find_endpoint: FindEndpoint) -> None:
         """Let the server pass connections on while another broker leads."""
 
         def leader() -> str | None:
             return (parts.replication.leader_addr or "") if parts.store.slave else None
 
-        endpoints = Endpoints(parts.client, lambda: self.port)
-        server.forward(leader, endpoints.find, not parts.config.grpc_proxy_protocol_enable)
+        server.forward(leader, find_endpoint, not parts.config.grpc_proxy_protocol_enable)
         parts.replication.leader_changed = server.leader_changed
 
     async def stop(self, drain_s: float) -> None:

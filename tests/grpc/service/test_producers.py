@@ -11,9 +11,11 @@ import pytest
 from tests.broker.rates.conftest import limit_group, stopped_clock
 from tests.grpc.service.caller import SETTINGS, message, producer_settings
 from tests.grpc.serving import M, connected
-from tests.kit.brokers import create, records, refused
+from tests.kit.brokers import create, records, refused, running
 from tests.kit.waiting import until
+from tests.ports import free_port
 
+from cometmq.errors import ConnectError
 from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import (
     AddressScheme,
@@ -30,14 +32,9 @@ from cometmq.grpc.service import routes
 from cometmq.grpc.service.sent import MIXED, NEW_QUEUES, queue_of
 from cometmq.protocol.bodies import (
     BrokerData,
-    DataVersion,
     QueueData,
-    RegisterBrokerBody,
-    TopicConfig,
     TopicRouteData,
 )
-from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers import RegisterBrokerRequestHeader
 
 
 async def route(caller, topic="Orders", host=""):
@@ -110,7 +107,11 @@ class TestRoute:
             return answers.pop(0)
 
         endpoint = cluster.broker.endpoint
-        endpoint.routes.find_route = found
+
+        async def unknown(broker_addr):
+            raise ConnectError(broker_addr, "no answer")
+
+        endpoint.routes.find_route, endpoint.routes.find_endpoint = found, unknown
         monkeypatch.setattr(routes, "CLUSTER_ROUTE_S", 0.0)
         caller = await connect(cluster)
         for _ in range(2):  # The second time, no name server answers
@@ -127,21 +128,18 @@ class TestRoute:
         assigned = (await caller.call("QueryAssignment", request)).assignments
         assert [each.message_queue.broker.name for each in assigned] == ["broker-a", "broker-b"]
 
-    async def test_a_broker_among_others_finds_them_at_its_name_server(self, start_cluster, connect):
+    async def test_a_broker_among_others_finds_them_and_the_ports_of_their_endpoints(
+        self, start_cluster, connect, tmp_path
+    ):
         cluster = await start_cluster(**SETTINGS, grpcClusterRouteEnable="true")
         await create(cluster.peer(), "Orders", 1, 1)
-        other = {
-            "broker_name": "broker-b",
-            "broker_addr": "192.0.2.7:10911",
-            "cluster_name": "DefaultCluster",
-        }
-        header = RegisterBrokerRequestHeader(**other, broker_id=0, ha_server_addr="192.0.2.7:10912")
-        topics = {"Orders": TopicConfig(topic_name="Orders", read_queue_nums=1, write_queue_nums=1)}
-        peer = cluster.peer(cluster.namesrv_addr)
-        body = RegisterBrokerBody.of(topics, DataVersion(timestamp=1, counter=1)).encode()
-        assert (await peer.call(RequestCode.REGISTER_BROKER, header, body)).code == 0
-        queues = (await route(await connect(cluster))).message_queues
+        other = {"brokerName": "broker-b", "namesrvAddr": cluster.namesrv_addr, "grpcPort": str(free_port())}
+        async with running(tmp_path / "b", **other) as (_, peer):
+            await create(peer, "Orders", 1, 1)
+            queues = (await route(await connect(cluster), host="mq.example.org")).message_queues
         assert [each.broker.name for each in queues] == ["broker-a", "broker-b"]
+        ports = [each.broker.endpoints.addresses[0].port for each in queues]
+        assert ports == [18081, int(other["grpcPort"])]
 
     async def test_endpoints_that_would_make_a_huge_route_are_refused(self, cluster, caller):
         await create(cluster.peer())

@@ -4,8 +4,8 @@ The endpoints of this broker in a route are those that the client has sent with 
 behind a port mapping, a proxy or a Kubernetes service keeps the address under which it reaches the endpoint.
 
 By default, a route contains this broker alone. With the setting `grpcClusterRouteEnable` it contains the
-masters that the name servers know, too. Name servers know no gRPC ports, so it is assumed that all brokers
-use the port of the request, as Apache's proxies do.
+masters that the name servers know, too. Name servers know no gRPC ports. A broker with the same `grpcPort` as
+this one is reached at the port of the request, which may be mapped; others at the port in their settings.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from cometmq import logs
 from cometmq.broker.access.rights import consumer_rights
 from cometmq.broker.tables.subscription_groups import SubscriptionGroups
 from cometmq.broker.tables.topics import TopicTable
+from cometmq.errors import CometError
 from cometmq.grpc.rpc.calls import Call
 from cometmq.grpc.rpc.enums import AddressScheme, Code, Permission
 from cometmq.grpc.rpc.messages import messages
@@ -31,6 +33,8 @@ from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicConfig, TopicRouteData
 from cometmq.protocol.codes import Perm
 
+log = logs.logger(__name__)
+
 MAX_QUEUES = 10_000
 MAX_ADDRESSES = 16
 MAX_ENDPOINTS_BYTES = 4096
@@ -38,10 +42,15 @@ MAX_ENDPOINTS_BYTES = 4096
 CLUSTER_ROUTE_S = 5.0
 """The time, in seconds, for which the route of a name server is used again."""
 NAME_SERVER_TIMEOUT_S = 2.0
+PORT_S = 60.0
+"""The time, in seconds, for which the port of another broker's endpoint is used again."""
 MAX_CLUSTER_ROUTES = 1_000
 
 FindRoute = Callable[[str], Awaitable[TopicRouteData | None]]
 """Returns the route of a topic from a name server, or None."""
+
+FindEndpoint = Callable[[str], Awaitable[tuple[str, int]]]
+"""Returns the host and port of the endpoint of a broker, by the broker's address. Raises CometError."""
 
 
 class Share(NamedTuple):
@@ -62,6 +71,7 @@ class Routes:
         host: The host of the endpoint, for clients that do not send any endpoints.
         find_route: Finds the other masters of a topic. None: routes contain this broker alone.
         port: The port of the endpoint, set once it listens.
+        find_endpoint: Finds the endpoint of another master. None: it has the port of the request.
     """
 
     clients: Clients
@@ -71,6 +81,8 @@ class Routes:
     host: str
     find_route: FindRoute | None = None
     port: int = 0
+    find_endpoint: FindEndpoint | None = None
+    _ports: dict[str, tuple[float, int]] = field(default_factory=dict)
     _found: dict[str, tuple[float, TopicRouteData | None]] = field(default_factory=dict)
 
     async def query_route(self, call: Call, request: Any) -> Any:
@@ -123,12 +135,30 @@ class Routes:
             return shares
         masters = {each.broker_name: each.broker_addrs.get(0, "") for each in route.broker_datas}
         for each in route.queue_datas:
-            address = parse_address(masters.get(each.broker_name, ""))
+            addr = masters.get(each.broker_name, "")
+            address = parse_address(addr)
             if address is not None and each.broker_name != self.broker_name:
-                other = _endpoints(address[0], endpoints.addresses[0].port)
+                port = await self._port_of(addr) or endpoints.addresses[0].port
+                other = _endpoints(address[0], port)
                 numbers = each.read_queue_nums, each.write_queue_nums, each.perm
                 shares.append(Share(each.broker_name, *numbers, other))
         return shares
+
+    async def _port_of(self, broker_addr: str) -> int:
+        """Return the port of another broker's endpoint if it is not the same as this broker's, else 0."""
+        now = asyncio.get_running_loop().time()
+        if (known := self._ports.get(broker_addr)) is not None and now - known[0] < PORT_S:
+            return known[1]
+        port = 0
+        if self.find_endpoint is not None:
+            try:
+                _, port = await asyncio.wait_for(self.find_endpoint(broker_addr), NAME_SERVER_TIMEOUT_S)
+            except (CometError, TimeoutError) as error:
+                log.info("broker %s: the port of its endpoint is unknown: %s", broker_addr, error)
+        if len(self._ports) >= MAX_CLUSTER_ROUTES:
+            self._ports.clear()
+        self._ports[broker_addr] = now, 0 if port == self.port else port
+        return self._ports[broker_addr][1]
 
     async def _route(self, topic: str) -> TopicRouteData | None:
         """Return a topic's route of the name servers: a known one for some time, or if they do not answer."""
