@@ -1,6 +1,7 @@
-"""Creation of private files and directories, for messages and settings. Only their owner can read them.
+"""Creation of private files and directories, for messages and settings, and their sync to disk.
 
-New files have mode 0600, new directories 0700. Existing files and directories keep their mode.
+New files have mode 0600 and new directories 0700, so that only their owner can read them. Existing files and
+directories keep their mode.
 """
 
 from __future__ import annotations
@@ -45,11 +46,16 @@ def replace_private(path: str, content: bytes) -> None:
         os.fsync(file.fileno())
     os.replace(fresh, path)
     if sys.platform != "win32":
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(directory)
+
+
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Sync a file, or a directory and thus the names in it, to disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def lock_file(path: str) -> Callable[[], None]:

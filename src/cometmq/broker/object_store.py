@@ -6,7 +6,6 @@ because clients can request them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -16,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import ConfigError
+from cometmq.private import sync_path
 from cometmq.store import ObjectStore, ObjectStoreFailed
 
 T = TypeVar("T")
@@ -119,21 +119,13 @@ class Directory(Objects):
         super().put(name, content)
         path = self._root / name
         for each in (path, path.parent, self._root, self._root.parent):
-            self._call(partial(_sync, each))
+            self._call(partial(sync_path, each))
 
     def names(self, prefix: str) -> list[str]:
         """Remove the files of uploads that were interrupted by a kill, and return the names of objects."""
         for path in (self._root / prefix).glob("*#*"):
             path.unlink(missing_ok=True)
         return super().names(prefix)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _first_line(error: Exception) -> str:

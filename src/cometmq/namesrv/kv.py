@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from cometmq.errors import BodyError, CommandError
-from cometmq.private import make_private_directory, open_private
+from cometmq.private import make_private_directory, open_private, sync_path
 from cometmq.protocol.lenient import loads
 
 # Limits for namespaces, keys and values from requests. The namespace ORDER_TOPIC_CONFIG is part of each
@@ -143,8 +143,4 @@ def write_file(path: str, content: bytes) -> None:
             os.unlink(path + ".bak")
         os.link(path, path + ".bak")
     os.replace(temporary, path)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(directory)

@@ -12,6 +12,7 @@ import msgspec
 
 from cometmq.admin import values
 from cometmq.admin.offsets import OffsetWay, QueueReset
+from cometmq.client.group.allocate import java_text
 from cometmq.message import MessageExt, MessageQueue, SendResult
 from cometmq.protocol import bodies
 from cometmq.protocol.bodies.admin import HaRuntimeInfo, PurgedQueue, QueryConsumeQueueBody
@@ -555,10 +556,6 @@ CLUSTER_RT_TITLES = "%-24s  %-24s  %-4s  %-8s  %-8s"
 CLUSTER_RT = "%-24s  %-24s  %-8s  %-16s  %-16s"
 
 
-def queue_text(queue: MessageQueue) -> str:
-    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
-
-
 def message_text(message: MessageExt) -> str:
     """Return all fields of a message in one line, as Java prints a message."""
     properties = ", ".join(f"{key}={value}" for key, value in sorted(message.properties.items()))
@@ -584,7 +581,7 @@ def send_time(row: values.SendTime, *, title: bool) -> Iterator[str]:
 
 
 def send_status(row: values.SendTime, topic: str) -> str:
-    queue = queue_text(MessageQueue(topic, row.broker_name, row.queue_id))
+    queue = java_text(MessageQueue(topic, row.broker_name, row.queue_id))
     return (
         f"rt={round(row.millis)}ms, SendResult=SendResult [sendStatus={row.result}, msgId={row.msg_id}, "
         f"offsetMsgId={row.offset_msg_id}, messageQueue={queue}, queueOffset={row.queue_offset}]"

@@ -18,6 +18,7 @@ from cometmq.admin.commands import formats, shell
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS
+from cometmq.client.group.allocate import java_text
 from cometmq.command_options import F, flag, name_option, number, opt, switch
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
@@ -336,7 +337,7 @@ async def print_msg(admin: Admin, charset: str, print_body: bool, **span: Any) -
     text_of(b"-", charset)  # Report an unknown charset even if all message bodies are empty
     whole = ReadRange(count=None, **span)
     async for queue, first, behind in admin.queue_bounds(whole):
-        shell.show_if_text(f"minOffset={first}, maxOffset={behind}, {formats.queue_text(queue)}")
+        shell.show_if_text(f"minOffset={first}, maxOffset={behind}, {java_text(queue)}")
         wanted = msgspec.structs.replace(whole, broker_name=queue.broker_name, queue_id=queue.queue_id)
         async for message in admin.read(wanted):
             show_line(message, text_of(bytes(message.body), charset) if print_body else NO_BODY)

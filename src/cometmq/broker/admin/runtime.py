@@ -140,14 +140,9 @@ class RuntimeAdmin:
         await store.retention.run_now(log_too=True)
         return frame.response()
 
-    @handles(RequestCode.ADD_BROKER)
-    def add_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """Refuse ADD_BROKER, which starts a broker in a broker container of 5.x."""
-        return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
-
-    @handles(RequestCode.REMOVE_BROKER)
-    def remove_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """Refuse REMOVE_BROKER, which stops a broker in a broker container of 5.x."""
+    @handles(RequestCode.ADD_BROKER, RequestCode.REMOVE_BROKER)
+    def change_container(self, _connection: Connection, frame: Frame) -> Frame:
+        """Refuse the requests that start and stop a broker in a broker container of 5.x."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
     @handles(RequestCode.GET_BROKER_RUNTIME_INFO)

@@ -169,7 +169,7 @@ def _ring_hash(text: str) -> int:
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
-def _java_text(queue: MessageQueue) -> str:
+def java_text(queue: MessageQueue) -> str:
     """Return the text form of a queue in Java, which Java's client hashes."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
@@ -203,7 +203,7 @@ class AllocateByConsistentHash:
         ring = sorted(points)
         mine: list[MessageQueue] = []
         for queue in queues:
-            at = bisect_left(ring, _ring_hash(_java_text(self.hashed_as(queue) if self.hashed_as else queue)))
+            at = bisect_left(ring, _ring_hash(java_text(self.hashed_as(queue) if self.hashed_as else queue)))
             if points[ring[at % len(ring)]] == client_id:
                 mine.append(queue)
         return mine

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from cometmq.pipeline.table.directory import partition_value
-from cometmq.pipeline.table.small_files import sync_local
+from cometmq.private import sync_path
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
@@ -74,7 +74,7 @@ class StagedFile:
         self._stream.close()
         where = f"{self._root}/{self._written}"
         if isinstance(self._filesystem, fs.LocalFileSystem):  # Remote stores make a file durable on close
-            sync_local(where)
+            sync_path(where)
         size = self._filesystem.get_file_info(where).size
         staged = {} if self._written == self._path else {"staged": self._written}
         return {**staged, "path": self._path, "rows": self._rows, "bytes": size}

@@ -11,6 +11,7 @@ from pyarrow import fs
 
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.objects import ConditionalPut
+from cometmq.private import sync_path
 
 
 class UncertainWrite(OSError):
@@ -54,9 +55,9 @@ def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
     with filesystem.open_output_stream(where) as stream:
         stream.write(content)
     if local:
-        sync_local(where)
+        sync_path(where)
         filesystem.move(where, path)
-        sync_local(os.path.dirname(path))
+        sync_path(os.path.dirname(path))
 
 
 def create_file(
@@ -105,14 +106,5 @@ def _create_local(path: str, content: bytes) -> bool:
         return False
     finally:
         os.unlink(temporary)
-    sync_local(directory)
+    sync_path(directory)
     return True
-
-
-def sync_local(path: str) -> None:
-    """Sync a local file or directory to disk. For a directory, this makes the names in it durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
