@@ -81,16 +81,37 @@ class World:
     def ack(self) -> None:
         self.expire()
         if self.handles:
-            offset, pop_ms = self.rng.choice(self.handles)
+            self._ack(*self.rng.choice(self.handles))
+
+    def _ack(self, offset: int, pop_ms: int) -> None:
+        message = self.messages[offset]
+        leased = not message.done and message.pop_ms == pop_ms and message.deadline_ms != -1
+        if self.leases.ack(KEY, offset, pop_ms):
+            assert not message.done
+            # Messages of an earlier run, and those that have become visible in place, can be acked late.
+            assert leased or pop_ms < self.born_ms or message.deadline_ms <= self.now_ms
+            message.done = True
+        else:
+            assert not leased
+
+    def ack_run(self) -> None:
+        """Ack several messages of one pop, or some of them and others."""
+        self.expire()
+        if not self.handles:
+            return
+        pop_ms = self.rng.choice(self.handles)[1]
+        popped = sorted({offset for offset, of_ms in self.handles if of_ms == pop_ms})
+        offsets = sorted(self.rng.sample(popped, min(len(popped), 5)))
+        left = self.leases.ack_run(KEY, offsets, pop_ms)
+        assert left == [each for each in offsets if each in left]
+        for offset in set(offsets) - set(left):
             message = self.messages[offset]
-            leased = not message.done and message.pop_ms == pop_ms and message.deadline_ms != -1
-            if self.leases.ack(KEY, offset, pop_ms):
-                assert not message.done
-                # Messages of an earlier run, and those that have become visible in place, can be acked late.
-                assert leased or pop_ms < self.born_ms or message.deadline_ms <= self.now_ms
-                message.done = True
-            else:
-                assert not leased
+            assert not message.done
+            assert message.pop_ms == pop_ms
+            assert message.deadline_ms != -1
+            message.done = True
+        for offset in left:
+            self._ack(offset, pop_ms)
 
     def renew(self) -> None:
         self.expire()
@@ -169,7 +190,12 @@ def test_no_message_is_lost_or_visible_while_leased(ordered, block):
     for seed in range(block * 150, block * 150 + 150):
         rng = random.Random(seed)
         world = World(rng, ordered)
-        steps = [world.pop] * 4 + [world.ack] * 5 + [world.send, world.wait, world.wait, world.renew]
+        steps = (
+            [world.pop] * 4
+            + [world.ack] * 5
+            + [world.ack_run]
+            + [world.send, world.wait, world.wait, world.renew]
+        )
         steps += [world.step_the_wall_clock]
         for _ in range(rng.randint(10, 120)):
             world.crash() if rng.random() < 0.01 else rng.choice(steps)()

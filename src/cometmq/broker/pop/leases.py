@@ -337,6 +337,25 @@ class Leases:
         self.end(lease)
         return True
 
+    def ack_run(self, key: QueueKey, offsets: Iterable[int], pop_ms: int) -> list[int]:
+        """Mark messages of one pop as done. Return the offsets for which `ack` must decide."""
+        queue = self.find(key)
+        if queue is None or queue.ordered:
+            return list(offsets)
+        left, leases, before = list[int](), queue.leases, len(queue.leases)
+        for offset in offsets:
+            lease = leases.get(offset)
+            if lease is None or lease.pop.pop_ms != pop_ms or lease.moving:
+                left.append(offset)
+            else:
+                lease.queue = None
+                del leases[offset]
+        if len(leases) < before:
+            self.dirty = True
+            self._ended(queue, before - len(leases))
+            self.settle(queue)
+        return left
+
     def _ack_ahead(self, key: QueueKey, queue: LeasedQueue | None, offset: int, pop_ms: int) -> bool:
         """Mark a message at or after the head as done.
 

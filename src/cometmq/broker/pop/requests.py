@@ -159,11 +159,11 @@ class PopProcessor:
                 raise CommandError(
                     ResponseCode.MESSAGE_ILLEGAL, f"a request can ack at most {MAX_ACKS_PER_REQUEST} messages"
                 )
+            pops, key = self.service.pops, (ack.consumer_group, topic, ack.queue_id)
             end = self.service.store.max_offset(topic, ack.queue_id)
-            for offset in offsets:
-                if offset < end:
-                    key = ack.consumer_group, topic, ack.queue_id
-                    self.service.pops.ack(key, offset, ack.pop_time)
+            stored = [each for each in offsets if each < end]
+            for offset in pops.leases.ack_run(key, stored, ack.pop_time):
+                pops.ack(key, offset, ack.pop_time)
         return frame.response()
 
     def decoded_handle(self, text: str) -> ReceiptHandle:
