@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, filter_class, sql92, tags
 from cometmq.client.group.subscription import as_subscriptions, with_tags
 from cometmq.errors import ConfigError
-from cometmq.message import MessageExt, MessageQueue, add_properties
+from cometmq.message import MessageExt, MessageQueue, add_properties, property_of
 from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.one import encode_record, iter_records
 
@@ -386,6 +386,20 @@ def test_properties_are_added_before_and_after_the_others_are_parsed(stored: byt
         assert list(message.properties.items()) == list(wanted.items())
         message.properties["MIN_OFFSET"] = "1"
     assert bounds == {"MIN_OFFSET": "0", "MAX_OFFSET": "3"}
+
+
+@pytest.mark.parametrize("stored", [b"", b"a\x011", b"b\x01a\x02c\x01\xff"])
+def test_a_property_is_read_without_the_others(stored: bytes) -> None:
+    for message in (received(stored), parsed(stored)):
+        add_properties([message], {"new": "1"})
+        add_properties([message], {"new": "2"})
+        wanted = decode_properties(stored) | {"new": "2"}
+        assert [property_of(message, name) for name in "abc"] == [wanted.get(name) for name in "abc"]
+        assert (property_of(message, "new"), message.properties) == ("2", wanted)
+    unread = received(stored)
+    assert property_of(unread, "x") is None
+    with pytest.raises(TypeError, match="unsupported"):  # Its properties are not parsed yet
+        msgspec.json.encode(unread)
 
 
 def test_functions_that_bypass_the_properties_do_not_return_wrong_ones() -> None:

@@ -7,13 +7,14 @@ come from other machines, so their lengths and numbers are bounded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from cometmq.errors import ProtocolError, shown
-from cometmq.message import MessageExt
+from cometmq.message import MessageExt, property_of
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.ext import parse_value
 from cometmq.protocol.headers import PopMessageResponseHeader
@@ -66,6 +67,10 @@ class TopicKind(IntEnum):
 
 
 _KINDS = tuple(TopicKind)
+_USUAL_HANDLE = re.compile(
+    "([0-9]{1,18}) ([0-9]{1,18}) ([0-9]{1,18}) ([0-9]{1,9}) ([012]) ([^ ]+) ([0-9]{1,9}) ([0-9]{1,18})"
+).fullmatch
+"""Handles with eight valid words. All others are parsed word by word, which finds the invalid part."""
 
 
 def subscribed_topic(topic: str, group: str) -> str:
@@ -122,6 +127,12 @@ class ReceiptHandle(NamedTuple):
 @lru_cache(maxsize=64)  # One request decodes a handle more than once
 def _decoded_handle(text: str) -> ReceiptHandle:
     format_ = "receipt handle"
+    if len(text) <= MAX_HANDLE_LENGTH and (usual := _USUAL_HANDLE(text)) is not None:
+        start, popped, invisible, revive, kind, broker_name, queue_id, offset = usual.groups()
+        return ReceiptHandle(
+            int(start), int(popped), int(invisible), int(revive), _KINDS[int(kind)], broker_name,
+            int(queue_id), int(offset),
+        )  # fmt: skip
     words = _words(format_, text, MAX_HANDLE_LENGTH, " ")
     if not 7 <= len(words) <= 9:
         raise PopFormatError(format_, text, f"it has {len(words)} words instead of 7 to 9")
@@ -223,7 +234,7 @@ class Receipts:
         Return None for any other value of the property, because a producer can set it, too: by sending on a
         message that it has popped, or to let the consumer acknowledge another message.
         """
-        text = message.properties.get(POP_CK)
+        text = property_of(message, POP_CK)
         if text is None:
             return None
         try:

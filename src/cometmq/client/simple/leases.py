@@ -12,7 +12,7 @@ from cometmq.client.cluster.workers import all_of
 from cometmq.client.group.group import Group
 from cometmq.client.group.subscription import Subscription
 from cometmq.errors import MessageIllegal
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageExt, MessageQueue, add_properties, property_of
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
 from cometmq.protocol.bodies.pop import pack_acks
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -124,30 +124,30 @@ class Leases:
 
     async def acknowledge(self, messages: Sequence[MessageExt]) -> None:
         """Acknowledge messages, those of a broker in one request. Then raise the first failure."""
-        by_broker: dict[tuple[str, str], list[MessageExt]] = {}
+        by_broker: dict[tuple[str, str], list[tuple[MessageExt, ReceiptHandle]]] = {}
         for message in messages:
-            by_broker.setdefault((receipt_of(message).broker_name, message.topic), []).append(message)
+            handle = receipt_of(message)
+            by_broker.setdefault((handle.broker_name, message.topic), []).append((message, handle))
         parts = [
             some[at : at + _MAX_ACKS] for some in by_broker.values() for at in range(0, len(some), _MAX_ACKS)
         ]
         await all_of(*map(self._acknowledge, parts))
 
-    async def _acknowledge(self, messages: list[MessageExt]) -> None:
+    async def _acknowledge(self, leased: list[tuple[MessageExt, ReceiptHandle]]) -> None:
         """Acknowledge messages of one topic and broker."""
-        if len(messages) == 1:
-            await self._acknowledge_one(messages[0])
+        message, first = leased[0]
+        if len(leased) == 1:
+            await self._acknowledge_one(message)
             return
-        handles = [receipt_of(message) for message in messages]
-        wrap, broker_name = self._instance.namespace.wrap, handles[0].broker_name
-        topic = messages[0].topic
-        acks = pack_acks(wrap(self._group.name), wrap(topic), handles)
+        wrap, broker_name, topic = self._instance.namespace.wrap, first.broker_name, message.topic
+        acks = pack_acks(wrap(self._group.name), wrap(topic), [handle for _, handle in leased])
         body = BatchAckMessageRequestBody(broker_name=broker_name, acks=acks).encode()
         queue = MessageQueue(topic, broker_name, ALL_QUEUES)
         addr, answer = await self._ask(queue, Frame.request(RequestCode.BATCH_ACK_MESSAGE, body=body))
         if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             succeeded(answer, addr, topic)
             return
-        for message in messages:  # the broker is older than 5.1
+        for message, _ in leased:  # the broker is older than 5.1
             await self._acknowledge_one(message)
 
     async def _acknowledge_one(self, message: MessageExt) -> None:
@@ -234,18 +234,20 @@ def attach_receipts(
 
     Raises PopFormatError if a field of the header is invalid.
     """
-    receipts = Receipts(header, topic, broker_name)
+    receipts, popped = Receipts(header, topic, broker_name), str(header.pop_time)
     for message in messages:
         handle, deliveries = receipts.of(message)
-        message.properties[POP_CK] = handle.encode()
-        message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
+        added = {POP_CK: handle.encode()}
+        if property_of(message, FIRST_POP_TIME) is None:
+            added[FIRST_POP_TIME] = popped
+        add_properties([message], added)
         message.topic = topic
         message.reconsume_times = deliveries
 
 
 def receipt_of(message: MessageExt) -> ReceiptHandle:
     """Return the receipt handle of a received message. Raises MessageIllegal for one not from receive()."""
-    text = message.properties.get(POP_CK)
+    text = property_of(message, POP_CK)
     try:
         if text is not None and (handle := ReceiptHandle.decode(text)).offset is not None:
             return handle

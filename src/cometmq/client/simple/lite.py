@@ -107,8 +107,8 @@ class LiteLeases(Leases):
         await asyncio.sleep(_POLL_S)
         return True
 
-    async def _acknowledge(self, messages: list[MessageExt]) -> None:
-        for message in messages:  # Brokers refuse batches
+    async def _acknowledge(self, leased: list[tuple[MessageExt, ReceiptHandle]]) -> None:
+        for message, _ in leased:  # Brokers refuse batches
             await self._acknowledge_one(message)
 
     def _lite_topic(self, message: MessageExt) -> str | None:

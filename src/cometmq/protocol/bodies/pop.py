@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -83,12 +84,12 @@ def pack_acks(group: str, topic: str, handles: Iterable[ReceiptHandle]) -> list[
 
     Raises BodyError if an offset is before its checkpoint's start, or too far from it.
     """
-    checkpoints: dict[ReceiptHandle, int] = {}
+    checkpoints: dict[tuple[Any, ...], int] = {}  # The bits by the first seven fields of the handles
     for handle in handles:
         bit = (handle.offset or 0) - handle.start_offset
         if not 0 <= bit < MAX_ACK_SPAN:
             raise BodyError("BatchAck", f"offset {handle.offset} is not near {handle.start_offset}", "b")
-        key = handle._replace(offset=None, commit_log_offset=None)
+        key = handle[:7]
         checkpoints[key] = checkpoints.get(key, 0) | 1 << bit
     return [
         BatchAck(
@@ -102,7 +103,8 @@ def pack_acks(group: str, topic: str, handles: Iterable[ReceiptHandle]) -> list[
             invisible_time=key.invisible_ms,
             bit_set=base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode(),
         )
-        for key, bits in checkpoints.items()
+        for first, bits in checkpoints.items()
+        for key in [ReceiptHandle(*first)]
     ]
 
 
