@@ -44,6 +44,9 @@ class Desk:
     def begin(self, batch: Batch) -> ConsumeContext | None:
         return None if batch.queue.dropped else ConsumeContext(batch.queue.message_queue)
 
+    def acknowledge_soon(self, _batch: Batch, _status: ConsumeStatus, _context: ConsumeContext) -> bool:
+        return False
+
     async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
         self.acknowledged.append((batch.first_offset, status))
         if len(self.acknowledged) == self._expected:

@@ -179,6 +179,23 @@ class TestLeases:
             box.open.set()
             await until(lambda: len(acked(broker)) == 50)
 
+    async def test_calls_begin_while_an_acknowledgement_is_under_way_up_to_a_limit(
+        self, namesrv: FakeNamesrv, broker: PopBroker, box: Box
+    ) -> None:
+        held: list[Frame] = []
+        broker.on(RequestCode.ACK_MESSAGE, held.append)
+        offer(broker, 1)
+        async with sharing(namesrv, box, consume_concurrency=2) as consumer:
+            await until(lambda: held)
+            offer(broker, 20)
+            # Four batches wait for the next request, and both workers for the result of theirs. Of the other
+            # messages, the member leases two for each worker.
+            await until(lambda: len(broker.ready) == 10)
+            assert (len(box.messages), consumer.health().consumed) == (7, 7)
+            broker.connections[-1].answer(held[0].response(0))
+            await until(lambda: len(acked(broker)) == 20)
+        assert len(box.messages) == 21
+
     async def test_leases_are_renewed_until_the_listener_returns(
         self, namesrv: FakeNamesrv, broker: PopBroker, box: Box
     ) -> None:
@@ -189,8 +206,9 @@ class TestLeases:
             assert {(each.offset, each.invisible_time) for each in broker.changes} == {(0, 1000), (1, 1000)}
             box.open.set()
             await until(lambda: len(acked(broker)) == 2)
-            renewed = broker.acks[0].extra_info.split()
-            assert renewed[3] == "4"  # the revive queue in the answer to a renewal
+            (batch,) = broker.batches
+            # the revive queue in the answers to the renewals
+            assert {each.revive_queue_id for each in batch.acks} == {4}
             broker.offer(b"idle", offset=5)
             await until(lambda: len(acked(broker)) == 3)
             count = len(broker.changes)

@@ -62,6 +62,13 @@ class ConsumeMode(Generic[C, S]):
     async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
         """Commit the messages of a batch, or have them consumed again, according to the listener's result."""
 
+    def acknowledge_soon(self, batch: Batch, status: S, context: C) -> bool:  # noqa: ARG002
+        """Acknowledge a batch without a wait for the result. Return False if `acknowledge` must be called.
+
+        If the broker does not accept it, this is only logged.
+        """
+        return False
+
     def postpone(self, context: C, delay_level: int) -> S:
         """Return the listener result that requests another delivery. Raises ConfigError for a bad level."""
         raise NotImplementedError

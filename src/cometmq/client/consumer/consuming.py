@@ -222,7 +222,8 @@ class Consuming(Generic[C, S]):
         batch.queue.stats.handled(count, now - batch.started_at, done=done)
         batch.queue.last_consume_at = now
         try:
-            await self._mode.acknowledge(batch, status, context)
+            if not self._mode.acknowledge_soon(batch, status, context):
+                await self._mode.acknowledge(batch, status, context)
         except CometError as error:
             queue = batch.queue.message_queue
             log.warning("could not acknowledge messages of %s; they are delivered again: %s", queue, error)

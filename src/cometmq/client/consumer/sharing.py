@@ -123,8 +123,11 @@ class Sharing(Concurrent):
         self._room = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None
         self._suspended = False
-        self._acks: dict[str, list[tuple[Sequence[MessageExt], asyncio.Future[None]]]] = {}
-        """Messages to acknowledge with the next request, by broker. A broker with a request has an entry."""
+        self._acks: dict[str, list[tuple[Sequence[MessageExt], asyncio.Future[None] | None]]] = {}
+        """Messages to acknowledge with the next request, by broker, and who waits for the result.
+
+        A broker with a request has an entry.
+        """
         self._tasks = Tasks()
         self._renewals = Periodic(
             asyncio.get_running_loop(),
@@ -310,6 +313,22 @@ class Sharing(Concurrent):
         finally:  # brokers do not announce that a queue has become free
             asyncio.get_running_loop().call_later(pause_s if failed else 0.0, self._receiver.nudge)
 
+    def acknowledge_soon(self, batch: Batch, status: Any, context: Any) -> bool:
+        """Let the next request acknowledge a batch, so that the worker can call the listener meanwhile."""
+        lock = self._held.get(batch)
+        # A worker waits for its request if the leases of the batch are being renewed, if some messages have
+        # failed, or if as many batches as a member leases wait for the next request.
+        if self._group.options.orderly or batch.queue.dropped or lock is None or lock.locked():
+            return False
+        if failed_messages(batch.messages, status, context)[0]:
+            return False
+        messages = batch.messages
+        if len(self._acks.get(messages[0].broker_name, ())) >= 2 * self._user.concurrency:
+            return False
+        self._let_go(batch)
+        self._enqueue(messages, None)
+        return True
+
     async def _settle(
         self, batch: Batch, failed: Sequence[MessageExt], level: int = 0, *, delay_s: float | None = None
     ) -> None:
@@ -327,12 +346,16 @@ class Sharing(Concurrent):
         """Acknowledge messages of one broker, in one request with those of other calls if there are any."""
         if not messages:
             return
-        broker, done = messages[0].broker_name, asyncio.get_running_loop().create_future()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._enqueue(messages, done)
+        await done
+
+    def _enqueue(self, messages: Sequence[MessageExt], done: asyncio.Future[None] | None) -> None:
+        broker = messages[0].broker_name
         if broker not in self._acks:
             self._acks[broker] = []
             self._tasks.start(self._send_acks(broker), name=f"cometmq-ack-{broker}")
         self._acks[broker].append((messages, done))
-        await done
 
     async def _send_acks(self, broker: str) -> None:
         while waiting := self._acks[broker]:
@@ -342,8 +365,15 @@ class Sharing(Concurrent):
                 await self._leases.acknowledge([each for messages, _ in waiting for each in messages])
             except Exception as error:
                 outcome = error
-            for _, done in waiting:
-                if not done.done():
+            for messages, done in waiting:
+                if done is None:
+                    if outcome is not None:
+                        queue = messages[0].queue
+                        log.warning(
+                            "could not acknowledge messages of %s; they are delivered again: %s",
+                            queue, outcome,
+                        )  # fmt: skip
+                elif not done.done():
                     done.set_result(None) if outcome is None else done.set_exception(outcome)
         del self._acks[broker]
 
