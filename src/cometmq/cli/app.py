@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from cometmq import __version__
 from cometmq.command_options import color_option
 from cometmq.text import did_you_mean
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 MAX_LIST_LINE_CHARS = 500  # maximum characters of a line in the list of commands; click's default is 45
 Commands = Mapping[str, tuple[str, str]]
@@ -79,6 +81,8 @@ class LazyGroup(CometGroup):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         found = [
             pair for pairs in self.lines(ctx).values() for pair in pairs if pair[0].startswith(incomplete)
         ]
