@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from cometmq import Message, MessageIllegal, Producer, PullConsumer, PushConsumer, filter_class, sql92, tags
 from cometmq.client.group.subscription import as_subscriptions, with_tags
 from cometmq.errors import ConfigError
-from cometmq.message import MessageExt, MessageQueue, add_properties, property_of
+from cometmq.message import MessageExt, MessageQueue, add_properties
+from cometmq.protocol.pop import property_of
 from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.one import encode_record, iter_records
 

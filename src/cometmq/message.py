@@ -458,18 +458,6 @@ def add_properties(messages: Iterable[MessageExt], properties: Mapping[str, str]
             stored.update(properties)
 
 
-def property_of(message: MessageExt, name: str) -> str | None:
-    """Return a property of a message, or None. Parses the stored properties only if they may contain it."""
-    stored = message._stored  # noqa: SLF001
-    if isinstance(stored, tuple):
-        for added in reversed(stored[2:]):
-            if name in added:
-                return added[name]
-        if name.encode() not in stored[1]:
-            return None
-    return message.properties.get(name)
-
-
 class SendStatus(Enum):
     """How safely the broker has stored a sent message. All four values mean that the message is stored.
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from cometmq.errors import ProtocolError, shown
-from cometmq.message import MessageExt, property_of
+from cometmq.message import MessageExt
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.ext import parse_value
 from cometmq.protocol.headers import PopMessageResponseHeader
@@ -204,6 +204,19 @@ def decode_order_counts(text: str | None) -> dict[CountKey, int]:
 
 
 # -- the receipt handles of a response
+
+
+def property_of(message: MessageExt, name: str) -> str | None:
+    """Return a property of a message, or None. Parses the stored properties only if they may contain it."""
+    stored = message._stored  # noqa: SLF001
+    if isinstance(stored, tuple):
+        added: Mapping[str, str]
+        for added in reversed(stored[2:]):
+            if name in added:
+                return added[name]
+        if name.encode() not in stored[1]:
+            return None
+    return message.properties.get(name)
 
 
 class Receipts:

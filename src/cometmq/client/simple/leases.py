@@ -12,7 +12,7 @@ from cometmq.client.cluster.workers import all_of
 from cometmq.client.group.group import Group
 from cometmq.client.group.subscription import Subscription
 from cometmq.errors import MessageIllegal
-from cometmq.message import MessageExt, MessageQueue, add_properties, property_of
+from cometmq.message import MessageExt, MessageQueue, add_properties
 from cometmq.protocol.bodies import BatchAckMessageRequestBody
 from cometmq.protocol.bodies.pop import pack_acks
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -26,7 +26,7 @@ from cometmq.protocol.headers import (
     PopMessageRequestHeader,
     PopMessageResponseHeader,
 )
-from cometmq.protocol.pop import PopFormatError, ReceiptHandle, Receipts
+from cometmq.protocol.pop import PopFormatError, ReceiptHandle, Receipts, property_of
 from cometmq.protocol.properties.values import FIRST_POP_TIME, POP_CK, UNIQ_KEY
 
 ALL_QUEUES = -1
