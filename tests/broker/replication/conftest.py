@@ -67,16 +67,16 @@ class Group:
                 self.introduce(slave)
         return broker
 
-    async def equal(self, name: str = "slave", timeout_s: float = 20.0) -> None:
+    async def equal(self, name: str = "slave") -> None:
         """Wait until the slave has the master's log and the master has been notified."""
         end = self.end("master")
-        await until(lambda: self.end(name) == end, timeout_s)
+        await until(lambda: self.end(name) == end)
 
-    async def known(self, count: int = 1, timeout_s: float = 20.0) -> None:
+    async def known(self, count: int = 1) -> None:
         """Wait until `count` slaves have reported the master's whole log."""
         slaves = self.brokers["master"].parts.replication.master.core.slaves
         end = self.end("master")
-        await until(lambda: sum(slave.acked == end for slave in slaves.values()) >= count, timeout_s)
+        await until(lambda: sum(slave.acked == end for slave in slaves.values()) >= count)
 
     def end(self, name: str) -> int:
         return self.brokers[name].parts.store.log.end

@@ -378,7 +378,7 @@ async def test_a_follower_deletes_what_its_leader_has_deleted(tmp_path):
         await group.equal()
         ledgers = [broker.parts.store.raft_log for broker in group.brokers.values()]
         ends = {raft_log.last for raft_log in ledgers}
-        await until(lambda: all(raft_log.first > min(ends) - 30 for raft_log in ledgers), 30)
+        await until(lambda: all(raft_log.first > min(ends) - 30 for raft_log in ledgers))
 
 
 async def test_requests_about_a_group_are_none_of_a_master(tmp_path):

@@ -141,7 +141,7 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
     assert (await peer.delete_topic("Gone")).code == 0
     await group.stop(leader)
     await group.start(away)
-    await until(lambda: any(map(group.leads, group.brokers)), 20)
+    await until(lambda: any(map(group.leads, group.brokers)))
     await group.hand_over(away)
     for member in (away, other):
         parts = group.brokers[member].parts
