@@ -18,13 +18,17 @@ import pytest
 from tests.cli.conftest import BIN, Run
 from tests.store.kit import open_store, send
 from tests.store.planted import extract_golden, flip, places, snapshot
+from tests.store.tiered.offload import fill, upload
 
 from cometmq import Message
+from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.object_store import object_store_of
 from cometmq.cli import main as cometmq_main
 from cometmq.cli import store as store_text
 from cometmq.cli.store import print_stats
 from cometmq.client.blocking import SyncProducer
 from cometmq.message import MessageExt
+from cometmq.settings import read_properties_file
 from cometmq.store.inspect.stats import Outlook, QueueStats, StoreStats, TopicStats
 from cometmq.testing.local import local_broker
 from cometmq.testing.process import StandaloneProcess
@@ -425,3 +429,38 @@ def test_a_topics_name_is_neither_markup_nor_an_escape(
     shown = capsys.readouterr().out
     assert "[red]:smile:\\x1b[2J" in shown
     assert "\x1b" not in shown
+
+
+class TestRestore:
+    CONF = "brokerName=b\nmappedFileSizeCommitLog=65536\nmaxHashSlotNum=100\nmaxIndexNum=400\n"
+
+    def test_a_directory_is_restored_from_the_objects_of_a_broker(self, store: Run, tmp_path: Path) -> None:
+        conf = tmp_path / "b.conf"
+        conf.write_text(f"{self.CONF}tieredStoreUri=file://{tmp_path}/objects\n")
+        objects = object_store_of(BrokerConfig.from_properties(read_properties_file(str(conf))))
+        first = open_store(tmp_path / "first", objects=objects)
+        fill(first, 3)
+        upload(first)
+        first.crash()
+
+        def run(*options: str) -> subprocess.CompletedProcess[str]:
+            return store("restore", str(tmp_path / "second"), "-c", str(conf), *options)
+
+        dry = run("--dry-run")
+        assert "the log from position 0 to 131072 would be restored from store" in dry.stdout
+        assert not (tmp_path / "second").exists()
+        report = json.loads(run("--json").stdout)
+        assert (report["end"], report["segments"], report["done"]) == (131072, 2, True)
+        assert report["messages"] > 40
+        again = run()
+        assert (again.returncode, "the directory is not empty" in again.stderr) == (1, True)
+        shutil.rmtree(tmp_path / "second")
+        done = run("--id", report["store_id"])
+        assert f"{report['messages']} messages in 2 queues" in done.stdout
+        assert "lost: the log from position 131072 on" in done.stdout
+        assert "0 errors, 0 warnings" in store("verify", str(tmp_path / "second"), "-c", str(conf)).stdout
+
+    def test_a_configuration_without_an_object_store_is_refused(self, store: Run, tmp_path: Path) -> None:
+        (tmp_path / "broker.conf").write_text(self.CONF)
+        done = store("restore", str(tmp_path))
+        assert (done.returncode, "tieredStoreUri" in done.stderr) == (1, True)

@@ -1,13 +1,14 @@
 """`cometmq store`: checks and repairs of a store directory of CometMQ or Apache RocketMQ.
 
 `verify`, `dump` and `stats` only read and need no lock, so they work while a broker runs. `rebuild` and
-`truncate` require that the broker is stopped.
+`truncate` require that the broker is stopped, `restore` an empty directory.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,14 @@ import click
 from cometmq.cli.app import CometGroup
 from cometmq.cli.options import COUNT, HELP, echo_json, print_table, progress_bar
 from cometmq.command_options import F, opt
-from cometmq.errors import CometError
+from cometmq.errors import CometError, ConfigError
 from cometmq.protocol.compression import decompress
 from cometmq.settings import read_properties_file, settings_of
 from cometmq.text import counted, local_time, printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
-    from cometmq.store import StoreConfig, TruncateReport
+    from cometmq.store import RestoreReport, StoreConfig, TruncateReport
     from cometmq.store.inspect import StoreStats, VerifyReport
 
 
@@ -65,7 +66,7 @@ def store_config(path: str | None) -> StoreConfig | None:
 
 @click.group(cls=CometGroup, context_settings=HELP)
 def store() -> None:
-    """Check, show, rebuild, truncate and measure a store directory (CometMQ's or Apache RocketMQ's)."""
+    """Check, show, rebuild, truncate, restore, measure a store directory (CometMQ's or Apache RocketMQ's)."""
 
 
 @store.command(context_settings=HELP)
@@ -138,6 +139,50 @@ def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int,
         echo_json(report)
     else:
         click.echo(truncate_text(report))
+
+
+@store.command(context_settings=HELP)
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
+@opt(
+    "-c --config config_file",
+    metavar="FILE",
+    show_default="DIR/broker.conf",
+    help="The lost broker's configuration.",
+)
+@opt(
+    "--id store_id",
+    metavar="ID",
+    default="",
+    show_default="the only one",
+    help="The store in the object store that is restored.",
+)
+@opt("--dry-run", is_flag=True, help="Only print what would be restored.")
+@opt("--json as_json", is_flag=True, help="Print JSON.")
+def restore(directory: str, config_file: str | None, store_id: str, dry_run: bool, as_json: bool) -> None:
+    """Restore the store in DIR, which must be empty, from the object store of a broker that lost its disk.
+
+    The configuration names the object store (tieredStoreUri), the broker and the lengths of its files. The
+    segments of the log stay in the object store but the newest; queues and index are computed from them. An
+    interrupted restore continues when it is repeated. Not restored: messages after the newest segment, and
+    the tables in DIR/config.
+    """
+    from cometmq.broker.base.config import BrokerConfig
+    from cometmq.broker.object_store import object_store_of
+    from cometmq.store import restore_store
+
+    path = os.path.join(directory, "broker.conf") if config_file is None else config_file
+    with settings_of(path):
+        properties = read_properties_file(path)
+        config = BrokerConfig.from_properties({**properties, "storePathRootDir": os.path.realpath(directory)})
+        objects = object_store_of(config)
+        if objects is None:
+            raise ConfigError("tieredStoreUri", "", "the object store of the lost broker")
+    with progress_bar("restoring") as progress:
+        report = restore_store(config.store, objects, store_id=store_id, dry_run=dry_run, progress=progress)
+    if as_json:
+        echo_json(report)
+    else:
+        click.echo(restore_text(report))
 
 
 @store.command(context_settings=HELP)
@@ -307,6 +352,27 @@ def truncate_text(report: TruncateReport) -> str:
         )
     else:
         lines.append(f"{report.root}: {what} would be removed; the log ends at {report.end}")
+    return "\n".join(printable(line, None) for line in lines)
+
+
+def restore_text(report: RestoreReport) -> str:
+    """Return what a restore has restored, and what is lost, as text."""
+    done = "restored" if report.done else "would be restored"
+    lines = [
+        f"{report.root}: the log from position {report.start} to {report.end} {done} from store "
+        f"{report.store_id} ({counted(report.segments, 'segment')}, {size_text(report.bytes)})"
+    ]
+    if report.done:
+        lines.append(f"{counted(report.messages, 'message')} in {counted(report.queues, 'queue')}")
+    if report.not_served:
+        lines.append(
+            f"{counted(report.not_served, 'record')} not served, as they fit into no queue (see the log)"
+        )
+    lines += [f"lost: the log from position {gap.start} to {gap.stop}" for gap in report.gaps]
+    lines.append(
+        f"lost: the log from position {report.end} on, messages after {time_text(report.newest_ms)}, and the "
+        "tables in config: settings of topics and groups, consumer offsets, accounts, deletions"
+    )
     return "\n".join(printable(line, None) for line in lines)
 
 

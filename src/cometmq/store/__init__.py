@@ -18,6 +18,7 @@ from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lookup import lost_units
 from cometmq.store.reading.queue_reader import GetStatus, ReadResult, RecordFilter, Unit, tag_matches
 from cometmq.store.recovery.store_layout import check_locations
+from cometmq.store.restore import LostRange, RestoreReport, restore_store
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
 from cometmq.store.tiered.layout import ObjectStore, ObjectStoreFailed
@@ -29,9 +30,9 @@ __all__ = [
     "CACHED", "DELAYS", "FILLER_SIZE", "GROUPS", "LOCATIONS", "OFFSETS", "SLAVE", "SMALL_FILES",
     "SYNC_MASTER", "TIMERS", "TOPICS", "UNIT_DTYPE", "WAITING", "WAITING_TOPICS", "WIRE_NAMES", "Appender",
     "Arrivals", "BatchRecords", "Body", "Buffer", "Clock", "Commit", "ConsumeQueue", "Disk", "DiskUsage",
-    "FileFacts", "Flag", "GetStatus", "JsonTable", "ManualClock", "MessageStore", "NotInMemory",
-    "ObjectStore", "ObjectStoreFailed", "QueueTable", "ReadResult", "Reads", "RecordFilter", "SteadyTime",
-    "StoreConfig", "StoreRefused", "TickMessage", "TimerTable", "TopicLimit", "Traits", "TruncateReport",
-    "Unit", "check_locations", "link_to", "links", "lost_units", "read_file", "replace_file", "tag_matches",
-    "truncate_log",
+    "FileFacts", "Flag", "GetStatus", "JsonTable", "LostRange", "ManualClock", "MessageStore", "NotInMemory",
+    "ObjectStore", "ObjectStoreFailed", "QueueTable", "ReadResult", "Reads", "RecordFilter", "RestoreReport",
+    "SteadyTime", "StoreConfig", "StoreRefused", "TickMessage", "TimerTable", "TopicLimit", "Traits",
+    "TruncateReport", "Unit", "check_locations", "link_to", "links", "lost_units", "read_file",
+    "replace_file", "restore_store", "tag_matches", "truncate_log",
 ]  # fmt: skip

@@ -282,28 +282,6 @@ async def test_with_tiered_storage_a_window_is_as_long_as_the_log_stays_on_the_d
     refused(await create(peer, "Orders", attributes="+retention.ms=360000001"), 1, "tieredReservedTime=100")
 
 
-@pytest.mark.parametrize(
-    ("store", "key", "field"),
-    [
-        ({}, "fileReservedTime", "file_reserved_time"),
-        ({"tieredStoreUri": "file://"}, "tieredLocalReservedTime", "tiered_local_reserved_time"),
-    ],
-)
-async def test_the_log_stays_on_the_disk_as_long_as_the_windows(started, tmp_path, caplog, store, key, field):
-    cluster, peer = await started(**{name: f"{uri}{tmp_path}/objects" for name, uri in store.items()})
-    config, dedup = cluster.broker.parts.config, cluster.broker.parts.dedup
-    await attributes(peer, f"+dedup.window.ms={90 * MINUTE_MS}")
-    for hours, code in (("2", 0), ("1", 1)):
-        answer = await peer.call(RequestCode.UPDATE_BROKER_CONFIG, None, f"{key}={hours}".encode())
-        assert answer.code == code
-    problem = "at least the dedup.window.ms=5400000 of topic Orders"
-    refused(answer, 1, problem)
-    assert config.store.local_reserved_time == 2
-    config.store = config.store.replace(**{field: 1})  # As by a settings file
-    dedup.load()
-    assert problem in caplog.text
-
-
 async def test_keys_of_a_deleted_topic_are_forgotten(cluster, orders):
     await send(orders, "K", body=b"old")
     assert (await orders.delete_topic("Orders")).code == 0
@@ -346,22 +324,6 @@ async def test_only_the_segments_of_the_window_are_read(tmp_path, monkeypatch):
     async with running(tmp_path, clock=clock, **small):
         assert 20 <= len(found) < 30
     assert {b"2-%d" % number for number in range(20)} <= set(found)
-
-
-async def test_a_segment_that_begins_while_the_clock_is_set_back_does_not_hide_the_earlier_ones(tmp_path):
-    clock = ShiftedClock()
-    small = {"mappedFileSizeCommitLog": str(64 << 10)}
-    async with running(tmp_path, clock=clock, **small) as (broker, peer):
-        await attributes(peer, WINDOW)
-        await send(peer, "early", body=bytes(60_000))
-        segments = broker.parts.store.log.segments
-        for shift_ms, count in ((0, 2), (-60 * MINUTE_MS, 4), (0, 5)):
-            clock.shift_ms = shift_ms
-            while len(segments) < count:
-                await send(peer, f"{count}-{len(segments)}", body=bytes(40_000))
-        first = place(await send(peer, "early"))
-    async with running(tmp_path, clock=clock, **small) as (_, peer):
-        assert place(await send(peer, "early")) == first
 
 
 async def test_a_record_that_must_be_read_from_the_disk_delays_only_its_duplicate(tmp_path):

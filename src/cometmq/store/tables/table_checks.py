@@ -99,10 +99,14 @@ class TieredSegment(NamedTuple):
 
 
 class TieredSegmentTable(Body, forbid_unknown_fields=True):
-    """The content of `tieredSegments.json`: the segments by first log position."""
+    """The content of `tieredSegments.json`: the segments by first log position.
+
+    `restoring` is True while the directory is restored from the object store.
+    """
 
     store_id: str = ""
     segments: dict[int, TieredSegment] = empty(dict)
+    restoring: bool = False
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:

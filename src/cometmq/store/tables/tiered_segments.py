@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 
+from cometmq.errors import StoreError
 from cometmq.store.base.disk import Disk
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import TIERED, TieredSegment, TieredSegmentTable
@@ -30,18 +31,36 @@ class TieredSegments:
             objects of an earlier one.
     """
 
-    def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table. Raises OSError, and StoreCorrupt: with an empty one, messages would be lost."""
-        self._table = JsonTable(os.path.join(root, "config", TIERED), disk)
+    def __init__(self, disk: Disk, root: str, *, restoring: str = "") -> None:
+        """Load the table, or begin or continue the restore of the store with the id `restoring`.
+
+        Raises OSError, StoreCorrupt, as with an empty table messages would be lost, and StoreError if the
+        directory is being restored, and not by this caller.
+        """
+        self._table = _table_in(disk, root)
         self._lock = threading.Lock()
         found = TieredSegmentTable.from_plain(self._table.load())
-        self.store_id = found.store_id
+        if found.restoring and found.store_id != restoring:
+            problem = f"the restore of store {found.store_id} is not complete: repeat `cometmq store restore`"
+            raise StoreError(problem, self._table.path)
+        self._restoring = bool(restoring)
+        self.store_id = found.store_id or restoring
         self.by_base: Mapping[int, TieredSegment] = found.segments
         self.begin = min(self.by_base, default=_NOWHERE)
         """The first position of the oldest segment; beyond every log without segments."""
-        if not self.store_id:
-            self.store_id = secrets.token_hex(8)
+        if not found.store_id:
+            self.store_id = self.store_id or secrets.token_hex(8)
             self._replace(self.by_base)
+
+    @staticmethod
+    def is_restoring(disk: Disk, root: str) -> bool:
+        """Return whether a directory contains an interrupted restore. Raises StoreCorrupt, OSError."""
+        return TieredSegmentTable.from_plain(_table_in(disk, root).load()).restoring
+
+    def finish_restore(self) -> None:
+        """Let brokers open the directory. An OSError leaves the table unchanged."""
+        self._restoring = False
+        self._replace(self.by_base)
 
     def add(self, base: int, segment: TieredSegment) -> None:
         """Add a segment durably. Any thread may call this. An OSError leaves the table unchanged."""
@@ -55,5 +74,10 @@ class TieredSegments:
 
     def _replace(self, segments: Mapping[int, TieredSegment]) -> None:
         plain = {str(base): list(segment) for base, segment in sorted(segments.items())}
-        self._table.save({"storeId": self.store_id, "segments": plain})
+        marker = {"restoring": True} if self._restoring else {}
+        self._table.save({"storeId": self.store_id, "segments": plain, **marker})
         self.by_base, self.begin = segments, min(segments, default=_NOWHERE)
+
+
+def _table_in(disk: Disk, root: str) -> JsonTable:
+    return JsonTable(os.path.join(root, "config", TIERED), disk)

@@ -28,10 +28,18 @@ BLOCK = 512 << 10
 DATA, CRCS, MANIFEST = ".log", ".crc", ".json"
 _DIGITS = 20
 _VERSION = 1
+_MAX_MANIFEST = 4096
 
 
 class ObjectStoreFailed(OSError):
     """An operation on the object store failed. The same operation may succeed later."""
+
+
+class Damaged(ObjectStoreFailed):
+    """An object is not what was uploaded."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} does not match its CRC")
 
 
 class ObjectStore(Protocol):
@@ -106,6 +114,49 @@ def segment_in(content: bytes, base: int, size: int) -> TieredSegment | None:
     if (found.position, found.size, found.version, found.block_size) != (base, size, _VERSION, BLOCK):
         return None
     return TieredSegment(found.size, found.crc, found.modified_ms)
+
+
+def manifest_at(objects: ObjectStore, store_id: str, base: int, size: int) -> TieredSegment | None:
+    """Read the manifest of a segment. Return None if it is not valid. Raises ObjectStoreFailed."""
+    name = object_name(store_id, base, MANIFEST)
+    length = objects.size(name) or 0
+    return segment_in(objects.get(name, 0, min(length, _MAX_MANIFEST)), base, size)
+
+
+def checked_crcs(objects: ObjectStore, store_id: str, base: int, segment: TieredSegment) -> bytes:
+    """Return the CRCs of a segment's blocks. Raises ObjectStoreFailed, which is Damaged if they differ."""
+    crcs = objects.get(object_name(store_id, base, CRCS), 0, crcs_length(segment.size))
+    if crc32(crcs) != segment.crc or len(crcs) != crcs_length(segment.size):
+        raise Damaged(object_name(store_id, base, CRCS))
+    return crcs
+
+
+def checked_blocks(
+    objects: ObjectStore,
+    store_id: str,
+    base: int,
+    segment: TieredSegment,
+    crcs: bytes,
+    first: int,
+    count: int,
+) -> bytes:
+    """Return consecutive blocks of a segment: those before the first damaged one.
+
+    Raises ObjectStoreFailed, which is Damaged if that is the first one.
+    """
+    name, length = object_name(store_id, base, DATA), blocks_length(segment, first, count)
+    data = objects.get(name, first * BLOCK, length)
+    expected = np.frombuffer(crcs, ">u4", count, 4 * first).tolist()
+    found = [crc32(data[at : at + BLOCK]) for at in range(0, length, BLOCK)]
+    good = next((n for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), count)
+    if not good:
+        raise Damaged(name)
+    return data[: good * BLOCK]
+
+
+def blocks_length(segment: TieredSegment, first: int, count: int) -> int:
+    """Return the length of `count` blocks of a segment, the last of which may be shorter."""
+    return min(count * BLOCK, segment.size - first * BLOCK)
 
 
 class Pieces:

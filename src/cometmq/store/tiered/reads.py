@@ -19,21 +19,19 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from cometmq import logs
-from cometmq.protocol.checksum import crc32
 from cometmq.store.base.disk import Buffer
 from cometmq.store.base.files import NotInMemory, Reads
 from cometmq.store.tables.tiered_segments import TieredSegments
 from cometmq.store.tiered.layout import (
     BLOCK,
-    CRCS,
-    DATA,
+    Damaged,
     ObjectStore,
     ObjectStoreFailed,
-    crcs_length,
-    object_name,
+    blocks_length,
+    checked_blocks,
+    checked_crcs,
     unavailable,
 )
 
@@ -231,33 +229,21 @@ class TieredReads:
         segment = self.table.by_base.get(base)
         if segment is None:
             raise ObjectStoreFailed("the segment has just been deleted")
-        crcs = self._crcs.get(base)
-        if crcs is None:
-            name = object_name(self.table.store_id, base, CRCS)
-            crcs = self.objects.get(name, 0, crcs_length(segment.size))
-            if crc32(crcs) != segment.crc:
-                raise self._damage(base, CRCS)
-            self._crcs[base] = crcs
-            while len(self._crcs) > _MAX_CRCS_KEPT:
-                self._crcs.popitem(last=False)
-        length = min(count * BLOCK, segment.size - first * BLOCK)
-        data = self.objects.get(object_name(self.table.store_id, base, DATA), first * BLOCK, length)
+        place = self.objects, self.table.store_id, base, segment
+        try:
+            crcs = self._crcs.get(base)
+            if crcs is None:
+                crcs = self._crcs[base] = checked_crcs(*place)
+                while len(self._crcs) > _MAX_CRCS_KEPT:
+                    self._crcs.popitem(last=False)
+            data = checked_blocks(*place, crcs, first, count)
+        except Damaged:
+            self.counts.damaged += 1
+            raise
         self.counts.reads += 1
         self.counts.read_bytes += len(data)
-        expected = np.frombuffer(crcs, ">u4", count, 4 * first).tolist()
-        found = [crc32(data[at : at + BLOCK]) for at in range(0, length, BLOCK)]
-        good = next(
-            (n for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), count
-        )
-        if good < count:
-            damage = self._damage(base, DATA)
-            if not good:
-                raise damage
-        return data[: good * BLOCK]
-
-    def _damage(self, base: int, ending: str) -> ObjectStoreFailed:
-        self.counts.damaged += 1
-        return ObjectStoreFailed(f"{object_name(self.table.store_id, base, ending)} does not match its CRC")
+        self.counts.damaged += len(data) < blocks_length(segment, first, count)
+        return data
 
     def _failed(self, failure: BaseException) -> BaseException:
         """Count and log a failed read. Return the exception for the client."""

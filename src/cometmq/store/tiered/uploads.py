@@ -38,8 +38,8 @@ from cometmq.store.tiered.layout import (
     base_of,
     crcs_length,
     manifest,
+    manifest_at,
     object_name,
-    segment_in,
 )
 from cometmq.store.tiered.reads import TieredReads
 
@@ -48,7 +48,6 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 _HOUR_MS = 3_600_000
-_MAX_MANIFEST = 4096
 _THREADS = 2  # one for uploads, and one for retention, which must not wait for uploads
 
 
@@ -203,11 +202,9 @@ class TieredUploads:
         self._swept = self.reads.complete = True
 
     async def _adopt(self, base: int) -> None:
-        """Add a complete segment that the table lacks, as after a restore. Delete it if it has expired."""
-        length = await self._run(self.objects.size, self._name(base, MANIFEST)) or 0
-        content = await self._run(self.objects.get, self._name(base, MANIFEST), 0, min(length, _MAX_MANIFEST))
+        """Add a complete segment that the table, an older one, lacks. Delete it if it has expired."""
         size = self.commit_log.segment_size
-        segment = segment_in(content, base, size)
+        segment = await self._run(manifest_at, self.objects, self.table.store_id, base, size)
         if segment is None or base % size:
             log.error("%s is not a manifest, and its segment is ignored", self._name(base, MANIFEST))
         elif self._expired(segment.modified_ms):
