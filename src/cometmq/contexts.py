@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 
 
 class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The connection settings of a cluster. They have the values of the variables in `variables`."""
+    """The connection settings of a cluster. Their values are those of the environment variables."""
 
     namesrv: str
     access_key: str = ""

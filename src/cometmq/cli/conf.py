@@ -105,9 +105,9 @@ def acl() -> None:
 def explain(
     user: str, action: str, resource: str, config_file: str | None, conf: str | None, host: str, as_json: bool
 ) -> None:
-    """Explain whether the account USER may ACTION the RESOURCE, and which rule decides.
+    """Explain whether the account USER may ACTION the RESOURCE, and name the rule that decides.
 
-    The exit code is 1 if the account may not.
+    The exit code is 1 if the action is denied.
 
     RESOURCE: `topic:NAME`, `group:NAME`, or NAME, which is a topic. The action `admin` has no resource: one
     permission covers all administration requests.
@@ -147,9 +147,9 @@ def _directory(config_file: str | None, conf: str | None) -> str:
 
 @click.group(cls=CometGroup, context_settings=HELP)
 def context() -> None:
-    """Name clusters, and choose the one that commands use when they are given no name servers.
+    """Name clusters, and choose the cluster for commands without name servers.
 
-    COMETMQ_CONTEXT=NAME chooses one for a shell, or for a command.
+    COMETMQ_CONTEXT=NAME chooses a context for one shell or one command.
     """
 
 
@@ -181,7 +181,7 @@ def list_contexts(as_json: bool) -> None:
 @opt(
     "--tls", metavar="FILE", default="", show_default=False, help="TLS: RocketMQ's settings file, or `true`."
 )
-@opt("--use", is_flag=True, help="Also make it the current context.")
+@opt("--use", is_flag=True, help="Make NAME the current context.")
 def add(name: str, namesrv: str, access_key: str, secret_key: str | None, tls: str, use: bool) -> None:
     """Add the context NAME, or replace it."""
     check_utf8(name, namesrv, access_key, secret_key, tls)

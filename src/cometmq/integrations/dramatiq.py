@@ -314,7 +314,7 @@ class _LeasingConsumer(Consumer):
             how = Settlement.ACK
             try:
                 self._broker.run(self._broker.send(self._topic, again))
-            except (ConfigError, MessageIllegal) as error:  # it would end each consumer that receives it
+            except (ConfigError, MessageIllegal) as error:  # an error raised here would end the consumer
                 log.error("message %s of topic %s is refused: %s", leased.msg_id, self._topic, error)
                 how = Settlement.DEAD
             self._settle(tag, how)

@@ -180,7 +180,7 @@ class Inbox:
     async def _receive(self, consumers: dict[str, QueueConsumer], count: int) -> bool:
         """Receive messages of the first queue that has some. Each call begins with another queue.
 
-        Return False if all queues are empty. No request waits: after a cancel it would still lease messages.
+        Return False if all queues are empty. Requests do not wait: after a cancel they would lease messages.
         """
         names = list(consumers)
         first = next(self._turns) % len(names)
@@ -222,9 +222,9 @@ class Inbox:
             self._work.set()
 
     def drop(self, tag: str) -> None:
-        """Renew the lease of a message no more. It is delivered again, as a retry, when the lease ends.
+        """Stop renewing the lease of a message. It is delivered again, as a retry, when the lease ends.
 
-        If its queue is not consumed any more, close() releases it earlier.
+        If its queue is no longer consumed, close() releases the message earlier.
         """
         held = self._held.get(tag)
         if held is not None and held.queue in self._consumers:

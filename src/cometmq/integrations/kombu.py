@@ -227,7 +227,7 @@ class LeasingChannel(virtual.Channel):
         watched = self.connection.offsets.get(queue, {})
         for (topic, tag), offsets in list(watched.items()):
             if topic != topic_name("", BROADCAST) or len(watched) == 1:
-                yield tag, offsets  # only a queue without bindings receives messages by its name
+                yield tag, offsets  # a queue with bindings does not also receive messages by its own name
 
     def basic_cancel(self, consumer_tag: str) -> None:
         queue = self._tag_to_queue.get(consumer_tag)

@@ -1,4 +1,4 @@
-"""A table of the keys of a topic's newest messages, with which sends to the topic are deduplicated."""
+"""A table of the keys of a topic's newest messages, by which sends to the topic are deduplicated."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from hashlib import blake2b
 
 from cometmq.protocol.properties.values import NAME_END, VALUE_END
 
-# Longer keys are replaced by a digest, which is as long as no other key: so the memory of a key is bounded.
+# Longer keys are replaced by a digest, to bound their memory. No stored key has the length of a digest.
 _MAX_KEY_BYTES = 63
 _DIGEST_BYTES = 64
 
 Stored = OrderedDict[bytes, tuple[int, int]]
-"""For each key, the log position and the store time (ms) of its message, in the order of the log."""
+"""The log position and the store time (ms) of messages by key, in the order of the log."""
 
 
 @dataclass(eq=False, slots=True)
 class KeyTable:
-    """The keys that a topic's messages of the last `window_ms` milliseconds have in the property `name`.
+    """The keys of a topic's messages of the last `window_ms` milliseconds, from the property `name`.
 
     Attributes:
-        older: The keys of messages that were stored before those in `keys`, as a scan of the log has found.
-        duplicates: The number of messages that were not stored, because their keys were found.
-        forgotten: The number of keys that were removed within their window, because the table was full.
+        older: The keys of earlier messages than those in `keys`, which a scan of the log has found.
+        duplicates: The number of messages that were not stored, because the table has their keys.
+        forgotten: The number of keys that were removed within the window, because the table was full.
     """
 
     topic: str
@@ -40,8 +40,8 @@ class KeyTable:
     def key_of(self, properties: bytes) -> bytes:
         """Return the key of a message, or b"" if it has none.
 
-        The first value of the property counts: RocketMQ 4.9 appends the properties of a batch, among them the
-        batch's own unique key, to those of its messages.
+        If the property occurs twice, its first value is used: RocketMQ 4.9 appends the properties of a batch,
+        including the unique key of the batch, to those of its messages.
         """
         marker = self.name + NAME_END
         at = properties.find(marker)
@@ -54,7 +54,7 @@ class KeyTable:
         return key if len(key) <= _MAX_KEY_BYTES else blake2b(key, digest_size=_DIGEST_BYTES).digest()
 
     def find(self, key: bytes, now_ms: int) -> int | None:
-        """Return the log position of the message with a key, or None if there is none within the window.
+        """Return the log position of the message with a key, or None if the window has no such message.
 
         A message whose store time is after `now_ms`, because the clock was set back, is within the window.
         """
@@ -62,12 +62,12 @@ class KeyTable:
         return known[0] if known is not None and now_ms - known[1] <= self.window_ms else None
 
     def put(self, key: bytes, position: int, store_ms: int, now_ms: int, most: int) -> None:
-        """Add the key of a message behind all others. If that are more than `most`, forget the oldest."""
+        """Add the key of the newest message. Forget the oldest key if the table has more than `most`."""
         self.older.pop(key, None)
         self.keys.pop(key, None)
         self.keys[key] = position, store_ms
-        for _ in range(2):  # More than one, so that the table shrinks when the window or the rate does
-            first = self.older or self.keys  # A scan in a thread may replace `older` at any time
+        for _ in range(2):  # more than one, so that the table shrinks if the window or the rate shrinks
+            first = self.older or self.keys  # a scan in a thread may replace `older` at any time
             oldest = next(iter(first.values()), None)
             if oldest is None or now_ms - oldest[1] <= self.window_ms:
                 break

@@ -153,7 +153,7 @@ def is_structured(message: Stored) -> bool:
 
 
 def attributes_of(message: Stored) -> dict[str, str]:
-    """Return the attributes of an event in binary mode, or the attributes of a new event for the message."""
+    """Return the attributes of the event in a message, or of a new event if the message contains none."""
     properties = message.properties
     if SPEC_VERSION not in properties:
         return {

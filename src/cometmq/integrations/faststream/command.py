@@ -43,7 +43,7 @@ class SendOptions(TypedDict, total=False):
 def check_names(options: SendOptions) -> None:
     """Raise TypeError for an option that does not exist."""
     for name in options.keys() - SendOptions.__annotations__.keys():
-        raise TypeError(f"a message has no option {name!r}, but {', '.join(SendOptions.__annotations__)}")
+        raise TypeError(f"unknown option {name!r}, not one of {', '.join(SendOptions.__annotations__)}")
 
 
 class CometMQResponse(Response):
