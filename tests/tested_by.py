@@ -79,7 +79,7 @@ console/test_app.py: console/messages/dead_group console/messages/message consol
 console/test_brokers.py: console/pages/name_servers console/pages/overview console/widgets/charts
     console/widgets/settings
 console/test_clusters.py: console/base/errors
-console/test_gate.py: console/auth/attempts console/auth/http console/auth/login
+console/test_gate.py: console/auth/attempts console/auth/http
 console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/history
