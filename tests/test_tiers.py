@@ -93,6 +93,27 @@ def test_a_representative_row_that_does_not_exist_is_refused(suite: Path, row: s
     assert (refused in run_pytest(suite)) == (row == "3")
 
 
+@pytest.mark.parametrize(
+    ("codes", "green"),
+    [((0, 0), True), ((5, 0), True), ((0, 5), True), ((5, 5), False), ((1, 0), False), ((5, 1), False)],
+)
+def test_a_selection_may_leave_out_one_half_of_all_tests(
+    tmp_path: Path, codes: tuple[int, int], green: bool
+) -> None:
+    """pytest's exit code is 5 if no test is selected, and 1 if one fails."""
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *"--tier test"*) exit {codes[0]};; *) exit {codes[1]};; esac\n'
+    )
+    python.chmod(0o755)
+    made = [option for target in ("java", "lint", ".venv/.compiled") for option in ("-o", target)]
+    command = ["make", "-f", str(Path(__file__).parents[1] / "Makefile"), *made, "test-all"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) == green, done.stdout + done.stderr
+    assert done.stdout.count("no test is selected by: ") == codes.count(5)
+
+
 def test_a_run_whose_cache_cannot_be_written_is_green_all_the_same(suite: Path) -> None:
     (suite / "cache").write_text("a file, not a directory")
     output = run_pytest(suite, "--tier", "fast")

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -206,7 +207,16 @@ class TestOptions:
         assert "Traceback" not in failed.stderr
 
 
+@pytest.fixture
+def hangups_not_ignored() -> Iterator[None]:
+    """Let child processes begin with the default handler of SIGHUP, even if this run ignores it (`nohup`)."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class TestLife:
+    @pytest.mark.usefixtures("hangups_not_ignored")
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_stops_each_server_cleanly(self, serve: Serve, tmp_path: Path, signum: int) -> None:
         with serve("mqnamesrv", "--port", "0") as namesrv:

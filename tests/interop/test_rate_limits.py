@@ -36,13 +36,17 @@ def test_all_sends_succeed_and_the_rate_is_held(space: Space, mode: str) -> None
 
 
 def test_a_refused_send_succeeds_by_the_clients_own_retries(space: Space) -> None:
-    """Another message has used the bytes of the next 2.8 s, so the first tries are refused."""
+    """Another message has used the bytes of the next 4.8 s, so the first tries are refused."""
     limit(space, "+rate.send.bytes=1000")
+    once, patient = space.producer(timeout=20_000, retries=0), space.producer(timeout=20_000, retries=9)
     began = time.monotonic()
-    space.java.send(space.producer(), [message(space.topic, bytes(3_800))])
-    (result,) = space.java.send(space.producer(timeout=10_000), [message(space.topic, bytes(10))])
+    space.java.send(once, [message(space.topic, bytes(5_800))])
+    with pytest.raises(JavaError) as refused:
+        space.java.send(once, [message(space.topic, bytes(10))])
+    assert refused.value.code == 14
+    (result,) = space.java.send(patient, [message(space.topic, bytes(10))])
     assert result["status"] == "SEND_OK"
-    assert time.monotonic() - began >= 2.8
+    assert time.monotonic() - began >= 4.8
 
 
 def test_a_send_that_would_wait_too_long_is_tried_three_times(space: Space) -> None:
