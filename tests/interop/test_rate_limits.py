@@ -38,7 +38,8 @@ def test_all_sends_succeed_and_the_rate_is_held(space: Space, mode: str) -> None
 def test_a_refused_send_succeeds_by_the_clients_own_retries(space: Space) -> None:
     """Another message has used the bytes of the next 4.8 s, so the first tries are refused."""
     limit(space, "+rate.send.bytes=1000")
-    once, patient = space.producer(timeout=20_000, retries=0), space.producer(timeout=20_000, retries=9)
+    once = space.producer(timeout=20_000, retries=0, compressOver=100_000)
+    patient = space.producer(timeout=20_000, retries=9)
     began = time.monotonic()
     space.java.send(once, [message(space.topic, bytes(5_800))])
     with pytest.raises(JavaError) as refused:
