@@ -80,7 +80,7 @@ def shown_by_zsh(env: dict[str, str], typed: str, wanted: str) -> str | None:
         zsh.type('autoload -U compinit; compinit -u -D; eval "$(cometmq completion zsh)"; echo re""ady\r')
         assert zsh.until("ready")
         zsh.type(typed)
-        return zsh.until(wanted, within_s=10)
+        return zsh.until(wanted, within_s=30)
 
 
 def again(find: Callable[[], object], wanted: Callable[[object], bool]) -> object:
@@ -177,7 +177,7 @@ class TestNames:
                 bash.type('eval "$(cometmq completion bash)"; echo re""ady\r')
                 assert bash.until("ready")
                 bash.type(f"echo cometmq tail; cometmq tail -n {cluster.namesrv} orders-\t")
-                return bash.until("orders-eu", within_s=10)
+                return bash.until("orders-eu", within_s=30)
 
         assert again(shown, bool)
 

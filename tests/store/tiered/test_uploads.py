@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -193,51 +194,47 @@ def test_without_an_upload_segments_stay_for_the_normal_time_and_their_loss_is_c
     assert "although it was never uploaded" in caplog.text
 
 
-@pytest.mark.parametrize("ending", ["log", "crc"])
-def test_a_segment_is_kept_and_uploaded_again_if_somebody_has_deleted_its_object(
-    tmp_path: Path, ending: str
+def lose(ending: str) -> Callable[[MessageStore, MemoryObjects], None]:
+    def lose(_: MessageStore, objects: MemoryObjects) -> None:
+        del objects.objects[next(name for name in objects.objects if name.endswith(ending))]
+
+    return lose
+
+
+def change_log(store: MessageStore, _: MemoryObjects) -> None:
+    """As after a cut of the log while tiered storage was off: the log has grown with other records."""
+    path = Path(store.log.path_of(0))
+    path.write_bytes(path.read_bytes().replace(b"7 \0", b"8 \0"))
+    age(store)
+
+
+def answer_nothing(_: MessageStore, objects: MemoryObjects) -> None:
+    objects.fail()
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [lose("log"), lose("crc"), change_log, answer_nothing],
+    ids=["no log", "no checksum", "another log", "no answer"],
+)
+def test_a_segment_is_kept_until_its_upload_is_whole_and_equal(
+    tmp_path: Path, disturb: Callable[[MessageStore, MemoryObjects], None]
 ) -> None:
     objects = MemoryObjects()
     store = tiered(tmp_path, objects)
     fill(store, 2)
     age(store)
     upload(store)
-    del objects.objects[next(name for name in objects.objects if name.endswith(ending))]
-
+    disturb(store, objects)
     assert run_retention(store) == []
+
+    objects.heal()
     upload(store)
     assert objects.endings() == {0: ALL}
-    assert len(run_retention(store)) > 0
-
-
-def test_a_segment_that_differs_from_its_upload_is_uploaded_again(tmp_path: Path) -> None:
-    """A cut of the log while tiered storage was off lets the log grow with other records."""
-    objects = MemoryObjects()
-    store = tiered(tmp_path, objects)
-    fill(store, 2)
-    age(store)
-    upload(store)
-    path = Path(store.log.path_of(0))
-    path.write_bytes(path.read_bytes().replace(b"7 \0", b"8 \0"))
-    age(store)
-
-    assert run_retention(store) == []
-    upload(store)
-    assert (
-        next(content for name, content in objects.objects.items() if name.endswith("log"))
-        == path.read_bytes()
+    assert Path(store.log.path_of(0)).read_bytes() == next(
+        content for name, content in objects.objects.items() if name.endswith("log")
     )
-
-
-def test_an_object_store_that_does_not_answer_keeps_segments_here(tmp_path: Path) -> None:
-    objects = MemoryObjects()
-    store = tiered(tmp_path, objects)
-    fill(store, 2)
-    age(store)
-    upload(store)
-    objects.fail()
-
-    assert run_retention(store) == []
+    assert len(run_retention(store)) > 0
 
 
 def test_expired_segments_are_deleted_manifest_first_and_their_messages_are_no_longer_offered(
@@ -407,25 +404,8 @@ def test_readers_pass_over_a_segment_that_is_nowhere(tmp_path: Path) -> None:
     assert (found[0], found[-1]) == (every[0], every[-1])
 
 
-def test_an_object_that_is_no_manifest_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    objects = MemoryObjects()
-    store = tiered(tmp_path, objects)
-    fill(store, 3)
-    offload(store)
-    assert store.tiered is not None
-    name = f"{store.tiered.table.store_id}/{7:020d}.json"
-    for content in (b"\xff", b"[]", b'{"position": 8, "size": 1, "crc": 1, "modifiedMs": 1}', b"{" * 9000):
-        objects.objects[name] = content
-        store = after_crash(store, store.disk, store.flusher.clock, objects)
-        upload(store)
-        assert objects.objects[name] == content
-    assert "is not a manifest" in caplog.text
-
-
 @pytest.mark.parametrize(
-    ("position", "changes"),
+    ("position", "content"),
     [
         (7, {}),
         (SEGMENT, {"size": 10**18}),
@@ -434,11 +414,17 @@ def test_an_object_that_is_no_manifest_is_left_alone(
         (SEGMENT, {"crc": 1 << 32}),
         (SEGMENT, {"modifiedMs": -1}),
         (SEGMENT, {"modifiedMs": 10**40}),
+        (7, b"\xff"),
+        (7, b"[]"),
+        (7, b'{"position": 8, "size": 1, "crc": 1, "modifiedMs": 1}'),
+        (7, b"{" * 9000),
     ],
+    ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else str(value)[:20],
 )
-def test_a_manifest_with_impossible_numbers_is_left_alone(
-    tmp_path: Path, position: int, changes: dict[str, int]
+def test_an_object_that_is_no_possible_manifest_is_left_alone(
+    tmp_path: Path, position: int, content: dict[str, int] | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """`content` is the whole object, or the fields that differ from those of a manifest of SEGMENT."""
     objects = MemoryObjects()
     store = tiered(tmp_path, objects)
     fill(store, 4)
@@ -446,16 +432,19 @@ def test_a_manifest_with_impossible_numbers_is_left_alone(
     assert store.tiered is not None
     store.tiered.table.remove(SEGMENT)
     known = dict(store.tiered.table.by_base)
+    right = f"{store.tiered.table.store_id}/{SEGMENT:020d}.json"
     name = f"{store.tiered.table.store_id}/{position:020d}.json"
-    written = json.loads(objects.objects[f"{store.tiered.table.store_id}/{SEGMENT:020d}.json"])
-    objects.objects[f"{store.tiered.table.store_id}/{SEGMENT:020d}.json"] = b""
-    objects.objects[name] = json.dumps({**written, "position": position, **changes}).encode()
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads(objects.objects[right]), "position": position, **content}).encode()
+    objects.objects[right] = b""
+    objects.objects[name] = content
     store = after_crash(store, store.disk, store.flusher.clock, objects)
     upload(store)
 
     assert store.tiered is not None
     assert store.tiered.table.by_base == known
-    assert name in objects.objects
+    assert objects.objects[name] == content
+    assert f"{name} is not a manifest" in caplog.text
 
 
 def test_a_damaged_table_refuses_the_start_instead_of_dropping_messages(tmp_path: Path) -> None:
