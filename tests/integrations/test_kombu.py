@@ -22,7 +22,7 @@ from kombu.message import Message as Received
 from kombu.pidbox import Mailbox
 from tests.integrations.conftest import Connect
 from tests.kit.waiting import PATIENCE_S, wait_until
-from tests.ports import free_port
+from tests.ports import closed_port, free_port
 
 from cometmq import SyncProducer
 from cometmq.client import ClientOptions, SyncPullConsumer
@@ -496,6 +496,21 @@ class TestConnections:
             Connection(f"cometmq://127.0.0.1:{free_port()}").ensure_connection(
                 max_retries=1, interval_start=0
             )
+
+    @pytest.mark.parametrize("ports", [0, 1])
+    def test_without_a_master_there_is_no_connection(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch, ports: int
+    ) -> None:
+        """Otherwise kombu connects to the name server and publishes in a loop without pauses."""
+        with contextlib.ExitStack() as stack:
+            found = [f"127.0.0.1:{stack.enter_context(closed_port())}" for _ in range(ports)]
+
+            async def masters(_session: Session) -> list[str]:
+                return found
+
+            monkeypatch.setattr(Session, "masters", masters)
+            with pytest.raises(OperationalError, match="refused" if ports else "no master is registered"):
+                connect().ensure_connection(max_retries=1, interval_start=0)
 
     def test_a_pool_without_threads_is_refused(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch

@@ -332,7 +332,7 @@ class Transport(virtual.Transport):
         super().establish_connection()
         return self
 
-    def _open(self) -> Coroutine[Any, Any, Session]:
+    async def _open(self) -> Session:
         client, options = self.client, self.client.transport_options
         settings: dict[str, Any] = {"access_key": client.userid, "secret_key": client.password}
         if client.virtual_host and client.virtual_host != "/":
@@ -340,13 +340,20 @@ class Transport(virtual.Transport):
         if client.ssl:
             settings["tls"] = True
         settings |= options.get("client_options") or {}
-        return Session.open(
+        session = await Session.open(
             self._namesrv(),
             ClientOptions(**settings),
             visibility_s=float(options.get("visibility_timeout", 60.0)),
             cluster=options.get("cluster"),
             topic_queues=int(options.get("topic_queues", 4)),
         )
+        try:
+            # kombu pauses between attempts to connect, but not before it uses a connection again.
+            await session.reach_master()
+        except BaseException:
+            await session.close()
+            raise
+        return session
 
     def _namesrv(self) -> Any:
         """Return the name servers: the option `namesrv`, else the URL's host, else None (the default)."""

@@ -28,7 +28,7 @@ from cometmq.client import (
 from cometmq.client.cluster.lookups import Client
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.options import ConsumeFromWhere
-from cometmq.errors import CometError, NoRouteError
+from cometmq.errors import CometError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue
 from cometmq.protocol.codes import MASTER_ID, is_system_group, is_system_topic
 
@@ -182,6 +182,19 @@ class Clients:
         except TimeoutError:
             hint = f"the topic was created, but not registered within {_ROUTE_S:g} s"
             raise NoRouteError(topic, hint=hint) from None
+
+    async def reach_master(self) -> None:
+        """Connect to any master. Raises ConnectError if there is none, or none that can be reached."""
+        where = "any cluster" if self._cluster is None else f"cluster {self._cluster}"
+        problem = ConnectError(where, "no master is registered")
+        masters = await self.masters()
+        for addr in random.sample(masters, len(masters)):
+            try:
+                await self._client.remoting.connect(addr)
+                return
+            except ConnectError as error:
+                problem = error
+        raise problem
 
     async def masters(self) -> list[str]:
         """Return the addresses of the cluster's masters. Raises CometError if no name server answers."""
