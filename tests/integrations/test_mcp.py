@@ -350,6 +350,7 @@ class TestCommand:
                 Client(streamable_http_client(url, http_client=http)) as client,
             ):
                 assert (await call(client, "cluster"))["total"] == 1
+            assert "INFO" not in server.output  # requests are not logged
 
     def test_a_new_token_is_printed(self, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COMETMQ_MCP_TOKEN", "")

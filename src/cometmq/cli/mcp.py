@@ -63,6 +63,7 @@ async def _serve(app: object, host: str, port: int, token: str) -> None:
 
     config = uvicorn.Config(TokenGuard(app, token), host=host, port=port, log_level="warning", ws="none")
     listening = config.bind_socket()
+    listening.listen()  # clients may connect as soon as they read the line below
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"mcp         http://{shown}:{listening.getsockname()[1]}/mcp")
     if not os.environ.get(TOKEN_ENV):

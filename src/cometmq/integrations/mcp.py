@@ -205,7 +205,9 @@ def make_server(admin: Admin, namesrv: str, *, allow_changes: bool = False) -> M
         namesrv: The name servers that the tool `diagnose` examines.
         allow_changes: Whether to offer the tools that change the cluster.
     """
-    server: MCPServer[Any] = MCPServer("cometmq", instructions=INSTRUCTIONS, version=__version__)
+    server: MCPServer[Any] = MCPServer(
+        "cometmq", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING"
+    )
     running = asyncio.Semaphore(MAX_CONCURRENT)
 
     def offer(tool: Tool, hints: ToolAnnotations) -> None:
