@@ -19,7 +19,6 @@ from cometmq import MessageModel, Producer, PushOptions, sql92
 from cometmq.client import ConsumeFromWhere
 from cometmq.errors import ClientStateError, RemotingError, ReplyTimeout
 from cometmq.integrations.faststream import CometMQBroker, CometMQMessage, CometMQResponse, TestCometMQBroker
-from cometmq.integrations.faststream.config import Connection
 from cometmq.integrations.faststream.subscriber import CometMQSubscriber
 from cometmq.message import Message, MessageQueue
 from cometmq.testing import LocalBroker, local_broker
@@ -554,31 +553,6 @@ class TestLifeCycle:
             assert await taken(found, 1) == [body]
             await broker.stop()
             assert not await broker.ping()
-
-    @pytest.mark.parametrize("step", ["open", "join"])
-    async def test_a_stop_during_a_start_leaves_nothing_open(
-        self, make: Make, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
-    ) -> None:
-        broker, begun = make(), asyncio.Event()
-        for name in ("a", "b"):
-            broker.subscriber(f"{topic}-{name}")(lambda _body: None)
-        real = getattr(Connection, step)
-
-        async def beginning(*args: Any, **kwargs: Any) -> Any:
-            begun.set()
-            return await real(*args, **kwargs)
-
-        monkeypatch.setattr(Connection, step, beginning)
-        before = asyncio.all_tasks()
-        starting = asyncio.create_task(broker.start())
-        await soon(begun.wait())
-        await soon(broker.stop())
-        await soon(starting)
-
-        assert not broker.running
-        assert not any(each.running for each in broker.subscribers)
-        assert not await broker.ping()
-        assert asyncio.all_tasks() == before
 
     async def test_stop_consume_stops_one_subscriber(self, make: Make, topic: str, found: Found) -> None:
         broker = make()

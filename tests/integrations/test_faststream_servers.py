@@ -1,4 +1,4 @@
-"""FastStream with servers that restart, have gone, or know accounts."""
+"""FastStream with servers that restart, have gone, or know accounts; stops during starts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from faststream.security import SASLPlaintext
 from tests.broker.access.test_files import write
 from tests.integrations.test_faststream import nothing_is_left, taken
-from tests.kit.waiting import until
+from tests.kit.waiting import soon, until
 from tests.ports import free_port
 
 from cometmq.errors import BrokerError, RemotingError
 from cometmq.integrations.faststream import CometMQBroker
+from cometmq.integrations.faststream.config import Connection
 from cometmq.standalone import Standalone
-from cometmq.testing import local_broker
+from cometmq.testing import LocalBroker, local_broker
 
 
 async def test_a_name_server_that_has_gone_does_not_answer_a_ping(tmp_path: Path) -> None:
@@ -84,3 +85,34 @@ async def test_an_account_signs(tmp_path: Path) -> None:
             assert await taken(found, 1) == ["a"]
             with pytest.raises(BrokerError):
                 await nobody.publish("b", "orders")
+
+
+@pytest.mark.parametrize("step", ["open", "join"])
+async def test_a_stop_during_a_start_leaves_nothing_open(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stopped, begun = CometMQBroker(broker.namesrv, logger=None), asyncio.Event()
+    for topic in ("stopped-a", "stopped-b"):
+        stopped.subscriber(topic)(lambda _body: None)
+    real = getattr(Connection, step)
+
+    async def beginning(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(Connection, step, beginning)
+    before = asyncio.all_tasks()
+    starting = asyncio.create_task(stopped.start())
+    await soon(begun.wait())
+    await soon(stopped.stop())
+    await soon(starting)
+
+    assert not stopped.running
+    assert not any(each.running for each in stopped.subscribers)
+    assert not await stopped.ping()
+    assert asyncio.all_tasks() == before
+
+
+async def test_publishing_avoids_a_broker_that_does_not_answer(broker: LocalBroker) -> None:
+    async with CometMQBroker(broker.namesrv, logger=None) as connected:
+        assert (await connected.connect()).producer.options.send_latency_fault_enable

@@ -21,6 +21,7 @@ from cometmq.client import (
     ClientInstance,
     ClientOptions,
     Producer,
+    ProducerOptions,
     PullConsumer,
     SimpleConsumer,
     SimpleOptions,
@@ -48,6 +49,8 @@ _MAX_KNOWN = 10_000
 """The maximum number of topics in the cache of existing topics."""
 EARLY_MS = 1000
 """A message that is due within this time, in ms, is not delayed: timers have a precision of one second."""
+SENDING = ProducerOptions(send_latency_fault_enable=True)
+"""The options of producers: sends avoid a broker that does not answer while there are others."""
 _PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,58}")
 _HASHED = re.compile(r".*-[0-9a-f]{16}")
 
@@ -217,7 +220,7 @@ class Session(Clients):
     ) -> None:
         super().__init__(client, cluster, topic_queues)
         self.visibility_s = visibility_s
-        self._producer = Producer("queues", client=client)
+        self._producer = Producer("queues", client=client, options=SENDING)
         self._pulls = PullConsumer("broadcast", client=client)
         self._consumers: dict[str, QueueConsumer] = {}
         self._starting = asyncio.Lock()

@@ -20,6 +20,7 @@ from cometmq import (
     filter_class,
     sql92,
 )
+from cometmq.client.simple import receiving
 from cometmq.errors import (
     BrokerError,
     ClientStateError,
@@ -328,6 +329,28 @@ class TestSeveralBrokers:
         await other.__aexit__()
         with pytest.raises(RemotingError):
             await consumer.receive()
+
+    async def test_a_broker_that_hangs_is_not_asked_for_a_while_if_there_are_others(
+        self,
+        consumer: SimpleConsumer,
+        namesrv: FakeNamesrv,
+        broker: PopBroker,
+        other: PopBroker,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(receiving, "_SLOW_S", 0.0)
+        namesrv.serve("T", broker, other)
+        await consumer.subscribe("T")
+        broker.refuse(RequestCode.POP_MESSAGE, ResponseCode.SYSTEM_BUSY, "wait")
+        for number in range(4):
+            other.offer(b"b", offset=number)
+            assert len(await consumer.receive()) == 1
+        assert broker.requests.count(RequestCode.POP_MESSAGE) == 1
+        other.refuse(RequestCode.POP_MESSAGE, ResponseCode.SYSTEM_BUSY, "wait")
+        for _ in range(2):
+            with pytest.raises(BrokerError):
+                await consumer.receive()
+        assert broker.requests.count(RequestCode.POP_MESSAGE) == 2  # no broker is better
 
     async def test_an_empty_answer_is_followed_by_a_pause(
         self, namesrv: FakeNamesrv, broker: PopBroker

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from cometmq import logs
 from cometmq.client.group.group import Group
 from cometmq.client.group.subscription import Subscription
+from cometmq.client.producer.selectors import SlowBrokers
 from cometmq.client.simple.leases import Leases, Target
 from cometmq.errors import ClientStateError, CometError
 from cometmq.message import MessageExt
@@ -28,6 +29,8 @@ _PAUSE_S = 0.2
 """The pause, in seconds, before the brokers are asked again during the wait of one call."""
 _NOTIFICATION_S = 5.0
 """How long, in seconds, a broker holds a request for a notification."""
+_SLOW_S = 1.0
+"""The latency, in seconds, from which a request that fails shows that its broker hangs."""
 _SHORT_S = 0.1
 """The remaining wait, in seconds, that is not worth another request."""
 
@@ -52,6 +55,8 @@ class Receiver:
         self._parks = parks
         self._loop = asyncio.get_running_loop()
         self._turns = itertools.count()
+        self._slow = SlowBrokers()
+        """The brokers that did not answer in time. While there are others, they are not asked for a while."""
         self._lost_attempts: dict[tuple[str, str], str] = {}
         """The ids of attempts whose responses were lost, by topic and broker."""
         self._notifications: dict[Target, asyncio.Task[bool]] = {}
@@ -108,12 +113,15 @@ class Receiver:
             alone = self._parks and len(targets) == 1
             failure: CometError | None = None
             reached = False
-            for target in targets:
-                left_s = max(0.0, end - self._loop.time())
+            avoided = self._slow.avoided(self._loop.time())
+            for target in [each for each in targets if each.broker_name not in avoided] or targets:
+                begun = self._loop.time()
+                left_s = max(0.0, end - begun)
                 try:
                     found = await self._lease(target, count, invisible_s, left_s if alone else 0.0)
                 except CometError as error:
-                    failure = error
+                    failure, now = error, self._loop.time()
+                    self._slow.note(target.broker_name, now - begun, now, failed=now - begun > _SLOW_S)
                     self._failed(target, error)
                     continue
                 reached = True

@@ -15,7 +15,7 @@ from faststream.security import BaseSecurity, SASLPlaintext
 from cometmq.client import ClientInstance, ClientOptions, MessageStream, Producer, PushOptions
 from cometmq.client.group.subscription import Expression
 from cometmq.errors import ConfigError
-from cometmq.integrations.session import Clients
+from cometmq.integrations.session import SENDING, Clients
 
 if TYPE_CHECKING:
     from faststream._internal.basic_types import LoggerProto
@@ -30,7 +30,7 @@ class Connection(Clients):
 
     def __init__(self, client: ClientInstance, cluster: str | None, topic_queues: int) -> None:
         super().__init__(client, cluster, topic_queues)
-        self.producer = Producer(_GROUP, client=client)
+        self.producer = Producer(_GROUP, client=client, options=SENDING)
 
     @classmethod
     async def open(
