@@ -38,7 +38,7 @@ class FakeAdmin:
     async def cluster_info(self) -> ClusterInfo:
         addrs = {"a": {0: "a:1", 1: "a:2"}, "b": {0: "b:1"}, "c": {1: "c:2"}, "d": {}}
         addrs = {name: each for name, each in addrs.items() if name not in self.gone}
-        table = {name: BrokerData(broker_name=name, broker_addrs=each) for name, each in addrs.items()}
+        table = {name: BrokerData("C", name, each) for name, each in addrs.items()}
         return ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": sorted(addrs)})
 
     async def _check(self, addr: str) -> None:
@@ -52,7 +52,8 @@ class FakeAdmin:
         await self._check(addr)
         perm = 4 if addr == "b:1" else 6
         config = TopicConfig(topic_name="t", read_queue_nums=4, write_queue_nums=2, perm=perm)
-        return TopicConfigTable(topic_config_table={"t": config, "%DLQ%g": config})
+        own = dict.fromkeys(("a", "C", "C_REPLY_TOPIC"), config)  # each broker creates such topics itself
+        return TopicConfigTable(topic_config_table={"t": config, "%DLQ%g": config} | own)
 
     async def groups_at(self, addr: str) -> dict[str, SubscriptionGroupConfig | None]:
         await self._check(addr)
@@ -99,7 +100,8 @@ async def test_a_topic_is_what_all_its_brokers_have_of_it() -> None:
 
     assert sorted(admin.asked) == ["a:1", "b:1", "c:2"]
     assert [(row.name, row.kind, row.read_queues, row.write_queues, row.perm) for row in found.rows] == [
-        ("%DLQ%g", "dead", 12, 6, 4), ("t", "normal", 12, 6, 4),
+        ("%DLQ%g", "dead", 12, 6, 4), ("C", "system", 12, 6, 4), ("C_REPLY_TOPIC", "system", 12, 6, 4),
+        ("a", "system", 12, 6, 4), ("t", "normal", 12, 6, 4),
     ]  # fmt: skip
 
 

@@ -74,3 +74,13 @@ def test_every_page_has_its_picture(
         name = re.sub(r"\W+", "-", path).strip("-") or "overview"
         page.screenshot(path=directory / f"{name}-{look}.png")
         assert (directory / f"{name}-{look}.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow("lags are requested every 30 s")
+def test_a_long_name_of_a_group_does_not_widen_a_phones_overview(page: Page, console: RunningConsole) -> None:
+    name = "g" * 120
+    asked(made(console, "reports", 40, name))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/")
+    page.locator(".panel li").get_by_text(name).wait_for(timeout=WAIT_MS)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

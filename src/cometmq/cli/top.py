@@ -24,7 +24,7 @@ from cometmq.cli.options import HELP, json_line, namesrv_option, print_table
 from cometmq.client.cluster.workers import for_each
 from cometmq.command_options import FiniteRange, name_option, number, opt, say
 from cometmq.errors import CometError
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_group, is_system_topic
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, is_system_group, is_system_topic, topics_at_start
 from cometmq.text import printable, seconds
 
 R = TypeVar("R", "GroupRow", "TopicRow")
@@ -176,10 +176,13 @@ class Top:
             groups_of[topic] += 1
             lag_of[topic] += lag.behind
         rate_of = {name: rate for name, (_, _, rate) in self._sampled.items()} | lags.topic_rates
+        own = set[str]().union(*(topics_at_start(each.cluster_name, each.broker_name) for each in brokers))
         topics = [
             TopicRow(name=name, groups=groups_of[name], rate=rate_of.get(name), lag=lag_of[name])
             for name in {*groups_of, *rate_of}
-            if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)) and not is_system_topic(name)
+            if not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+            and not is_system_topic(name)
+            and name not in own
         ]
         return Report(
             at_ms=now,

@@ -422,6 +422,11 @@ def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
+def topics_at_start(cluster: str, broker: str) -> set[str]:
+    """Return the topics, beside system topics, that a broker creates when it starts: it names them itself."""
+    return {cluster, broker, cluster + REPLY_TOPIC_POSTFIX}
+
+
 def is_system_group(group: str) -> bool:
     """Return whether a group is reserved for RocketMQ itself."""
     return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN_GROUPS

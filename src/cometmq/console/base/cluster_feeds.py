@@ -17,7 +17,14 @@ from cometmq.admin.values import broker_places, known_sum, with_lags
 from cometmq.console.base.fanout import Answers, Fanout
 from cometmq.console.base.feeds import Feed, Feeds, Ring, Tops
 from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
-from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic
+from cometmq.protocol.codes import (
+    DLQ_PREFIX,
+    MASTER_ID,
+    RETRY_PREFIX,
+    is_system_group,
+    is_system_topic,
+    topics_at_start,
+)
 
 T = TypeVar("T")
 
@@ -258,7 +265,12 @@ class ClusterFeeds:
     async def _ask_topics(self) -> ClusterRows[TopicRow]:
         answers = await self._ask_masters("topics", self._admin.topic_configs)
         merged = _by_name((name, table.topic_config_table) for name, table in answers.values.items())
-        rows = [TopicRow(name, kind_of(name), merged[name]) for name in sorted(merged)]
+        brokers = (await self._admin.cluster_info()).broker_addr_table.items()
+        own = set[str]().union(*(topics_at_start(data.cluster, name) for name, data in brokers))
+        rows = [
+            TopicRow(name, "system" if name in own else kind_of(name), merged[name])
+            for name in sorted(merged)
+        ]
         return ClusterRows(rows, answers.problems)
 
     async def _ask_groups(self) -> ClusterRows[GroupRow]:

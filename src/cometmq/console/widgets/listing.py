@@ -44,7 +44,8 @@ _SELECT = '<q-checkbox dense v-model="props.selected" :aria-label="\'%s \' + pro
 _CELL = """
 <q-td :props="props" :data-label="props.col.label"><a v-if="props.row.$links[props.col.name]"
  :href="props.row.$links[props.col.name]">{{ props.value }}</a><span v-else
- :class="[props.col.looks, props.row.$classes[props.col.name]]">
+ :class="[props.col.looks, props.row.$classes[props.col.name],
+ {'is-short': String(props.value).length < 25}]">
 {{ props.value }}</span></q-td>
 """
 _ACTIONS = """
