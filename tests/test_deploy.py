@@ -165,7 +165,7 @@ def test_a_stateful_set(found: dict[str, Any]) -> None:
 
 
 def without_loss(given: Any, kept: Any) -> bool:
-    """Return whether a JSON value contains all of another one."""
+    """Return whether a JSON value contains all parts of another value."""
     if isinstance(given, dict):
         return isinstance(kept, dict) and all(
             without_loss(each, kept.get(key)) for key, each in given.items()

@@ -1,4 +1,4 @@
-"""The chart of conf/helm: Helm and Kubernetes' schemas accept it, and what it makes fits together."""
+"""The chart of conf/helm: Helm and Kubernetes' schemas accept it, and its resources match each other."""
 
 from __future__ import annotations
 

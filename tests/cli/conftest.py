@@ -38,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def namesrv(broker: LocalBroker, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands find the cluster through the environment."""
+    """Set the environment so that commands find the cluster."""
     monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
 
 

@@ -30,7 +30,7 @@ LONG = ("--seconds", "60")  # the test ends the measurement
 
 
 def invoke(namesrv: str, *arguments: str) -> Result:
-    """Run the command in this process, which is quicker."""
+    """Run the command in this process, which is faster."""
     return CliRunner().invoke(bench.bench, [*arguments, "-n", namesrv])
 
 
@@ -71,7 +71,7 @@ def at_send(monkeypatch: pytest.MonkeyPatch) -> AtSend:
 
 
 def inflict(proxy: ClusterProxy, fault: Fault) -> None:
-    """Inject a fault into the present and future connections to the broker."""
+    """Inject a fault into all present and future connections to the broker."""
     for each in proxy.brokers.values():
         each.script = lambda _: [fault]
     proxy.inflict(fault)
@@ -86,7 +86,7 @@ def test_what_was_sent_is_consumed_by_a_group_that_is_gone_afterwards(run: Run, 
     latency = sent["latencyMs"]
     assert 0 < latency["p50"] <= latency["p99"] <= latency["p99.9"] <= latency["max"]
 
-    for _ in range(2):  # a new group each time
+    for _ in range(2):  # a new group for each run
         consumed = facts_of(namesrv, "consume", "benched", *LONG)
         assert consumed["messages"] == sent["messages"] + 1  # the first send creates the topic
         assert 0.002 < consumed["seconds"] < 60  # with the start of the consumer

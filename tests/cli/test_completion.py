@@ -28,7 +28,7 @@ from cometmq.testing import LocalBroker
 
 BIN = Path(sys.executable).parent
 TRIES = 20
-"""Completions wait for at most a second, which a busy machine may exceed."""
+"""Completions have a timeout of a second, which a busy machine may exceed."""
 Completed = Callable[[str], list[str]]
 
 
@@ -48,7 +48,7 @@ def env(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def in_bash(env: dict[str, str], line: str) -> list[str]:
-    """Return what bash's function offers for a line."""
+    """Return the completions of bash's function for a line."""
     program = line.split()[0]
     script = f"""eval "$(cometmq completion bash {program})"
         function=$(complete -p {program}); function=${{function##*-F }}
@@ -64,7 +64,7 @@ def in_bash(env: dict[str, str], line: str) -> list[str]:
 
 
 def in_fish(env: dict[str, str], line: str) -> list[str]:
-    """Return what fish offers for a line."""
+    """Return the completions of fish for a line."""
     program = line.split()[0]
     script = f"cometmq completion fish {program} | source; complete -C {shlex.quote(line)}"
     done = subprocess.run(
@@ -75,7 +75,7 @@ def in_fish(env: dict[str, str], line: str) -> list[str]:
 
 
 def shown_by_zsh(env: dict[str, str], typed: str, wanted: str) -> str | None:
-    """Type text into zsh, and return what the terminal shows up to `wanted`; None if it does not appear."""
+    """Type text into zsh. Return the terminal's output up to `wanted`, or None if it does not appear."""
     with Terminal(["zsh", "-f", "-i"], env) as zsh:
         zsh.type('autoload -U compinit; compinit -u -D; eval "$(cometmq completion zsh)"; echo re""ady\r')
         assert zsh.until("ready")
@@ -84,7 +84,7 @@ def shown_by_zsh(env: dict[str, str], typed: str, wanted: str) -> str | None:
 
 
 def again(find: Callable[[], object], wanted: Callable[[object], bool]) -> object:
-    """Complete until the result is as wanted, at most TRIES times; return the last one."""
+    """Repeat a completion until the result is as expected, at most TRIES times. Return the last result."""
     for _ in range(TRIES):
         found = find()
         if wanted(found):
@@ -235,7 +235,7 @@ SAFE = sorted(["or%41", "or-1", "or.eu", "or_2"])
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """The address of a name server with hostile topics, and the file that exists if one was executed."""
+    """The address of a name server with hostile topic names, and a file that exists if one was executed."""
     mark = tmp_path / "executed"
     server = FakeNamesrv()
     names = [each.format(mark=mark, ifs="${IFS}") for each in HOSTILE]
@@ -267,7 +267,7 @@ def test_hostile_names_are_not_offered(
 def test_zsh_offers_no_hostile_names(hostile: tuple[str, Path], env: dict[str, str]) -> None:
     needs("zsh")
     addr, mark = hostile
-    # The first tab lists them; then the line is executed with the common beginning.
+    # The first tab lists the names. Then the line is executed with their common prefix.
     typed = f"cometmq tail -n {addr} or\t\t"
     shown = again(lambda: shown_by_zsh(env, typed, "or_2"), bool)
     assert isinstance(shown, str)

@@ -27,7 +27,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `cometmq context`, with a file of its own."""
+    """Run `cometmq context` with a separate file of contexts."""
     for name in ("XDG_CONFIG_HOME", contexts.CONTEXT_ENV, "COMETMQ_NAMESRV"):
         monkeypatch.delenv(name, raising=False)
     for name in Context("n:1", "a", "s", "t").conflicting():
@@ -43,7 +43,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @click.command()
 @namesrv_option
 def used(namesrv: str) -> None:
-    """Print what a command would use."""
+    """Print the settings that a command would use."""
     names = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_TLS")
     click.echo(" ".join([namesrv, *(os.environ.get(name, "-") for name in names)]))
 

@@ -30,7 +30,7 @@ Die = Callable[..., None]
 
 @pytest.fixture
 def die(run: Run, broker: LocalBroker) -> Die:
-    """Send messages to a topic whose group of the same name makes dead letters of them immediately."""
+    """Send messages to a topic. The group of the same name turns them into dead letters immediately."""
 
     async def give_up(topic: str, count: int) -> None:
         async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:

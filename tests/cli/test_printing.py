@@ -24,7 +24,7 @@ def consume(topic: str, *words: str, stdout: int | IO[Any] = subprocess.PIPE) ->
 
 
 def left(run: Run, topic: str, count: int) -> list[dict[str, Any]]:
-    """Return the messages that a topic's group has not acknowledged."""
+    """Return the messages that a group has not acknowledged."""
     taken = run("cometmq", "consume", topic, "-g", topic, "-c", str(count), "--timeout", "30", "--json")
     return [json.loads(line) for line in taken.stdout.splitlines()]
 

@@ -26,7 +26,7 @@ END_S = 60
 
 @contextmanager
 def sender(topic: str, *words: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `cometmq send` in the background; kill it at the end if it still runs."""
+    """Run `cometmq send` in the background. Kill the process at the end if it still runs."""
     with subprocess.Popen(
         [str(BIN / "cometmq"), "send", topic, *words],
         stdin=stdin,

@@ -209,7 +209,7 @@ class TestOptions:
 
 @pytest.fixture
 def hangups_not_ignored() -> Iterator[None]:
-    """Let child processes begin with the default handler of SIGHUP, even if this run ignores it (`nohup`)."""
+    """Give child processes the default handler of SIGHUP, even if this run ignores it (`nohup`)."""
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     yield
     signal.signal(signal.SIGHUP, before)

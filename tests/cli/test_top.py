@@ -126,7 +126,7 @@ class TestReport:
             assert sum(admin.asked[name] for name in names) == turn * MAX_SAMPLED_TOPICS
         rates = {row.name: row.rate for row in report.topics}
         assert report.topics[0].name == "topic-0007"
-        assert admin.asked["topic-0007"] == 7  # the busiest one each time
+        assert admin.asked["topic-0007"] == 7  # the busiest topic in each view
         assert report.topic_count == len(names)
         assert rates["topic-0007"] == 5.0
         assert {admin.asked[name] for name in names} <= {1, 2, 3, 7}
@@ -155,7 +155,7 @@ class TestReport:
         top.sort_next()
         report = await top.look()
         assert [row.name for row in report.groups] == ["g0000", "g0001", "g0002"]
-        assert admin.asked == {"a-0:1": 1}  # not for another order
+        assert admin.asked == {"a-0:1": 1}  # not after a change of the order
 
 
 # -- the command

@@ -54,7 +54,7 @@ def piped(words: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Press Ctrl-C; return the exit code and what the process wrote to standard error."""
+    """Press Ctrl-C. Return the exit code and the standard error of the process."""
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     return process.returncode, err

@@ -42,7 +42,7 @@ async def started(command: list[str]) -> tuple[ServerProcess, str]:
 
 
 async def send_until_killed(addr: str, process: ServerProcess) -> list[bytes]:
-    """Send messages to one queue until the broker is gone. Return the acknowledged ones."""
+    """Send messages to one queue until the broker is killed. Return the acknowledged messages."""
     acknowledged: list[bytes] = []
     async with Peer(addr) as peer:
         try:
@@ -83,7 +83,7 @@ def table_of(root: Path) -> list[str]:
     return [f"{int(base):020d}" for base in table["segments"]]
 
 
-# Before each step, and after the two at which a segment changes its place.
+# before each step, and after the two steps at which a segment moves
 CASES = [f"before {step}" for step in STEPS]
 CASES += [f"after {step}" for step in ("add", "unlink commitlog")]
 

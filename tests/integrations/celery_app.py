@@ -17,7 +17,7 @@ VISIBILITY_S = 3.0
 
 
 def make_app() -> Celery:
-    """Return an application with the shared tasks below, which is the current one from now on."""
+    """Return an application with the shared tasks below, and make it the current application."""
     made = Celery("tests", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_RESULTS"))
     made.conf.update(
         broker_connection_retry_on_startup=True,
@@ -28,7 +28,7 @@ def make_app() -> Celery:
 
 
 def note(line: str) -> None:
-    """Add a line to the file of the runs, in one write."""
+    """Append a line to the file of the runs in one write."""
     with Path(os.environ["TEST_RUNS"]).open("a") as runs:
         runs.write(f"{line}\n")
 
@@ -45,14 +45,14 @@ def total(numbers: list[int]) -> int:
 
 @shared_task(acks_late=True, reject_on_worker_lost=True)
 def run(name: str) -> float:
-    """Note the run, and return when it was."""
+    """Record the run, and return its time."""
     note(name)
     return time.time()
 
 
 @shared_task(acks_late=True, reject_on_worker_lost=True)
 def begin(name: str, file: str) -> None:
-    """Note the begin, wait until a file exists, and note the end."""
+    """Record the start, wait until a file exists, and record the end."""
     note(f"{name} begins")
     while not Path(file).exists():
         time.sleep(0.02)

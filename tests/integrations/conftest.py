@@ -15,7 +15,7 @@ Connect = Callable[..., Connection]
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A real broker. Each test has queues of its own."""
+    """A real broker. Each test has its own queues."""
     with local_broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 

@@ -19,7 +19,7 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(queue_name=os.environ.get("TEST_QUEUE", "runs"))
 def run(name: str) -> None:
-    """Note the run, a moment after its begin."""
+    """Record the run shortly after its start."""
     time.sleep(0.01)
     with Path(os.environ["TEST_RUNS"]).open("a") as runs:
         runs.write(f"{name}\n")

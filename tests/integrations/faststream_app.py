@@ -29,7 +29,7 @@ app = FastStream(broker)
     options=PushOptions(share=SHARE, invisible_s=2.0, consume_from_where=ConsumeFromWhere.FIRST_OFFSET),
 )
 def run(name: str) -> None:
-    """Note the message, a moment after its begin."""
+    """Record the message shortly after its start."""
     time.sleep(0.01)
     with Path(os.environ["TEST_RUNS"]).open("a") as runs:
         runs.write(f"{name}\n")

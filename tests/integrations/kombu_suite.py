@@ -22,7 +22,7 @@ def invalid_connection():
 
 
 class Draining(kombu.Connection):
-    """Delivers all messages in one call, as RabbitMQ's transport does; ours, like MongoDB's, delivers one."""
+    """Delivers all messages in one call, like RabbitMQ's transport. CometMQ's transport delivers one."""
 
     def drain_events(self, **kwargs):
         super().drain_events(**kwargs)
@@ -46,7 +46,7 @@ class TestExchangeTypes(BaseExchangeTypes):
 
 
 class TestPriority(BasePriority):
-    test_simple_buffer_publish_consume = None  # its queue is auto_delete, and those have no priorities
+    test_simple_buffer_publish_consume = None  # auto_delete queues have no priorities
 
     @pytest.fixture
     def connection(self):

@@ -16,7 +16,7 @@ broker = CometMQBroker(os.environ.get("TEST_NAMESRV"), queue="runs", lease_s=2.0
 
 @broker.task
 def run(name: str) -> None:
-    """Note the run, a moment after its begin."""
+    """Record the run shortly after its start."""
     time.sleep(0.01)
     with Path(os.environ["TEST_RUNS"]).open("a") as runs:
         runs.write(f"{name}\n")

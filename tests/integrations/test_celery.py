@@ -50,7 +50,7 @@ class Worker(ServerProcess):
 
 
 class Site:
-    """The application of this process, and the file in which tasks note their runs."""
+    """The application of this process, and the file in which tasks record their runs."""
 
     def __init__(self, app: Celery, runs: Path) -> None:
         self.app = app
@@ -70,7 +70,7 @@ def value(result: AsyncResult) -> object:
 
 @contextlib.contextmanager
 def connected(namesrv: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Let this process, and the workers that it starts, use a name server."""
+    """Configure a name server for this process and for the workers that it starts."""
     (folder / "results").mkdir()
     monkeypatch.setenv("TEST_BROKER", f"cometmq://{namesrv}")
     monkeypatch.setenv("TEST_RESULTS", f"file://{folder}/results")

@@ -1,4 +1,4 @@
-"""Dramatiq with CometMQ as its broker, in the shape of Dramatiq's own tests of brokers; and real workers."""
+"""Dramatiq with CometMQ as its broker: tests like Dramatiq's own tests of brokers, and tests with workers."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class TestActors:
             wait_until("the first one", lambda: runs)
         assert 1 <= len(runs) < 8
         with working(broker):
-            broker.join(queue, timeout=JOIN_MS)  # not after the lease of a minute
+            broker.join(queue, timeout=JOIN_MS)  # without waiting for the lease of a minute
         assert sorted(runs) == list(range(8))
 
 
@@ -322,7 +322,7 @@ def worker(env: dict[str, str], application: str, cwd: Path) -> Iterator[subproc
 
 @pytest.mark.slow("clients reconnect after seconds")
 def test_a_worker_goes_on_after_a_restart_of_the_server(tmp_path: Path, queue: str) -> None:
-    """What runs during the restart is acknowledged after it, so it is not delivered again."""
+    """Tasks that run during the restart are acknowledged after it, so they are not delivered again."""
     ports = {"namesrv_port": free_port(), "broker_port": free_port()}
     runs, go = list[str](), threading.Event()
 
@@ -350,7 +350,7 @@ def test_a_worker_goes_on_after_a_restart_of_the_server(tmp_path: Path, queue: s
         with serve():
             go.set()
             wait_until("a message is sent after the restart", sends)
-            broker.join(queue, timeout=JOIN_MS)  # not after the lease of a minute
+            broker.join(queue, timeout=JOIN_MS)  # without waiting for the lease of a minute
             assert (runs[0], set(runs[1:])) == ("first", {"second"})
             stack.close()
 

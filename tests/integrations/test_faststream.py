@@ -31,7 +31,7 @@ Found = asyncio.Queue[Any]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A real broker, which delivers each retry after a second. Each test has topics of its own."""
+    """A real broker, which delivers each retry after a second. Each test has its own topics."""
     settings = {"messageDelayLevel": " ".join(["1s"] * 18)}
     with local_broker(tmp_path_factory.mktemp("broker"), settings) as running:
         yield running
@@ -58,7 +58,7 @@ def topic() -> str:
 
 @pytest.fixture
 async def found() -> Found:
-    """What handlers have received."""
+    """The messages that handlers have received."""
     return asyncio.Queue()
 
 
@@ -67,7 +67,7 @@ async def taken(found: Found, count: int) -> list[Any]:
 
 
 async def nothing_is_left(stopping: CometMQBroker, subscriber: CometMQSubscriber, dead: int = 0) -> None:
-    """Stop a broker, and wait until a group has consumed all its messages, `dead` of them dead letters."""
+    """Stop a broker, and wait until a group has consumed all messages. `dead` of them are dead letters."""
     await stopping.stop()
     async with CometMQBroker(str(stopping.specification.url[0]), logger=None) as asking:
         client = (await asking.connect()).producer.client
@@ -86,7 +86,7 @@ async def nothing_is_left(stopping: CometMQBroker, subscriber: CometMQSubscriber
 
 
 async def dead_letters(stopped: CometMQBroker, subscriber: CometMQSubscriber) -> int:
-    """Return how many dead letters a group has."""
+    """Return the number of dead letters of a group."""
     async with CometMQBroker(str(stopped.specification.url[0]), logger=None) as asking:
         client = (await asking.connect()).producer.client
         (name,) = {each.broker_name for each in await client.read_queues(subscriber.topic)}

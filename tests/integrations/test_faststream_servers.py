@@ -1,4 +1,4 @@
-"""FastStream with servers that restart, have gone, or know accounts; stops during starts."""
+"""FastStream with servers that restart, that are offline, or that require accounts; stops during starts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from cometmq.protocol.codes import ResponseCode
 
 
 class Scripted(QueueConsumer):
-    """A consumer whose requests fail as listed, per message, and whose repeated requests are refused."""
+    """A consumer whose requests fail as listed for each message. Repeated requests are refused."""
 
     def __init__(self, **failures: list[Exception]) -> None:
         self.failures = failures
@@ -50,7 +50,7 @@ class Scripted(QueueConsumer):
 
 @pytest.fixture
 async def inbox(monkeypatch: pytest.MonkeyPatch) -> Inbox:
-    """An inbox without brokers, which tries again at once."""
+    """An inbox without brokers, which retries immediately."""
     monkeypatch.setattr(module, "RETRY_S", 0)
     session: Any = SimpleNamespace(visibility_s=60.0)
     return Inbox(session, lambda *_: None)
@@ -85,12 +85,12 @@ class TestFailures:
         await inbox.close()
 
     async def test_concurrent_acknowledgements_share_a_request(self, inbox: Inbox) -> None:
-        """The requests about a broker that cannot be reached must not delay renewals at others."""
+        """Requests to an unreachable broker must not delay renewals at other brokers."""
         consumer = Scripted(m=[RemotingError("b:1")] * 100)
         for _ in range(20):
             inbox.settle(inbox._hold("q", consumer, MessageExt("m", b"")), Settlement.ACK)  # noqa: SLF001
         assert not any(await asyncio.gather(*(inbox.flush() for _ in range(20))))
-        assert len(consumer.failures["m"]) >= 90  # the inbox itself tries again, too
+        assert len(consumer.failures["m"]) >= 90  # the inbox itself also tries again
         consumer.failures.clear()
         await inbox.close()
         assert consumer.done == ["m"] * 20

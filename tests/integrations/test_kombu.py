@@ -1,4 +1,4 @@
-"""The kombu transport with a real broker, each test with connections of its own, which share nothing."""
+"""The kombu transport with a real broker. The connections of a test share nothing with other tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cometmq.testing import LocalBroker
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A queue for one test, whose name no topic could have."""
+    """A queue for one test. Its name is illegal as a topic."""
     return f"{request.node.name}: ☃ 100 %"
 
 
@@ -47,7 +47,7 @@ def publish(connection: Connection, queue: str, *bodies: object, **properties: o
 
 
 def received(connection: Connection, queue: str, count: int, **options: object) -> list[Received]:
-    """Receive messages, without an acknowledgement."""
+    """Receive messages without acknowledging them."""
     found: list[Received] = []
     with consuming(connection, queue, found, **options):
         while len(found) < count:
@@ -64,7 +64,7 @@ def consuming(
 
 
 def drained(connection: Connection, seconds: float = 0.15) -> None:
-    """Deliver the messages that are there, or that arrive soon."""
+    """Deliver the messages that are available or arrive soon."""
     with contextlib.suppress(TimeoutError):
         while True:
             connection.drain_events(timeout=seconds)
@@ -120,7 +120,7 @@ class TestQueues:
         again = received(connect(), name, 1)
         assert bodies(found) == ["a", "b", "c"]
         assert [each.payload for each in again] == ["b"]
-        assert again[0].delivery_info["redelivered"] is False  # given back, not failed
+        assert again[0].delivery_info["redelivered"] is False  # released, not failed
 
     def test_a_message_that_ends_its_reader_counts_as_a_retry_so_that_it_ends_in_the_dead_letter_queue(
         self, connect: Connect, name: str

@@ -37,7 +37,7 @@ COMMAND = [sys.executable, "-m", "cometmq", "mcp"]
 
 @pytest.fixture
 def topic(broker: LocalBroker) -> Iterator[str]:
-    """A topic with a message, which has the key k1."""
+    """A topic with a message whose key is k1."""
     name = f"agents-{uuid4().hex[:8]}"
     with SyncProducer("agents", namesrv=broker.namesrv) as producer:
         producer.send(Message(name, b"x" * 5000, keys=["k1"]))
@@ -241,7 +241,7 @@ class TestChanging:
     async def test_an_id_of_many_dead_letters(
         self, client: Agent, broker: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A message's id is one of its properties, so senders may give many messages the same one."""
+        """The id of a message is a property, so senders may give several messages the same id."""
         group = f"g-{topic}"
         await consume(broker, group, topic, dead=True)
         with SyncProducer("agents", namesrv=broker.namesrv) as producer:

@@ -47,14 +47,14 @@ OTHERS = {
     "test_worker.py": "a worker that cannot reach RabbitMQ",
     "test_worker_config.py": "settings of a test",
 }
-"""The other files, and why they are left out."""
+"""The other files, with the reasons for which they are left out."""
 LEFT_OUT = {
     "test_canvas.py::test_chain::test_chord_header_id_duplicated_on_rabbitmq_msg_duplication": (
         "sends a Python object as a property, which only AMQP drops; the test expects to fail with Redis, too"
     ),
     "test_tasks.py::test_trace_log_arguments": "records of loggers; fails with Redis as the broker, too",
 }
-"""Tests of these files that are left out, and why."""
+"""Tests of these files that are left out, with the reasons."""
 OPTIONS = {"test_inspect.py": {"native_delayed_delivery": False}}
 """Transport options. `inspect scheduled` lists only messages with an ETA that workers, not brokers, hold."""
 

@@ -1,4 +1,4 @@
-"""Taskiq with CometMQ as its broker: receivers in this process, and workers as real processes."""
+"""Taskiq with CometMQ as its broker: receivers in this process, and worker processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Make = Callable[..., CometMQBroker]
 
 @pytest.fixture
 async def make(broker: LocalBroker) -> AsyncIterator[Make]:
-    """A function that returns a broker of Taskiq, with a queue and a store of results of this test."""
+    """A function that returns a broker of Taskiq with the test's own queue and result store."""
     queue, made = f"tasks-{uuid4().hex[:8]}", []
     results: Any = InMemoryBroker().result_backend
 
@@ -163,7 +163,7 @@ class TestLeases:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broker, runs = make(lease_s=1.0, prefetch=2), []
-        # asyncio logs that nobody retrieves the error; pytest would keep it, and with it the message.
+        # asyncio logs that the error was never retrieved. pytest would keep the error and its message alive.
         monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)
 
         class Failing(TaskiqMiddleware):
@@ -209,7 +209,7 @@ class TestLeases:
         assert (await asyncio.wait_for(anext(second.listen()), PATIENCE_S)).data == b"b"
 
     async def test_a_broker_can_listen_again(self, make: Make) -> None:
-        """Taskiq's receivers do so after an error."""
+        """Taskiq's receivers call it after an error."""
         broker = make(lease_s=60.0)
         await broker.startup()
         for text in ("a", "b"):
@@ -260,7 +260,7 @@ async def test_a_worker_goes_on_after_a_restart_of_the_server(tmp_path: Path) ->
         await until(sent, "a task is sent after the restart")
         assert await asyncio.wait_for(_taken(listening), PATIENCE_S) == b"b"
         await listening.aclose()
-        await broker.shutdown()  # gives back what is not acknowledged
+        await broker.shutdown()  # releases unacknowledged tasks
         other = CometMQBroker(served.namesrv_addr)
         await other.startup()
         await other.kick(message("c", delay=2))

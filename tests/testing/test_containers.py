@@ -55,7 +55,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def containers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """The engine, as Testcontainers' own. Its container that cleans up is in no package."""
+    """The container engine, configured for Testcontainers. Its cleanup container (Ryuk) is not available."""
     monkeypatch.setenv("DOCKER_HOST", engine.address)
     monkeypatch.setattr(testcontainers_config, "_ryuk_disabled", True)
     monkeypatch.setattr(testcontainers_config, "connection_mode_override", ConnectionMode.docker_host)
@@ -63,7 +63,7 @@ def containers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 class FakeDocker:
-    """The part of Testcontainers' client that `CometMQContainer` uses. The first starts fail."""
+    """A fake of the part of Testcontainers' client that `CometMQContainer` uses. The first starts fail."""
 
     def __init__(self, failures: list[str] | None = None, host: str = "localhost") -> None:
         self.failures = failures or []
@@ -270,7 +270,7 @@ def speaks_http2(addr: str) -> bool:
         return connection.recv(9)[3] == 4
 
 
-# Its end stops the container: a shutdown hook, since nothing else removes it here.
+# The end of the JVM stops the container by a shutdown hook, because nothing else removes it here.
 JAVA_PROGRAM = """
 import java.net.ServerSocket;
 import java.util.List;

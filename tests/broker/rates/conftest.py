@@ -1,4 +1,4 @@
-"""What tests of rate limits share."""
+"""Shared helpers of the tests of rate limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cometmq.store import ManualClock
 
 
 def stopped_clock(running: Broker | Cluster) -> ManualClock:
-    """Let the limits of a broker use a clock that moves only when the test advances it."""
+    """Replace the clock of a broker's limits by a clock that only the test advances."""
     clock = ManualClock()
     broker = running if isinstance(running, Broker) else running.broker
     broker.parts.rates.now_ms = lambda: awake_ms(clock)

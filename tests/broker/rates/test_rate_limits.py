@@ -51,7 +51,7 @@ class TestATokenBucket:
 
     @pytest.mark.parametrize("rate", [3, 7, 999, 1_000_003])
     def test_the_rate_is_exact_over_a_long_time(self, rate):
-        """At odd rates and amounts, not one token is lost or gained in an hour."""
+        """At uneven rates and amounts, no token is lost or gained in an hour."""
         bucket, numbers, now_ms, taken = TokenBucket(rate, 0), random.Random(rate), 0, 0
         bucket.take(rate, 0)
         while now_ms < 3_600_000:

@@ -30,7 +30,7 @@ def throttled(cluster):
 
 
 async def sent_at_once(peer, numbers, **send):
-    """Send messages on one connection without waiting for responses, and return these and the seconds."""
+    """Send messages on one connection without waiting. Return the responses and the duration in seconds."""
     began = time.monotonic()
     answers = await asyncio.gather(*(peer.send(body=b"%d" % number, **send) for number in numbers))
     return answers, time.monotonic() - began
@@ -90,7 +90,7 @@ async def test_a_send_that_would_wait_too_long_is_refused_with_a_code_that_all_c
     refused(answer, ResponseCode.SERVICE_NOT_AVAILABLE, why)
     assert len(records(await peer.pull())) == 1
     assert rates.refused_sends == {("Orders", "topic"): 1}
-    await peer.send(body=bytes(10), oneway=True)  # not answered, and not stored
+    await peer.send(body=bytes(10), oneway=True)  # no response, and not stored
     await until(lambda: rates.refused_sends["Orders", "topic"] == 2)
     await create(peer, attributes="-rate.send.bytes")
     assert (await peer.send(body=b"free")).code == 0

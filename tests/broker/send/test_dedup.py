@@ -48,7 +48,7 @@ async def send(peer: Peer, key: str, **more: Any) -> Frame:
 
 
 def place(answer: Frame) -> tuple[str, str, str]:
-    """Return message id, queue id and queue offset in the answer of a successful send."""
+    """Return message id, queue id and queue offset in the response to a successful send."""
     assert answer.code == 0, answer.remark
     assert answer.ext is not None
     return answer.ext["msgId"], answer.ext["queueId"], answer.ext["queueOffset"]

@@ -1,4 +1,4 @@
-"""The window of the deduplication: how long the log has the keys, and where a start looks for them."""
+"""The window of the deduplication: retention of the keys in the log, and the scan at the start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_the_log_stays_on_the_disk_as_long_as_the_windows(started, tmp_pat
     problem = "at least the dedup.window.ms=5400000 of topic Orders"
     refused(answer, 1, problem)
     assert config.store.local_reserved_time == 2
-    config.store = config.store.replace(**{field: 1})  # As by a settings file
+    config.store = config.store.replace(**{field: 1})  # like a settings file
     dedup.load()
     assert problem in caplog.text
 

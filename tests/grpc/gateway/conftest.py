@@ -1,4 +1,4 @@
-"""Fixtures: a broker with the HTTP gateway, and an HTTP client of it."""
+"""Fixtures: a broker with the HTTP gateway, and an HTTP client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of HTTP clients at the gRPC port: HTTP/1.1 with and without TLS, HTTP/2, curl, hostile ones."""
+"""HTTP clients at the gRPC port: HTTP/1.1 with and without TLS, HTTP/2, curl, hostile clients."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_an_endless_chunked_body_is_refused(cluster):
             writer.write(chunk)
             await writer.drain()
     except ConnectionError:
-        pass  # the server reads no more of it
+        pass  # the server stops reading the request
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_client_that_reads_no_responses_is_not_read_and_then_cut() -> No
         await until(lambda: not server.connections)
         writer.close()
 
-    assert handled < 1000  # those whose responses fill the buffers of sockets, and a few more
+    assert handled < 1000  # requests whose responses fill the socket buffers, and a few more
 
 
 async def test_both_versions_of_http_inside_tls(cluster):

@@ -1,4 +1,4 @@
-"""CloudEvents over HTTP, with CloudEvents' own SDK, and the properties of its SDK for RocketMQ."""
+"""CloudEvents over HTTP, with CloudEvents' SDK and the properties of its RocketMQ binding."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_the_properties_are_those_of_the_sdk_for_rocketmq(cluster, web, co
 
     binary, structured = sorted(found, key=lambda each: "CE_id" not in each.user_properties)
     properties = dict(binary.user_properties)
-    assert properties.pop("CE_time").startswith("20")  # The SDK adds it
+    assert properties.pop("CE_time").startswith("20")  # The SDK adds this attribute
     assert properties == {
         "CE_contenttype": "application/json",
         "CE_specversion": "1.0",

@@ -1,4 +1,4 @@
-"""HTTP clients whose broker is killed, and which vanish themselves: each message arrives at least once."""
+"""Each message arrives at least once although the broker is killed and HTTP clients disappear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = 35
 
 
 class Run:
-    """What the clients have sent and received so far."""
+    """The messages that the clients have sent and received so far."""
 
     def __init__(self, port: int) -> None:
         self.base = f"http://127.0.0.1:{port}/v1/topics/Orders"
@@ -53,7 +53,7 @@ class Run:
                     answer = await web.post(f"{group}/messages", params=params)
                     found = answer.json()["messages"] if answer.status_code == 200 else []
                     if not found or self.dice.random() < 0.1:
-                        continue  # It vanishes with the messages that it has received
+                        continue  # The client disappears with the messages that it has received
                     self.received.update(each["body"] for each in found)
                     handles = [each["handle"] for each in found]
                     await web.post(f"{group}/ack", json={"handles": handles})
@@ -82,4 +82,4 @@ async def test_each_message_arrives_through_kills_of_broker_and_clients(tmp_path
         broker.kill()
 
     assert run.acknowledged > MESSAGES // 2
-    assert sum(run.received.values()) < 2 * MESSAGES  # few of them twice
+    assert sum(run.received.values()) < 2 * MESSAGES  # few messages arrive twice

@@ -36,6 +36,6 @@ def run_job(
 
 @pytest.fixture
 def namesrv(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the commands find the cluster through the environment."""
+    """Set the environment so that commands find the cluster."""
     monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv_addr)
     return broker.namesrv_addr

@@ -42,7 +42,7 @@ def fill(store: MessageStore, segments: int, size: int = 2000, topic: str = "T")
 
 
 def age(store: MessageStore, hours: float = 2, segments: int = -1) -> None:
-    """Let the segments but the last look as if they were written hours ago."""
+    """Set the modification times of all segments but the last to hours ago."""
     for base in store.log.segments[:segments]:
         at_s = (NOON - hours * HOUR) / 1000
         os.utime(store.log.path_of(base), (at_s, at_s))
@@ -54,7 +54,7 @@ def upload(store: MessageStore) -> None:
 
 
 def offload(store: MessageStore) -> list[str]:
-    """Upload all sealed segments, and delete them here. Return the deleted paths."""
+    """Upload all sealed segments, and delete the local files. Return the deleted paths."""
     age(store)
     upload(store)
     return run_retention(store)

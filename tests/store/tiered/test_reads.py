@@ -152,7 +152,7 @@ def test_a_purge_and_the_retention_of_a_topic_count_as_ever(tmp_path: Path, obje
     store.tiered.reads.store_times.clear()  # type: ignore[union-attr]
     store.tiered.reads.forget(0)  # type: ignore[union-attr]
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=1)})
-    run_topic_retention(store)  # the object store does not answer: nothing is hidden, nothing fails
+    run_topic_retention(store)  # the object store does not respond: no message is hidden, and nothing fails
 
 
 async def test_a_damaged_unit_costs_its_message_and_not_the_rest_of_its_segment(
@@ -250,7 +250,7 @@ class TestWithALoop:
             with pytest.raises(CommandError) as caught:
                 await pulled(store, "T", 0, damaged)
             assert caught.value.code == ResponseCode.SYSTEM_BUSY
-        if what == "damage":  # What lies before it is served
+        if what == "damage":  # earlier messages are served
             offset = damaged - 100
             while offset < damaged - 1:
                 offset = (await pulled(store, "T", 0, offset)).next_begin_offset
@@ -302,7 +302,7 @@ class TestWithALoop:
             assert got.next_begin_offset > offset
             offset, found = got.next_begin_offset, found + len(bodies(got))
         assert found == offset
-        # The first block of a segment alone, the others in one request
+        # The first block of a segment is requested alone, the others in one request
         assert sum(name.endswith(".log") for name in self.gets(objects)) == 6
         objects.calls.clear()
         await pulled(store, "T", 0, 0)

@@ -1,4 +1,4 @@
-"""Tiered storage: what is uploaded, what may be deleted here and there, and interruptions of each step."""
+"""Tiered storage: uploads, deletions on the disk and in the object store, and interruptions of each step."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_messages_that_are_still_needed_are_moved_once_and_not_forever(tmp_path:
     assert store.log.end == moved
 
     count = len(store.log.segments)
-    fill(store, count + 2)  # New messages make it worthwhile once more
+    fill(store, count + 2)  # After new messages, the work is worthwhile again
     assert len(offload(store)) >= count
 
 
@@ -361,7 +361,7 @@ def test_remains_of_a_segment_that_never_arrived_whole_are_removed(tmp_path: Pat
 
 
 def test_a_segment_that_an_older_table_lacks_is_taken_up_again(tmp_path: Path) -> None:
-    """If the newest table is damaged, the one before it counts."""
+    """If the newest table is damaged, the previous table is used."""
     objects = MemoryObjects()
     store = tiered(tmp_path, objects)
     fill(store, 5)
@@ -378,7 +378,7 @@ def test_a_segment_that_an_older_table_lacks_is_taken_up_again(tmp_path: Path) -
     queue = store.queues.find_queue("T", 0)
     assert queue is not None
     lacking = queue.search(0, queue.max_offset, 3 * SEGMENT, WAITING)
-    with pytest.raises(CommandError, match="try again"):  # Not "the message was removed"
+    with pytest.raises(CommandError, match="try again"):  # not "the message was removed"
         store.get_messages("T", 0, lacking, 1, reads=WAITING)
     upload(store)
 
@@ -467,7 +467,7 @@ def test_a_rebuild_that_would_lose_the_messages_in_the_object_store_is_refused(t
     age(store)
     upload(store)
     store.close()
-    rebuild(str(tmp_path), config=store.config)  # all of it is still here
+    rebuild(str(tmp_path), config=store.config)  # all messages are still stored locally
     offload(tiered(tmp_path, objects))
     opened.pop().close()
 
