@@ -17,6 +17,8 @@ import msgspec
 
 from cometmq.grpc.rpc.enums import Code
 from cometmq.grpc.rpc.status import ServiceError
+from cometmq.grpc.service.sends import MAX_MESSAGES
+from cometmq.grpc.service.sent import MAX_PROPERTIES, check_count
 
 PREFIX = "CE_"
 CONTENT_TYPE = "CE_contenttype"
@@ -24,6 +26,8 @@ SPEC_VERSION = "CE_specversion"
 EVENT, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 NO_DATA = b"\0"
 HEADER = "ce-"
+MAX_ATTRIBUTES_BYTES = 64 * 1024
+"""The maximum size of an event as JSON without its data. Many members would take long to decode."""
 VERSIONS = ("1.0", "0.3")
 REQUIRED = ("specversion", "id", "source", "type")
 _ATTRIBUTE = re.compile(r"[a-z0-9]{1,64}", re.ASCII)
@@ -88,6 +92,7 @@ def from_binary(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Content:
 def from_structured(event: bytes) -> Content:
     """Return the message for an event as JSON. Raises ServiceError."""
     fields = _members(event)
+    check_count("body", len(fields), MAX_PROPERTIES)
     for name in fields:
         if name not in ("data", "data_base64"):
             _check_attribute(name, name)
@@ -99,11 +104,26 @@ def from_structured(event: bytes) -> Content:
 
 def from_batch(events: bytes) -> list[Content]:
     """Return the messages for several events as JSON. Raises ServiceError."""
-    return [from_structured(bytes(each)) for each in decode_json(events, list[msgspec.Raw])]
+    found: list[msgspec.Raw] = decode_json(events, list[msgspec.Raw])
+    if len(found) > MAX_MESSAGES:
+        raise ServiceError(Code.BAD_REQUEST, f"messages: {len(found)}, at most {MAX_MESSAGES}")
+    return [from_structured(bytes(each)) for each in found]
+
+
+class _Data(msgspec.Struct):
+    """The members of an event that may be large. Reading over others is much faster than decoding them."""
+
+    data: msgspec.Raw = msgspec.Raw()
+    data_base64: msgspec.Raw = msgspec.Raw()
 
 
 def _members(event: bytes) -> dict[str, msgspec.Raw]:
     """Return the members of a JSON object, without decoding their values. Raises ServiceError."""
+    large: _Data = decode_json(event, _Data)
+    rest = len(event) - memoryview(large.data).nbytes - memoryview(large.data_base64).nbytes
+    if rest > MAX_ATTRIBUTES_BYTES:
+        problem = f"body: the event has {rest} bytes beside its data, at most {MAX_ATTRIBUTES_BYTES}"
+        raise ServiceError(Code.MESSAGE_PROPERTIES_TOO_LARGE, problem)
     found: dict[str, msgspec.Raw] = decode_json(event, dict[str, msgspec.Raw])
     try:
         event.decode()  # msgspec does not check the encoding of values that it does not decode
@@ -200,7 +220,8 @@ def _data_of(body: bytes, kind: str) -> tuple[str, Any]:
     """Return the name and the value of the member of an event that contains the data."""
     try:
         if kind == "application/json" or kind.endswith("+json"):
-            msgspec.json.decode(body)
+            msgspec.json.decode(body, type=msgspec.Raw)
+            body.decode()  # The line above does not check the encoding
             return "data", msgspec.Raw(body)
         if kind.startswith("text/"):
             return "data", body.decode()

@@ -25,7 +25,7 @@ from cometmq.grpc.gateway.exchange import (
 )
 from cometmq.grpc.gateway.openapi import openapi_document
 from cometmq.grpc.gateway.received import Render, renderer
-from cometmq.grpc.gateway.requests import Ack, Extend, Handle, Nack, Recall, read_handle
+from cometmq.grpc.gateway.requests import Ack, Extend, Handle, Nack, Recall, read_handle, read_handles
 from cometmq.grpc.rpc.calls import Kind, Method
 from cometmq.grpc.rpc.enums import Code, FilterType
 from cometmq.grpc.rpc.messages import SERVICE, messages
@@ -217,7 +217,7 @@ class Gateway:
     # -- leases
 
     def _ack(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
-        handles = decode_json(body, Ack).handles
+        handles = read_handles(body, Ack).handles
         m = messages()
         request = m.AckMessageRequest(group=m.Resource(name=names[1]), topic=m.Resource(name=names[0]))
         for handle in map(read_handle, handles):
@@ -234,11 +234,11 @@ class Gateway:
         return self._call(call, "AckMessage", request, render)
 
     def _nack(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
-        given: Nack = decode_json(body, Nack)
+        given = read_handles(body, Nack)
         return self._change(call, names, given.handles, given.delay)
 
     def _extend(self, call: HttpCall, names: list[str], _query: object, body: bytes) -> Result:
-        given: Extend = decode_json(body, Extend)
+        given = read_handles(body, Extend)
         return self._change(call, names, given.handles, given.invisible)
 
     async def _change(self, call: HttpCall, names: list[str], handles: list[str], seconds: float) -> None:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -19,10 +19,13 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.receives import MAX_ACKS, MAX_INVISIBLE_MS
 from cometmq.grpc.service.sends import MAX_MESSAGES
+from cometmq.grpc.service.sent import MAX_KEYS, MAX_PROPERTIES
 from cometmq.settings import INT_MAX
 
 MAX_PARAMETERS = 16
 MAX_HANDLE_LENGTH = 2048
+MAX_PROPERTIES_BYTES = 128 * 1024
+"""The maximum size of the properties of a message as JSON: 16 KiB are allowed, which may be escaped."""
 MAX_DELAY_S = 10 * 366 * 86_400
 """The maximum delay in seconds. The broker has a lower limit, `timerMaxDelaySec`."""
 PROPERTY_HEADER = b"x-mq-property"
@@ -90,11 +93,13 @@ class JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
     body: str | None = None
     body_base64: str | None = None
     tag: str = ""
-    keys: list[str] = msgspec.field(default_factory=list)
+    keys: Annotated[list[str], Meta(max_length=MAX_KEYS)] = msgspec.field(default_factory=list)
     group: str = ""
     delay: Annotated[float, Meta(ge=0, le=MAX_DELAY_S)] | None = None
     priority: Annotated[int, Meta(ge=0, le=INT_MAX)] | None = None
-    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    properties: Annotated[dict[str, str], Meta(max_length=MAX_PROPERTIES)] = msgspec.field(
+        default_factory=dict
+    )
 
     def content(self) -> events.Content:
         """Return the body and the properties. Raises ServiceError."""
@@ -108,10 +113,22 @@ class JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
             raise ServiceError(Code.BAD_REQUEST, f"body_base64: {error}") from None
 
 
+class _Large(msgspec.Struct):
+    """The part of a message of a JSON batch that may take long to decode."""
+
+    properties: msgspec.Raw = msgspec.Raw()
+
+
+class _Sizes(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a JSON batch, before the messages are decoded, which may take much longer."""
+
+    messages: Annotated[list[_Large], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a JSON batch."""
 
-    messages: Annotated[list[JsonMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: list[JsonMessage]
 
 
 def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
@@ -138,25 +155,29 @@ def outgoing(topic: str, headers: Sequence[Header], body: bytes) -> list[Any]:
         group=_text(values, b"x-mq-group"),
         delay=None if delay_s < 0 else delay_s,
         priority=None if priority < 0 else int(priority),
-        properties=_properties(headers),
     )
-    return [_message(topic, given, content) for content in contents]
+    properties = _properties(headers)
+    return [_message(topic, given, each.body, properties | each.properties) for each in contents]
 
 
 def outgoing_batch(topic: str, body: bytes) -> list[Any]:
     """Return a `Message` for each message of a JSON batch. Raises ServiceError."""
+    most = MAX_PROPERTIES_BYTES
+    if any(memoryview(each.properties).nbytes > most for each in events.decode_json(body, _Sizes).messages):
+        problem = f"properties: more than {most} bytes of JSON"
+        raise ServiceError(Code.MESSAGE_PROPERTIES_TOO_LARGE, problem)
     batch = events.decode_json(body, JsonBatch)
-    return [_message(topic, each, each.content()) for each in batch.messages]
+    return [_message(topic, each, *each.content()) for each in batch.messages]
 
 
-def _message(topic: str, given: JsonMessage, content: events.Content) -> Any:
+def _message(topic: str, given: JsonMessage, body: bytes, properties: dict[str, str]) -> Any:
     message = messages().Message()
     message.topic.name = topic
-    message.body = content.body
+    message.body = body
     system = message.system_properties
     system.message_id = f"01{secrets.token_hex(16).upper()}"  # has the format of 5.x clients
     system.born_timestamp.GetCurrentTime()
-    message.user_properties.update(given.properties | content.properties)
+    message.user_properties.update(properties)
     system.keys.extend(given.keys)
     if given.tag:
         system.tag = given.tag
@@ -236,6 +257,18 @@ class Ack(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request that acknowledges messages."""
 
     handles: Annotated[list[str], Meta(min_length=1, max_length=MAX_ACKS)]
+
+
+A = TypeVar("A", bound=Ack)
+
+
+def read_handles(body: bytes, kind: type[A]) -> A:
+    """Decode a request about handles. Raises ServiceError."""
+    most = MAX_ACKS * (MAX_HANDLE_LENGTH + 8)
+    if len(body) > most:
+        raise HttpError(Code.BAD_REQUEST, f"body: {len(body)} bytes, at most {most}", 413)
+    found: A = events.decode_json(body, kind)
+    return found
 
 
 class Nack(Ack):

@@ -18,7 +18,14 @@ from cometmq.grpc.rpc.messages import messages
 from cometmq.grpc.rpc.status import ServiceError
 from cometmq.grpc.service.clients import Client, Clients
 from cometmq.grpc.service.outcomes import CODES, Responder, Result, lost, set_status, status
-from cometmq.grpc.service.sent import NEW_QUEUES, SendRequest, accepted_types, send_request
+from cometmq.grpc.service.sent import (
+    MAX_KEYS,
+    NEW_QUEUES,
+    SendRequest,
+    accepted_types,
+    check_count,
+    send_request,
+)
 from cometmq.grpc.service.traces import Traces
 from cometmq.protocol import headers
 from cometmq.protocol.bodies import HeartbeatData, ProducerData, TopicConfig
@@ -36,6 +43,8 @@ from cometmq.protocol.ids import decode_offset_id
 
 MAX_MESSAGES = 1024
 """The maximum number of messages of one request. Clients send one."""
+MAX_KEYS_PER_REQUEST = 16 * MAX_KEYS
+"""The maximum number of keys of the messages of one request: each is checked, and becomes an index entry."""
 MAX_TRANSACTION_TOPICS = 100
 """The maximum number of topics for whose transactions a client without settings is asked."""
 STORED = frozenset(
@@ -81,6 +90,7 @@ class Sends:
             raise ServiceError(Code.BAD_REQUEST, f"messages: {len(given)}, at most {MAX_MESSAGES}")
         if len(given) > 1 and len({each.topic.name for each in given}) > 1:
             raise ServiceError(Code.MESSAGE_CORRUPTED, "messages: they have different topics")
+        check_count("keys", sum(len(each.system_properties.keys) for each in given), MAX_KEYS_PER_REQUEST)
         sent = [self._prepared(message) for message in given]
         if sent[0].type is MessageType.TRANSACTION:
             _register(client, sent[0].header.topic)

@@ -163,7 +163,7 @@ def _user_properties(message: Any) -> dict[str, str]:
     count = len(message.user_properties)
     if not count:
         return {}
-    _check_count("user_properties", count, MAX_PROPERTIES)
+    check_count("user_properties", count, MAX_PROPERTIES)
     given = dict(message.user_properties)
     size = 0
     for name, value in given.items():
@@ -180,7 +180,7 @@ def _user_properties(message: Any) -> dict[str, str]:
     return given
 
 
-def _check_count(field: str, count: int, most: int) -> None:
+def check_count(field: str, count: int, most: int) -> None:
     """Raise ServiceError if a message has too many keys or properties."""
     if count > most:
         raise ServiceError(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"{field}: {count}, at most {most}")
@@ -190,7 +190,7 @@ def _system_properties(system: Any, topic: str, kind: MessageType) -> dict[str, 
     properties = {names.WAIT: "true"}
     if system.tag:
         properties[names.TAGS] = _checked("tag", system.tag, Code.ILLEGAL_MESSAGE_TAG, forbidden="|")
-    _check_count("keys", len(system.keys), MAX_KEYS)
+    check_count("keys", len(system.keys), MAX_KEYS)
     if keys := [_checked("keys", key, Code.ILLEGAL_MESSAGE_KEY) for key in system.keys if key]:
         properties[names.KEYS] = " ".join(keys)  # A blank inside a key divides it, as at Apache's proxy
     if system.message_group:
