@@ -25,9 +25,11 @@ from cometmq.protocol.headers import PopMessageResponseHeader
 from cometmq.protocol.pop import (
     MAX_HANDLE_LENGTH,
     MAX_INFO_LENGTH,
+    MAX_RECENT_HANDLES,
     PopFormatError,
     ReceiptHandle,
     TopicKind,
+    _recent_handles,
     decode_order_counts,
     decode_start_offsets,
     encode_message_offsets,
@@ -91,6 +93,13 @@ class TestReceiptHandles:
             ReceiptHandle.decode(text)
         assert problem in str(caught.value)
         assert len(str(caught.value)) < 300
+
+    def test_a_bounded_number_of_parsed_handles_is_kept(self):
+        for offset in range(3 * MAX_RECENT_HANDLES):
+            assert ReceiptHandle.decode(f"0 1 2 0 0 b 3 {offset}").offset == offset
+            assert len(_recent_handles) <= MAX_RECENT_HANDLES
+        handle = ReceiptHandle.decode(self.GOLDEN)
+        assert ReceiptHandle.decode(self.GOLDEN) is handle
 
 
 class TestResponseFields:

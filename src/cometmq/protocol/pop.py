@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from cometmq.errors import ProtocolError, shown
@@ -22,6 +21,8 @@ from cometmq.protocol.properties.values import POP_CK
 
 MAX_HANDLE_LENGTH = 1024
 """The maximum length of a receipt handle. Real ones have at most about 400 characters."""
+MAX_RECENT_HANDLES = 1024
+"""The maximum number of handles that are kept in memory in parsed form."""
 MAX_INFO_LENGTH = 1 << 16
 """The maximum length of an offset or count field. Those of 32 messages have less than 3,000 characters."""
 ORDERED_REVIVE_QUEUE = 999
@@ -110,22 +111,32 @@ class ReceiptHandle(NamedTuple):
 
     def encode(self) -> str:
         """Return the handle as text."""
-        return " ".join(
-            [
-                f"{self.start_offset} {self.pop_time_ms} {self.invisible_ms} {self.revive_queue_id} "
-                f"{int(self.kind)} {self.broker_name} {self.queue_id}",
-                *(str(each) for each in self[7:] if each is not None),
-            ]
-        )
+        start, popped, invisible, revive, kind, broker_name, queue_id, offset, position = self
+        text = f"{start} {popped} {invisible} {revive} {kind:d} {broker_name} {queue_id}"
+        if offset is not None:
+            text += f" {offset}"
+        return text if position is None else f"{text} {position}"
 
     @classmethod
     def decode(cls, text: str) -> ReceiptHandle:
         """Parse a receipt handle. Raises PopFormatError, which names the invalid part."""
-        return _decoded_handle(text)
+        handle = _recent_handles.get(text)
+        if handle is None:
+            handle = _parsed_handle(text)
+            handle.remember(text)
+        return handle
+
+    def remember(self, text: str) -> None:
+        """Let `decode` return this handle for its text. A client soon acknowledges what it has received."""
+        if len(_recent_handles) >= MAX_RECENT_HANDLES:
+            _recent_handles.clear()
+        _recent_handles[text] = self
 
 
-@lru_cache(maxsize=64)  # One request decodes a handle more than once
-def _decoded_handle(text: str) -> ReceiptHandle:
+_recent_handles: dict[str, ReceiptHandle] = {}
+
+
+def _parsed_handle(text: str) -> ReceiptHandle:
     format_ = "receipt handle"
     if len(text) <= MAX_HANDLE_LENGTH and (usual := _USUAL_HANDLE(text)) is not None:
         start, popped, invisible, revive, kind, broker_name, queue_id, offset = usual.groups()
@@ -237,6 +248,8 @@ class Receipts:
     def of(self, message: MessageExt) -> tuple[ReceiptHandle, int]:
         """Return the handle of a message, and how often the message was delivered before."""
         handle = self._rewritten(message) or self._built(message)
+        if not self._counts:
+            return handle, message.reconsume_times
         of_queue = self._counts.get((handle.kind, handle.queue_id, None), 0)
         deliveries = self._counts.get((handle.kind, handle.queue_id, handle.offset), of_queue)
         return handle, deliveries or message.reconsume_times

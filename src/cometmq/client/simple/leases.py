@@ -237,7 +237,9 @@ def attach_receipts(
     receipts, popped = Receipts(header, topic, broker_name), str(header.pop_time)
     for message in messages:
         handle, deliveries = receipts.of(message)
-        added = {POP_CK: handle.encode()}
+        text = handle.encode()
+        handle.remember(text)
+        added = {POP_CK: text}
         if property_of(message, FIRST_POP_TIME) is None:
             added[FIRST_POP_TIME] = popped
         add_properties([message], added)
