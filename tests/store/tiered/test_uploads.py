@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from tests.store.tiered.offload import HOUR, NOON, age, fill, offload, tiered, u
 
 from cometmq.errors import CommandError, StoreCorrupt, StoreError
 from cometmq.protocol.checksum import crc32
-from cometmq.store import WAITING, MessageStore, ObjectStoreFailed
+from cometmq.store import WAITING, ManualClock, MessageStore, ObjectStoreFailed
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.rebuild_parts import plan_rebuild
 
@@ -483,3 +486,67 @@ def test_without_tiered_storage_nothing_of_it_is_on_the_disk(store: MessageStore
 
     assert store.tiered is None
     assert not (tmp_path / "config" / "tieredSegments.json").exists()
+
+
+def test_an_account_that_may_not_delete_objects_still_uploads(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects, tiered_reserved_time=100)
+    fill(store, 3)
+    offload(store)
+    fill(store, 3)
+    objects.fail("delete")
+    clock = store.flusher.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(99 * 3600)
+    for _ in range(3):
+        with pytest.raises(ObjectStoreFailed, match="planned failure of delete"):
+            upload(store)
+    assert {2 * SEGMENT, 3 * SEGMENT} <= objects.endings().keys()
+    assert store.tiered is not None
+    assert store.tiered.waiting_bytes == 0
+    assert store.tiered.counts.failures == 3
+
+
+def test_two_brokers_with_copies_of_one_directory_do_not_replace_each_others_segments(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path / "one", objects)
+    fill(store, 2)
+    store.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    stores = [tiered(tmp_path / name, objects) for name in ("one", "two")]
+    for number, each in enumerate(stores):
+        fill(each, 4, size=2000 + number)
+        age(each)
+    upload(stores[0])
+    before = dict(objects.objects)
+    with pytest.raises(ObjectStoreFailed, match=r"json is that of another broker with a copy of this store"):
+        upload(stores[1])
+
+    assert objects.objects == before
+    for each in stores:
+        every = everything(each)
+        run_retention(each)
+        assert everything(each) == every
+
+
+async def test_retention_does_not_wait_for_an_object_store_that_never_answers(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 2)
+    age(store)
+    upload(store)
+    answer = threading.Event()
+
+    def wait(_operation: str, _name: str) -> None:
+        answer.wait(60)
+
+    objects.before = wait
+    tier = store.tiered
+    assert tier is not None
+    tier.attach(asyncio.get_running_loop())
+    tier.timeout_s = 0.05
+    assert await tier.confirm(0, early=True) is False
+    answer.set()
+    tier.timeout_s = 60
+    assert await tier.confirm(0, early=True)
+    tier.close()

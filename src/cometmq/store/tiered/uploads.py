@@ -60,6 +60,8 @@ class TieredUploads:
     Attributes:
         executor: The executor for work that waits for the local disk.
         sealed_end: A function that returns the log position before which the log never changes.
+        timeout_s: Timeout, in seconds, of requests that are no upload. Retention must not wait for a network
+            file system that never answers.
     """
 
     disk: Disk
@@ -69,6 +71,7 @@ class TieredUploads:
     commit_log: CommitLog
     reads: TieredReads
     sealed_end: Callable[[], int]
+    timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         self.objects, self.table, self.counts = self.reads.objects, self.reads.table, self.reads.counts
@@ -95,14 +98,17 @@ class TieredUploads:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._loop = self._pool = None
 
-    async def _run(self, work: Callable[[*Given], T], *given: *Given) -> T:
+    async def _run(self, work: Callable[[*Given], T], *given: *Given, is_upload: bool = False) -> T:
         if self._loop is None:
             return work(*given)
         future = self._loop.run_in_executor(self._pool, partial(work, *given))
-        await asyncio.wait((future, self._ended), return_when=asyncio.FIRST_COMPLETED)
-        if not future.done():
+        timeout_s = None if is_upload else self.timeout_s
+        both = future, self._ended
+        if not (await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+            future.cancel()
+        if not future.done() or future.cancelled():
             future.add_done_callback(lambda late: late.cancelled() or late.exception())
-            raise ObjectStoreFailed("the broker is stopping")
+            raise ObjectStoreFailed("the broker is stopping, or the object store does not answer")
         return future.result()
 
     def _pieces(self, path: str, size: int) -> Pieces:
@@ -116,21 +122,26 @@ class TieredUploads:
     async def cycle(self) -> None:
         """Remove remains of interruptions, delete expired segments, and upload new segments, oldest first.
 
-        Raises OSError. The next cycle tries again.
+        A failed step does not prevent the next one: an account that may not delete objects still uploads.
+        Raises the OSError of the first one. The next cycle tries again.
         """
-        try:
-            if not self._swept:
-                await self._sweep()
-            await self._delete_expired()
-            for base in self._waiting():
+        failure: OSError | None = None
+        for step in (self._sweep, self._delete_expired, self._upload_waiting):
+            try:
+                await step()
+            except OSError as error:
                 if self.executor.ending:
                     return
-                await self._upload(base)
-        except OSError:
+                failure = failure or error
+        if failure is not None:
+            self.counts.failures += 1
+            raise failure
+
+    async def _upload_waiting(self) -> None:
+        for base in self._waiting():
             if self.executor.ending:
                 return
-            self.counts.failures += 1
-            raise
+            await self._upload(base)
 
     def _waiting(self) -> list[int]:
         """Return the sealed segments that are not uploaded yet, oldest first."""
@@ -151,8 +162,9 @@ class TieredUploads:
         facts = await self.executor.run(self.disk.facts, path)
         if facts is None or self._expired(facts.modified_ms):
             return
+        await self._check_owner(base)
         pieces = self._pieces(path, size)
-        await self._run(self.objects.put, self._name(base, DATA), iter(pieces))
+        await self._run(self.objects.put, self._name(base, DATA), iter(pieces), is_upload=True)
         crcs = pieces.crcs()
         await self._run(self.objects.put, self._name(base, CRCS), crcs)
         if await self._run(self.objects.size, self._name(base, DATA)) != size:
@@ -166,6 +178,20 @@ class TieredUploads:
         self.counts.segments += 1
         self.counts.uploaded_bytes += size
         log.info("uploaded %s to the object store as %s", path, self._name(base, DATA))
+
+    async def _check_owner(self, base: int) -> None:
+        """Raise ObjectStoreFailed if the objects of a segment are those of another store with the same id.
+
+        That is a copy of this directory, or the directory whose loss this one was restored after. If they are
+        equal, the upload was only interrupted.
+        """
+        name, size = self._name(base, MANIFEST), self.commit_log.segment_size
+        if await self._run(self.objects.size, name) is None:
+            return
+        found = await self._run(manifest_at, self.objects, self.table.store_id, base, size)
+        pieces = self._pieces(self.commit_log.path_of(base), size)
+        if found is not None and found.crc != await self._run(_crc_of, pieces):
+            raise ObjectStoreFailed(f"{name} is that of another broker with a copy of this store")
 
     async def _delete_expired(self) -> None:
         """Delete the segments in the object store that are older than tieredReservedTime, oldest first."""
@@ -186,6 +212,8 @@ class TieredUploads:
 
     async def _sweep(self) -> None:
         """Compare the object store with the table. Remove incomplete objects, and report missing ones."""
+        if self._swept:
+            return
         names = await self._run(lambda: list(self.objects.names(f"{self.table.store_id}/")))
         found = {place for place in map(base_of, names) if place is not None}
         known = self.table.by_base
@@ -218,8 +246,8 @@ class TieredUploads:
         name = self._name(base, DATA)
         if base in self.commit_log.segments:
             log.error("%s must be uploaded again: %s", name, why)
-            await self.executor.run(self.table.remove, base)
             await self._run(self.objects.delete, self._name(base, MANIFEST))
+            await self.executor.run(self.table.remove, base)
         else:
             log.error("%s is lost and its messages cannot be read: %s", name, why)
             self.counts.lost += 1
