@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.kit.waiting import until
 from tests.pipeline.s3_server import BUCKET, S3, s3_server
 
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.object_store import object_store_of
+from cometmq.store import SMALL_FILES, restore_store
 
 pytestmark = pytest.mark.slow("starts an S3 server")
 
@@ -34,7 +37,9 @@ def test_operations(s3: S3) -> None:
     assert len(s3.paths("operations/=C3=A9=20b-0")) == 2
 
 
-async def test_everything_is_consumed_from_s3_also_after_a_restart(tmp_path: Path, s3: S3) -> None:
+async def test_everything_is_consumed_from_s3_also_after_a_restart_or_a_restore(
+    tmp_path: Path, s3: S3
+) -> None:
     uri = f"s3://{BUCKET}/messages"
     async with offloaded(tmp_path, tieredStoreUri=uri) as (broker, peer):
         segments = broker.parts.store.log.min_position // 65536
@@ -42,3 +47,19 @@ async def test_everything_is_consumed_from_s3_also_after_a_restart(tmp_path: Pat
         assert await all_of(peer) == list(range(MESSAGES))
     async with tiered(tmp_path, tieredStoreUri=uri) as (_, peer):
         assert await all_of(peer) == list(range(MESSAGES))
+    shutil.rmtree(tmp_path / "store")
+    config = BrokerConfig.from_properties(
+        {
+            "storePathRootDir": str(tmp_path / "store"),
+            "brokerName": "broker-a",
+            "tieredStoreUri": uri,
+        }
+    )
+    objects = object_store_of(config)
+    assert objects is not None
+    segment = {"mapped_file_size_commit_log": 65536}
+    report = restore_store(config.store.replace(**(SMALL_FILES | segment)), objects)
+    assert report.segments == segments
+    async with tiered(tmp_path, tieredStoreUri=uri) as (_, peer):
+        assert await all_of(peer, report.messages) == list(range(report.messages))
+        assert report.messages > MESSAGES // 2

@@ -69,11 +69,11 @@ def metrics_of(broker: Broker) -> str:
         return str(got.read().decode())
 
 
-async def all_of(peer: Peer) -> list[int]:
+async def all_of(peer: Peer, count: int = MESSAGES) -> list[int]:
     """Pull the whole queue, beginning at its first offset, and return the numbers in the bodies."""
     first = await peer.call(RequestCode.GET_MIN_OFFSET, QueueRequestHeader(**Q))
     found, offset = [], int(first.ext["offset"])
-    while len(found) < MESSAGES:
+    while len(found) < count:
         answer = await peer.pull(offset=offset)
         found += [int(body.rstrip(b"\0")) for body in records(answer)]
         offset = int(answer.ext["nextBeginOffset"])
