@@ -12,6 +12,7 @@ from tests.grpc.serving import M, connected
 from tests.kit.brokers import create, store_raw
 from tests.kit.waiting import until
 
+from cometmq.broker.base.times import mono_ms
 from cometmq.grpc.rpc.calls import frame_message
 from cometmq.grpc.rpc.enums import ClientType, Code, Encoding, FilterType, Language, MessageType
 from cometmq.grpc.rpc.messages import SERVICE
@@ -21,6 +22,7 @@ from cometmq.grpc.service.delivered import popped_messages
 from cometmq.protocol.pop import ReceiptHandle
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.layout import HEAD_V4
+from cometmq.store import Clock
 
 
 def known(cluster):
@@ -354,13 +356,19 @@ class TestLeases:
     async def test_a_lease_of_a_push_consumer_is_renewed_while_it_is_connected(self, orders, caller, connect):
         await caller.send(message())
         push = await connect(orders, "client-2")
-        assert len(await push.receive(auto_renew=True, invisible_s=None)) == 1
+        (held,) = await push.receive(auto_renew=True, invisible_s=None)
         clients = orders.broker.endpoint.clients
         (client,) = [each for each in clients.connected if each.client_id == "client-2"]
         assert len(client.leased) == 1
         await orders.broker.endpoint.renewals.renew_all(asyncio.get_running_loop().time())
         assert await caller.receive() == []
+        place = "G", "Orders", held.system_properties.queue_id
+        queue = orders.broker.parts.pops.leases.find(place)
+        (lease,) = queue.leases.values()
+        renewed_until_ms = lease.deadline_ms
         await push.channel.channel.close()
+        await until(lambda: lease.deadline_ms < renewed_until_ms)
+        assert lease.deadline_ms <= mono_ms(Clock()) + 500
         (got,) = await caller.receive(poll_s=20)
         assert got.body == b"body"
 

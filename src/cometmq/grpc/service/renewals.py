@@ -30,7 +30,9 @@ SILENT_S = 40.0
 send a heartbeat every 10 or 30 s."""
 LONGEST_S = 3 * 3600.0
 """The time after which a lease is no longer renewed: its consumer hangs, as Apache's proxy assumes, too."""
-GONE_MS = 1_000
+GONE_MS = 500
+"""How long the leases of a client that is gone last. It may be back at once, and acknowledge its messages.
+Others are to receive them within a second, of which the expiry of 10,000 leases takes half."""
 MAX_RENEWED = 20_000
 """The maximum number of leases that are renewed for one client. Those of further messages expire."""
 
