@@ -11,6 +11,7 @@ from tests.broker.replication.raft_group import OPTIONS, RaftGroup
 
 from cometmq.broker.replication import raft
 from cometmq.cli.app import cometmq
+from cometmq.testing.local import local_broker
 
 
 @pytest.fixture
@@ -58,3 +59,9 @@ async def test_a_group_is_shown_and_changed(group):
     assert "n9 sent no address" in str(refused.exception)
     nobody = await run(group, "status", "-b", "brokera")
     assert "did you mean broker-a?" in str(nobody.exception)
+
+
+def test_a_broker_outside_of_a_group_says_so(tmp_path):
+    with local_broker(tmp_path) as broker:
+        done = CliRunner().invoke(cometmq, ["raft", "status", "-n", broker.namesrv])
+    assert done.stdout.split(maxsplit=1) == [broker.broker_addr, "the broker is no member of a raft group\n"]

@@ -26,11 +26,11 @@ from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
-from cometmq.errors import CometError
+from cometmq.errors import BrokerError, CometError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import QueryCorrectionOffsetBody
 from cometmq.protocol.bodies.admin import HaRuntimeInfo, RaftStatus
-from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import QueryCorrectionOffsetRequestHeader
 from cometmq.protocol.headers.admin import RemoveBrokerHeader
 
@@ -216,7 +216,10 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, LiteTopicAdmin):
             try:
                 found[addr] = await self.client.brokers.raft_status(addr)
             except CometError as error:
-                found[addr] = str(error)
+                unknown = (
+                    isinstance(error, BrokerError) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+                )
+                found[addr] = "the broker is no member of a raft group" if unknown else str(error)
         return found
 
     async def change_raft_group(self, action: str, member: str, broker_name: str | None = None) -> None:

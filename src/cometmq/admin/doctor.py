@@ -116,7 +116,7 @@ async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | No
             addr,
             f"the server does not respond as a name server: {error}",
             "is it the name server's port (9876), and not a broker's, a proxy's or the console's? One that "
-            "requires TLS needs --tls",
+            "requires TLS needs --tls. One that does not answer in time hangs, or is overloaded",
         )
     return None
 

@@ -143,7 +143,7 @@ def describe(error: Exception) -> str:
     """Return an error as one line of text."""
     if isinstance(error, click.ClickException):
         text = error.format_message()
-    elif isinstance(error, ConnectError):
+    elif isinstance(error, ConnectError) and "SSL" not in error.problem:
         text = f"{error} (is the server running? cometmq doctor examines the cluster)"
     elif isinstance(error, CometError):
         text = str(error)

@@ -332,6 +332,10 @@ class TestTraces:
         ("arguments", "words"),
         [
             (("-i", "ID", "-t", "unheard-of"), "no route to topic unheard-of"),
+            (
+                ("-i", "ID", "-t", "unheard-of"),
+                "topic: unheard-of'. Clients write traces if they enable them",
+            ),
             (("-i", "ID", "-c", "65"), "65 is not in the range"),
             (("-i", "ID", "-b", "-1"), "-1 is not in the range"),
             (("-i", "ID", "-e", "soon"), "'soon' is not a valid integer"),

@@ -20,6 +20,7 @@ from cometmq.admin.values import MessageView, SendView
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS
 from cometmq.client.group.allocate import java_text
 from cometmq.command_options import F, flag, name_option, number, opt, switch
+from cometmq.errors import NoRouteError
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -169,7 +170,13 @@ async def query_msg_trace_by_id(
 ) -> None:
     """Show a message's trace."""
     msg_id = msg_id.strip()
-    found = await admin.traces(msg_id, topic, limit, begin_ms=begin, end_ms=end)
+    try:
+        found = await admin.traces(msg_id, topic, limit, begin_ms=begin, end_ms=end)
+    except NoRouteError as error:
+        error.hint = (
+            "Clients write traces if they enable them, to a topic of brokers with traceTopicEnable=true"
+        )
+        raise
     if shell.wants_json():
         shell.show_json(found)
     elif found:
