@@ -267,7 +267,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "kind", "problem"),
         [
-            ({"colour": "red"}, TypeError, "no option 'colour', but tag, keys"),
+            ({"colour": "red"}, TypeError, "unknown option 'colour', not one of tag, keys"),
             ({"tag": "a||b"}, MessageIllegal, "tag"),
             ({"keys": "one two"}, MessageIllegal, "keys are a list"),
             ({"delay_s": -1}, ConfigError, "delay_s"),
