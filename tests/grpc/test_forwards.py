@@ -1,4 +1,4 @@
-"""Connections to a broker that does not lead are passed on to the leader."""
+"""Connections to a broker that does not lead are forwarded to the leader."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_a_connection_ends_if_no_leader_accepts_it(
         async with connected(port) as peer:
             await peer.closed()
     assert (
-        "was not passed on to the leader: cannot connect to leader:10911: this broker has no endpoint"
+        "was not forwarded to the leader: cannot connect to leader:10911: this broker has no endpoint"
         in caplog.text
     )
 

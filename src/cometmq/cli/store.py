@@ -161,10 +161,10 @@ def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int,
 def restore(directory: str, config_file: str | None, store_id: str, dry_run: bool, as_json: bool) -> None:
     """Restore the store in DIR, which must be empty, from the object store of a broker that lost its disk.
 
-    The configuration names the object store (tieredStoreUri), the broker and the lengths of its files. The
-    segments of the log stay in the object store but the newest; queues and index are computed from them. An
-    interrupted restore continues when it is repeated. Not restored: messages after the newest segment, and
-    the tables in DIR/config.
+    The configuration contains the object store (tieredStoreUri), the broker's name and its file lengths. The
+    restore computes queues and index, and downloads the newest log segment. The other segments stay in the
+    object store. A repeated command continues an interrupted restore. Messages after the newest segment and
+    the tables in DIR/config are not restored.
     """
     from cometmq.broker.base.config import BrokerConfig
     from cometmq.broker.object_store import object_store_of
@@ -356,7 +356,7 @@ def truncate_text(report: TruncateReport) -> str:
 
 
 def restore_text(report: RestoreReport) -> str:
-    """Return what a restore has restored, and what is lost, as text."""
+    """Return a report about a restore as text: the restored part of the log, and the losses."""
     done = "restored" if report.done else "would be restored"
     lines = [
         f"{report.root}: the log from position {report.start} to {report.end} {done} from store "

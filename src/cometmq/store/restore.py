@@ -1,13 +1,13 @@
-"""A restore of a store directory from the object store of tiered storage, after the loss of a broker's disk.
+"""Restores a store directory from the object store of tiered storage, after the loss of a broker's disk.
 
-The result is the directory of a broker that has moved all segments but the newest to the object store: queues
-and index are on the disk, the older segments stay where they are. So it needs little disk space.
+The restored directory contains queues, index and the newest log segment. The older segments stay in the
+object store, so the restore needs little disk space.
 
-One segment after the other is copied to the directory, compared with its CRCs, and replaced by the next one.
-For each, the store is opened and closed: its recovery computes the segment's queue units and index entries,
-and makes them durable. The table of segments shows how far the restore is, so it can be interrupted at any
-step and repeated. Until it is complete, no broker opens the directory: its log would grow over the positions
-of the other segments, and its uploads would replace them.
+The segments are processed one by one. Each is copied to the directory and compared with its CRCs. Then the
+store is opened and closed: its recovery computes the segment's queue units and index entries, and makes them
+durable. The table of segments contains the progress, so the restore can be interrupted at any step and
+repeated. No broker may open the directory before the restore is complete: its log would use the positions of
+the other segments, and its uploads would replace them.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from cometmq.store.tiered.layout import (
 _BLOCKS_PER_REQUEST = 8  # 4 MiB
 _PARTIAL = ".restore"
 _KEPT = ("broker.conf", "lost+found")
-"""Names that the directory may contain before the restore."""
+"""File names that the directory may contain before the restore."""
 _MAX_POSITION = 1 << 62
 _MAX_NAMED = 8
 
 
 class LostRange(msgspec.Struct):
-    """A part of the log, from `start` to `stop`, that the object store does not have."""
+    """A range of log positions, from `start` to `stop`, that the object store lacks."""
 
     start: int
     stop: int
 
 
 class RestoreReport(msgspec.Struct):
-    """The result of a restore of the log from `start` to `end`, or, if not `done`, of a dry run.
+    """The result of a restore of the log from `start` to `end`. `done` is False after a dry run.
 
     Attributes:
-        store_id: The name below which the object store has the segments.
-        bytes: The size of the restored segments.
-        gaps: The parts between `start` and `end` that are lost. What was stored after `end` is lost, too.
-        newest_ms: The last write to the newest restored segment: messages after this time are lost.
+        store_id: The prefix of the segments' names in the object store.
+        bytes: The total size of the restored segments.
+        gaps: The lost ranges between `start` and `end`. Messages after `end` are also lost.
+        newest_ms: The time of the last write to the newest restored segment. Later messages are lost.
         messages: The number of messages in the queues.
-        not_served: The number of records of this run that fit into no queue.
+        not_served: The number of records of this run whose queue offsets do not fit their queues.
     """
 
     root: str
@@ -98,14 +98,14 @@ def restore_store(
     """Restore the directory of a store from the segments in its object store. A dry run only reports.
 
     Args:
-        config: The settings of the lost broker, with those lengths of files.
-        store_id: The name below which the object store has the segments. By default the only one.
-        progress: Receives two numbers of bytes: those of the restored segments, and of all.
+        config: The settings of the lost broker, including its file lengths.
+        store_id: The prefix of the segments' names in the object store. Default: the only prefix.
+        progress: Called with the number of restored bytes and the total number of bytes.
 
     Raises:
         StoreError: There is nothing to restore, an object is not valid, or the directory is not empty.
-        OSError: A read or write failed, in the object store (ObjectStoreFailed) or on the disk. When the
-            restore is repeated, it continues.
+        OSError: A read or write failed, in the object store (ObjectStoreFailed) or on the disk. A repeated
+            restore continues.
     """
     disk = disk or Disk()
     if config.enable_d_leger_commit_log:
@@ -129,7 +129,7 @@ def restore_store(
 
 
 def _check_empty(disk: Disk, config: StoreConfig) -> None:
-    """Raise StoreError if a directory of the store contains anything but an interrupted restore."""
+    """Raise StoreError unless the directories of the store are empty or contain an interrupted restore."""
     if TieredSegments.is_restoring(disk, config.root):
         return
     for paths in config.directories.values():
@@ -199,7 +199,7 @@ def _invalid(store_id: str, base: int, problem: str) -> StoreError:
 
 
 class _Restore:
-    """One run of a restore, which fills in the rest of the report."""
+    """One run of a restore. It completes the report."""
 
     def __init__(
         self, config: StoreConfig, objects: ObjectStore, disk: Disk, clock: Clock, report: RestoreReport
@@ -227,7 +227,7 @@ class _Restore:
         report.done = True
 
     def _copy(self, base: int, segment: TieredSegment) -> None:
-        """Copy a segment to its place in the log, where it appears whole and synced."""
+        """Copy a segment to its path in the log. The file appears when it is complete and synced."""
         disk, path = self._disk, self._directories.path_of(base)
         place = self._objects, self._report.store_id, base, segment
         crcs = checked_crcs(*place)
@@ -253,7 +253,7 @@ class _Restore:
                 self._disk.fsync_dir(directory)
 
     def _open(self) -> None:
-        """Let the recovery of a store compute the queues and the index of the only segment."""
+        """Open and close the store, whose recovery computes queues and index of the only segment."""
         store = MessageStore.open(self._config, self._disk, self._clock)
         report = self._report
         report.not_served += store.recovered.not_served

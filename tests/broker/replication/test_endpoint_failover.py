@@ -107,7 +107,7 @@ async def test_clients_go_on_after_a_change_of_the_leader(group: EndpointGroup, 
     await stream.write(consumer_settings())
     await stream.read()
     await group.hand_over(to)
-    with pytest.raises(AioRpcError, match="does not lead any more"):
+    with pytest.raises(AioRpcError, match="is no longer the leader"):
         await stream.read()
     for caller in callers:
         await sent(caller, b"after")

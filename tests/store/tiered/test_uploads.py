@@ -519,7 +519,7 @@ def test_two_brokers_with_copies_of_one_directory_do_not_replace_each_others_seg
         age(each)
     upload(stores[0])
     before = dict(objects.objects)
-    with pytest.raises(ObjectStoreFailed, match=r"json is that of another broker with a copy of this store"):
+    with pytest.raises(ObjectStoreFailed, match=r"json belongs to another broker with a copy of this store"):
         upload(stores[1])
 
     assert objects.objects == before

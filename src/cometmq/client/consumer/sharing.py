@@ -1,8 +1,8 @@
 """The consume mode of a group whose members share messages: each message is leased to one member (POP).
 
-A member leases few messages more than its listener handles at a time, and renews the leases until the
-listener has returned. Then each message is acknowledged, or given back with a delay. The topics whose queues
-the group divides (PushOptions.share) are pulled, as in the mode Concurrent.
+A member leases only a few more messages than its listener handles at a time, and renews the leases until the
+listener has returned. Then each message is acknowledged, or returned to the broker with a delay. Topics whose
+queues the group divides (PushOptions.share) are pulled, as in the mode Concurrent.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _RENEWALS_PER_LEASE = 3
 _AT_ONCE = 32
 """The maximum number of concurrent requests about leases or topics."""
 _WAIT_S = 15.0
-"""How long, in seconds, one call of the receiver waits for messages."""
+"""The maximum time, in seconds, for which one call of the receiver waits for messages."""
 
 
 class Retries(NamedTuple):
-    """When and how often a failed message is delivered again. After `max_times` it is a dead letter."""
+    """The retry delays of failed messages. After `max_times` retries a message becomes a dead letter."""
 
     max_times: int = RETRY_MAX_TIMES
     policy: RetryPolicy = DEFAULT
@@ -124,7 +124,7 @@ class Sharing(Concurrent):
         self._receiving: asyncio.Task[None] | None = None
         self._suspended = False
         self._acks: dict[str, list[tuple[Sequence[MessageExt], asyncio.Future[None] | None]]] = {}
-        """Messages to acknowledge with the next request, by broker, and who waits for the result.
+        """Messages to acknowledge with the next request, and the waiting calls, by broker.
 
         A broker with a request has an entry.
         """
@@ -332,7 +332,7 @@ class Sharing(Concurrent):
     async def _settle(
         self, batch: Batch, failed: Sequence[MessageExt], level: int = 0, *, delay_s: float | None = None
     ) -> None:
-        """Give the last messages of a batch back, which have `failed`, and acknowledge the others."""
+        """Return the last messages of a batch, which have `failed`, to the broker. Acknowledge the others."""
         lock = self._let_go(batch)
         done = batch.messages[: len(batch.messages) - len(failed)]
         async with lock:
@@ -378,7 +378,7 @@ class Sharing(Concurrent):
         del self._acks[broker]
 
     async def _again(self, message: MessageExt, level: int, delay_s: float | None) -> None:
-        """Have a message delivered again after a delay, or move it to the dead-letter queue."""
+        """Request a redelivery of a message after a delay, or move it to the dead-letter queue."""
         most = self._group.options.max_reconsume_times
         times = message.reconsume_times
         if level < 0 or times >= (self._retries.max_times if most is None else most):

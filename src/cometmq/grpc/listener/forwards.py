@@ -1,9 +1,9 @@
-"""Connections of clients that reach a broker which does not lead: they are passed on to the leader.
+"""Forwards client connections from a follower to the leader, and from a slave to its master.
 
-A client of 5.x knows the endpoints of its settings alone, or an address in front of all brokers. The broker
-that it reaches may follow another one: it then passes all bytes on, whatever their protocol, and names the
-client in a PROXY header. So the client works as if it had reached the leader. While no leader is known, its
-connections wait. If another broker becomes the leader, they are closed, and the client connects again.
+A 5.x client knows only the endpoints in its settings, or one address of all brokers. If it reaches a broker
+that does not lead, this broker forwards all bytes, of any protocol, to the leader, and names the client in a
+PROXY header. While no leader is known, connections wait. If another broker becomes the leader, the
+connections are closed, and clients connect again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WAIT_S = 15.0
 """The time, in seconds, for which a connection waits for a leader that accepts it. Clients wait for 20 s."""
 RETRY_S = 0.1
 LINGER_S = 5.0
-"""The time, in seconds, in which a side must read the last bytes of the other one, which has closed."""
+"""The time, in seconds, in which a side must read the last bytes after the other side has closed."""
 MAX_FORWARDS = 10_000
-"""The maximum number of connections that are passed on. Each has a second one, to the leader."""
+"""The maximum number of forwarded client connections. Each needs a second connection, to the leader."""
 
 Address = tuple[str, int]
 
@@ -34,10 +34,10 @@ class Forwards:
     """Accepts connections while this broker does not lead. Must be created in a running event loop.
 
     Args:
-        leader: Returns the broker address of the leader: "" while it is not known, None if this broker leads.
-        endpoint_of: Returns the address of the endpoint of a broker. Raises CometError.
-        make: Creates the protocol of a connection that this broker serves.
-        names_clients: Whether the leader receives a PROXY header. Not if proxies in front already send one.
+        leader: Returns the broker address of the leader: "" while it is unknown, None if this broker leads.
+        endpoint_of: Returns the endpoint's address of a broker. Raises CometError.
+        make: Creates the protocol of a connection that this broker serves itself.
+        names_clients: Whether to send a PROXY header to the leader. False if proxies already send one.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Forwards:
 
 
 class _Side(asyncio.Protocol):
-    """One of two connections, which passes what it receives on to the other one."""
+    """One of two connections. It forwards received bytes to the other connection."""
 
     other: _Side | None = None
     transport: asyncio.Transport | None = None
-    _early = b""  # What has arrived before there was another side
+    _early = b""  # bytes that arrived before the other side was connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -111,7 +111,7 @@ class _Side(asyncio.Protocol):
 
 
 class Forward(_Side):
-    """The connection of a client. Until the leader has accepted the other side, it is read only once.
+    """The connection of a client. It is read only once before the leader has accepted the other side.
 
     Attributes:
         leader: The broker address of the leader to which it is connected, or "".
@@ -136,7 +136,7 @@ class Forward(_Side):
         super().connection_lost(error)
 
     async def _connect(self, transport: asyncio.Transport) -> None:
-        """Connect to the leader, as soon as there is one. If that is this broker, serve the client."""
+        """Connect to the leader when it is known. If this broker is the leader, serve the client."""
         forwards = self._forwards
         problem: object = "no leader is known"
         try:
@@ -157,7 +157,7 @@ class Forward(_Side):
         except TimeoutError:
             if forwards.log_limit.allows():
                 peer, _ = describe_peer(transport.get_extra_info("peername"))
-                log.warning("%s was not passed on to the leader: %s", peer, problem)
+                log.warning("%s was not forwarded to the leader: %s", peer, problem)
             transport.abort()
 
     async def _connect_to(self, leader: str, transport: asyncio.Transport) -> None:
@@ -166,7 +166,7 @@ class Forward(_Side):
         upstream, _ = await dial(lambda: side, *await forwards.endpoint_of(leader))
         if transport.is_closing() or forwards.leader() != leader:
             upstream.abort()
-            raise ConnectError(leader, "it leads no more")
+            raise ConnectError(leader, "it is no longer the leader")
         if forwards.names_clients:
             upstream.write(proxy_header(transport.get_extra_info("peername")))
         upstream.write(self._early)

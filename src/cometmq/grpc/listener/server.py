@@ -88,7 +88,7 @@ class GrpcServer:
         endpoint_of: Callable[[str], Awaitable[Address]],
         names_clients: bool,
     ) -> None:
-        """Pass connections on while another broker leads (see `Forwards`)."""
+        """Forward connections while another broker is the leader (see `Forwards`)."""
         self.forwards = Forwards(leader, endpoint_of, self._make, names_clients)
 
     @property
@@ -141,13 +141,13 @@ class GrpcServer:
             connection.calls.end_all(kinds, GrpcStatus.UNAVAILABLE, why)
 
     def leader_changed(self) -> None:
-        """Close the connections that this broker must not serve or pass on, after the calls in progress."""
+        """Close connections that this broker may no longer serve or forward, after the calls in progress."""
         if self.forwards is None:
             return
         self.forwards.leader_changed()
         if self.forwards.leader() is not None:
             self._goaway()
-            self._end_calls((Kind.BIDI,), "this broker does not lead any more")
+            self._end_calls((Kind.BIDI,), "this broker is no longer the leader")
 
     def _accept(self) -> asyncio.BaseProtocol:
         if self.forwards is not None and self.forwards.leader() is not None:

@@ -3,9 +3,10 @@
 The endpoints of this broker in a route are those that the client has sent with its request. So a client
 behind a port mapping, a proxy or a Kubernetes service keeps the address under which it reaches the endpoint.
 
-By default, a route contains this broker alone. With the setting `grpcClusterRouteEnable` it contains the
-masters that the name servers know, too. Name servers know no gRPC ports. A broker with the same `grpcPort` as
-this one is reached at the port of the request, which may be mapped; others at the port in their settings.
+By default, a route contains only this broker. With the setting `grpcClusterRouteEnable` it contains all
+masters that are registered at the name servers. Name servers do not know gRPC ports. If a broker has the same
+`grpcPort` as this one, its port in the route is that of the request, which may be mapped. Otherwise it is its
+`grpcPort`.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ MAX_ADDRESSES = 16
 MAX_ENDPOINTS_BYTES = 4096
 """The maximum size of the endpoints in a request: each queue of the response contains them."""
 CLUSTER_ROUTE_S = 5.0
-"""The time, in seconds, for which the route of a name server is used again."""
+"""The time, in seconds, for which the route of a name server is cached."""
 NAME_SERVER_TIMEOUT_S = 2.0
 PORT_S = 60.0
-"""The time, in seconds, for which the port of another broker's endpoint is used again."""
+"""The time, in seconds, for which the port of another broker's endpoint is cached."""
 MAX_CLUSTER_ROUTES = 1_000
 
 FindRoute = Callable[[str], Awaitable[TopicRouteData | None]]
@@ -145,7 +146,7 @@ class Routes:
         return shares
 
     async def _port_of(self, broker_addr: str) -> int:
-        """Return the port of another broker's endpoint if it is not the same as this broker's, else 0."""
+        """Return the port of another broker's endpoint if it differs from this broker's port, else 0."""
         now = asyncio.get_running_loop().time()
         if (known := self._ports.get(broker_addr)) is not None and now - known[0] < PORT_S:
             return known[1]
@@ -161,7 +162,7 @@ class Routes:
         return self._ports[broker_addr][1]
 
     async def _route(self, topic: str) -> TopicRouteData | None:
-        """Return a topic's route of the name servers: a known one for some time, or if they do not answer."""
+        """Return a topic's route from the name servers. Use a cached route for some time, or if they fail."""
         if self.find_route is None:
             return None
         now = asyncio.get_running_loop().time()
@@ -171,7 +172,7 @@ class Routes:
         try:
             known = await asyncio.wait_for(self.find_route(topic), NAME_SERVER_TIMEOUT_S) or known
         except TimeoutError:
-            pass  # The known route is used once more
+            pass  # use the cached route again
         self._found.pop(topic, None)
         if len(self._found) >= MAX_CLUSTER_ROUTES:
             del self._found[next(iter(self._found))]

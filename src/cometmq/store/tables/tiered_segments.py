@@ -1,8 +1,8 @@
 """The table of the segments that are in the object store (tiered storage).
 
-It decides which segments can be read from there. The manifests in the object store say the same, and are
-written before; so after a crash, an object without an entry here belongs to an upload or a deletion that was
-interrupted. A broker starts without its object store, and no read waits for a listing.
+Only segments in this table are read from the object store. So a broker can start without the object store,
+and reads need no listing. Manifests in the object store contain the same facts, and are written before the
+entry. So after a crash, an object without an entry belongs to an interrupted upload or deletion.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class TieredSegments:
     """
 
     def __init__(self, disk: Disk, root: str, *, restoring: str = "") -> None:
-        """Load the table, or begin or continue the restore of the store with the id `restoring`.
+        """Load the table. With `restoring`, begin or continue the restore of the store with this id.
 
-        Raises OSError, StoreCorrupt, as with an empty table messages would be lost, and StoreError if the
-        directory is being restored, and not by this caller.
+        Raises OSError, StoreCorrupt (with an empty table, messages would be lost), and StoreError if the
+        directory contains an incomplete restore that the caller does not continue.
         """
         self._table = _table_in(disk, root)
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class TieredSegments:
         return TieredSegmentTable.from_plain(_table_in(disk, root).load()).restoring
 
     def finish_restore(self) -> None:
-        """Let brokers open the directory. An OSError leaves the table unchanged."""
+        """Mark the restore as complete, so that brokers may open the directory. May raise OSError."""
         self._restoring = False
         self._replace(self.by_base)
 

@@ -36,7 +36,7 @@ class ObjectStoreFailed(OSError):
 
 
 class Damaged(ObjectStoreFailed):
-    """An object is not what was uploaded."""
+    """The content of an object differs from the uploaded content."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} does not match its CRC")
@@ -140,9 +140,9 @@ def checked_blocks(
     first: int,
     count: int,
 ) -> bytes:
-    """Return consecutive blocks of a segment: those before the first damaged one.
+    """Return consecutive blocks of a segment, up to the first damaged block.
 
-    Raises ObjectStoreFailed, which is Damaged if that is the first one.
+    Raises ObjectStoreFailed. It is Damaged if the first requested block is damaged.
     """
     name, length = object_name(store_id, base, DATA), blocks_length(segment, first, count)
     data = objects.get(name, first * BLOCK, length)

@@ -122,8 +122,8 @@ class TieredUploads:
     async def cycle(self) -> None:
         """Remove remains of interruptions, delete expired segments, and upload new segments, oldest first.
 
-        A failed step does not prevent the next one: an account that may not delete objects still uploads.
-        Raises the OSError of the first one. The next cycle tries again.
+        A failed step does not prevent the next step: an account without the right to delete still uploads.
+        Raises the OSError of the first failed step. The next cycle tries again.
         """
         failure: OSError | None = None
         for step in (self._sweep, self._delete_expired, self._upload_waiting):
@@ -182,8 +182,8 @@ class TieredUploads:
     async def _check_owner(self, base: int) -> None:
         """Raise ObjectStoreFailed if the objects of a segment are those of another store with the same id.
 
-        That is a copy of this directory, or the directory whose loss this one was restored after. If they are
-        equal, the upload was only interrupted.
+        The other store is a copy of this directory, or the directory from before a restore. If the objects
+        equal the local segment, the upload was only interrupted.
         """
         name, size = self._name(base, MANIFEST), self.commit_log.segment_size
         if await self._run(self.objects.size, name) is None:
@@ -191,7 +191,7 @@ class TieredUploads:
         found = await self._run(manifest_at, self.objects, self.table.store_id, base, size)
         pieces = self._pieces(self.commit_log.path_of(base), size)
         if found is not None and found.crc != await self._run(_crc_of, pieces):
-            raise ObjectStoreFailed(f"{name} is that of another broker with a copy of this store")
+            raise ObjectStoreFailed(f"{name} belongs to another broker with a copy of this store")
 
     async def _delete_expired(self) -> None:
         """Delete the segments in the object store that are older than tieredReservedTime, oldest first."""
@@ -230,7 +230,7 @@ class TieredUploads:
         self._swept = self.reads.complete = True
 
     async def _adopt(self, base: int) -> None:
-        """Add a complete segment that the table, an older one, lacks. Delete it if it has expired."""
+        """Add a complete segment that an older table lacks. Delete the segment if it has expired."""
         size = self.commit_log.segment_size
         segment = await self._run(manifest_at, self.objects, self.table.store_id, base, size)
         if segment is None or base % size:
