@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.kit.faulty_disk import WRITES, FaultyDisk
 from tests.kit.object_store import MemoryObjects
-from tests.store.kit import check_sound, everything, in_place, send, small
+from tests.store.kit import check_sound, delete_topic, everything, in_place, send, small
 from tests.store.tiered.offload import NOON, age, fill, tiered, upload
 
 from cometmq.errors import ConfigError, StoreError
@@ -203,6 +203,30 @@ def test_another_restore_in_the_same_directory_is_refused(lost: Lost) -> None:
         lost.restore()
     disk.close(fd)
     lost.restore()
+
+
+def test_a_topic_that_was_deleted_stays_away_and_one_that_was_created_again_is_served(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = tiered(tmp_path, objects)
+    fill(store, 3, topic="Gone")
+    fill(store, 5)
+    delete_topic(store, "T")
+    delete_topic(store, "Gone")
+    every = [b"new %d" % number for number in range(10)]
+    for body in every:
+        send(store, body)
+    fill(store, 8, topic="Other")
+    age(store)
+    upload(store)
+    store.crash()
+    shutil.rmtree(tmp_path)
+    disk, clock = FaultyDisk(really_sync=False), ManualClock(NOON)
+    report = restore_store(small(tmp_path, **SETTINGS), objects, disk=disk, clock=clock)
+
+    assert report.not_served == 0
+    store = tiered(tmp_path, objects)
+    assert everything(store) == every
+    assert {queue.topic for queue in store.queues} == {"T", "Other"}
 
 
 @pytest.mark.parametrize("ending", ["log", "crc"])

@@ -371,7 +371,7 @@ def restore_text(report: RestoreReport) -> str:
     lines += [f"lost: the log from position {gap.start} to {gap.stop}" for gap in report.gaps]
     lines.append(
         f"lost: the log from position {report.end} on, messages after {time_text(report.newest_ms)}, and the "
-        "tables in config: settings of topics and groups, consumer offsets, accounts, deletions"
+        "tables in config: settings of topics and groups, consumer offsets, accounts, purges"
     )
     return "\n".join(printable(line, None) for line in lines)
 

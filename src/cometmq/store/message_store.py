@@ -272,7 +272,7 @@ class MessageStore:
 
         return TieredUploads(
             disk=self.disk, config=self.config, executor=self.executor, steady=steady, commit_log=self.log,
-            reads=reads, sealed_end=sealed_end,
+            reads=reads, deleted=self.deleted, sealed_end=sealed_end,
         )  # fmt: skip
 
     # -- opening, closing -------------------------------------------------------------------------

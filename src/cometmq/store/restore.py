@@ -27,7 +27,8 @@ from cometmq.store.base.guards import AbortFile
 from cometmq.store.log.directories import LogDirectories
 from cometmq.store.message_store import MessageStore
 from cometmq.store.recovery.store_layout import check_paths
-from cometmq.store.tables.table_checks import TIERED, TieredSegment
+from cometmq.store.tables.json_table import JsonTable
+from cometmq.store.tables.table_checks import DELETED, TIERED, TieredSegment
 from cometmq.store.tables.tiered_segments import TieredSegments
 from cometmq.store.tiered.layout import (
     BLOCK,
@@ -35,6 +36,7 @@ from cometmq.store.tiered.layout import (
     DATA,
     MANIFEST,
     Damaged,
+    Manifest,
     ObjectStore,
     base_of,
     blocks_length,
@@ -112,19 +114,19 @@ def restore_store(
         raise StoreError("a raft member gets its log from its group, not from the object store", config.root)
     check_paths(config)
     _check_empty(disk, config)
-    store_id, segments = _find_segments(objects, store_id, config.mapped_file_size_commit_log)
-    bases = sorted(segments)
+    store_id, manifests = _find_segments(objects, store_id, config.mapped_file_size_commit_log)
+    bases = sorted(manifests)
     size, end = config.mapped_file_size_commit_log, bases[-1] + config.mapped_file_size_commit_log
     gaps = [
         LostRange(base + size, following) for base, following in pairwise(bases) if following != base + size
     ]
-    newest_ms = segments[bases[-1]].modified_ms
+    newest_ms = manifests[bases[-1]].modified_ms
     report = RestoreReport(
         config.root, store_id, bases[0], end, len(bases), len(bases) * size, gaps, newest_ms
     )
     if not dry_run:
         with _locked(disk, config):
-            _Restore(config, objects, disk, clock or Clock(), report).run(segments, progress)
+            _Restore(config, objects, disk, clock or Clock(), report).run(manifests, progress)
     return report
 
 
@@ -160,8 +162,8 @@ def _locked(disk: Disk, config: StoreConfig) -> Iterator[None]:
         disk.close(fd)
 
 
-def _find_segments(objects: ObjectStore, store_id: str, size: int) -> tuple[str, dict[int, TieredSegment]]:
-    """Return the id of the store in the object store, and its segments by first position.
+def _find_segments(objects: ObjectStore, store_id: str, size: int) -> tuple[str, dict[int, Manifest]]:
+    """Return the id of the store in the object store, and the manifests of its segments by first position.
 
     Raises StoreError if there is no such store, if there are several, or if one of its objects is not valid.
     """
@@ -181,16 +183,16 @@ def _find_segments(objects: ObjectStore, store_id: str, size: int) -> tuple[str,
         names = ", ".join(known[:_MAX_NAMED]) or "none"
         raise StoreError(f"the stores in the object store are: {names}; --id selects one", store_id)
     store_id = store_id or next(iter(stores))
-    segments = {}
+    manifests = {}
     for base in stores[store_id]:
         for ending in (DATA, CRCS):
             if (base, ending) not in found[store_id]:
                 raise _invalid(store_id, base, f"its object {ending} does not exist")
-        segment = manifest_at(objects, store_id, base, size)
-        if segment is None or base % size or base > _MAX_POSITION:
+        each = manifest_at(objects, store_id, base, size)
+        if each is None or base % size or base > _MAX_POSITION:
             raise _invalid(store_id, base, f"it describes no segment of mappedFileSizeCommitLog={size}")
-        segments[base] = segment
-    return store_id, segments
+        manifests[base] = each
+    return store_id, manifests
 
 
 def _invalid(store_id: str, base: int, problem: str) -> StoreError:
@@ -207,21 +209,29 @@ class _Restore:
         self._config, self._objects, self._disk, self._clock = config, objects, disk, clock
         self._report = report
         self._directories = LogDirectories(disk, config)
+        self._deleted_path = os.path.join(config.root, "config", DELETED)
         self._table = TieredSegments(disk, config.root, restoring=report.store_id)
 
-    def run(self, segments: Mapping[int, TieredSegment], progress: Callable[[int, int], None]) -> None:
+    def run(self, manifests: Mapping[int, Manifest], progress: Callable[[int, int], None]) -> None:
         table, report, size = self._table, self._report, self._config.mapped_file_size_commit_log
         for directory in self._directories.all:
             make_directory(self._disk, directory)
-        newest = max(segments)
-        for number, base in enumerate(sorted(segments), 1):
+        newest = max(manifests)
+        deleted: dict[str, int] = {}
+        for each in manifests.values():
+            for topic, end in each.deleted_topics.items():
+                deleted[topic] = max(end, deleted.get(topic, 0))
+        for number, base in enumerate(sorted(manifests), 1):
+            segment = manifests[base].segment
             if base not in table.by_base or base == newest:
                 if self._disk.facts(self._directories.path_of(base)) is None:
-                    self._copy(base, segments[base])
+                    self._copy(base, segment)
                 self._keep_only(base)
+                if deleted:  # Recovery lowers the positions to the end of the present segment
+                    JsonTable(self._deleted_path, self._disk).save({"deletedTopics": deleted})
                 self._open()
                 if base not in table.by_base:
-                    table.add(base, segments[base])
+                    table.add(base, segment)
             progress(number * size, report.bytes)
         table.finish_restore()
         report.done = True

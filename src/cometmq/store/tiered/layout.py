@@ -28,7 +28,7 @@ BLOCK = 512 << 10
 DATA, CRCS, MANIFEST = ".log", ".crc", ".json"
 _DIGITS = 20
 _VERSION = 1
-_MAX_MANIFEST = 4096
+_MAX_MANIFEST = 1 << 20  # The names of MAX_ANNOUNCED_DELETIONS topics take a part of that
 
 
 class ObjectStoreFailed(OSError):
@@ -96,31 +96,34 @@ class Manifest(msgspec.Struct, rename="camel"):
     size: Natural
     crc: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     modified_ms: Natural
+    deleted_topics: dict[str, Natural] = {}
     version: int = _VERSION
     block_size: int = BLOCK
 
-
-def manifest(base: int, segment: TieredSegment) -> bytes:
-    """Return the content of a manifest."""
-    return msgspec.json.encode(Manifest(base, *segment))
-
-
-def segment_in(content: bytes, base: int, size: int) -> TieredSegment | None:
-    """Return the segment in a manifest, or None if the manifest is invalid or of another position or size."""
-    try:
-        found = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if (found.position, found.size, found.version, found.block_size) != (base, size, _VERSION, BLOCK):
-        return None
-    return TieredSegment(found.size, found.crc, found.modified_ms)
+    @property
+    def segment(self) -> TieredSegment:
+        return TieredSegment(self.size, self.crc, self.modified_ms)
 
 
-def manifest_at(objects: ObjectStore, store_id: str, base: int, size: int) -> TieredSegment | None:
-    """Read the manifest of a segment. Return None if it is not valid. Raises ObjectStoreFailed."""
+def manifest(base: int, segment: TieredSegment, deleted_topics: dict[str, int]) -> bytes:
+    """Return the content of a manifest.
+
+    For a restore it also has the topics that were deleted since the log had grown to `base`, each with the
+    position before which its records are deleted.
+    """
+    return msgspec.json.encode(Manifest(base, *segment, deleted_topics))
+
+
+def manifest_at(objects: ObjectStore, store_id: str, base: int, size: int) -> Manifest | None:
+    """Read the manifest of a segment. Return None if it is invalid. Raises ObjectStoreFailed."""
     name = object_name(store_id, base, MANIFEST)
     length = objects.size(name) or 0
-    return segment_in(objects.get(name, 0, min(length, _MAX_MANIFEST)), base, size)
+    try:
+        found = msgspec.json.decode(objects.get(name, 0, min(length, _MAX_MANIFEST)), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    is_valid = (found.position, found.size, found.version, found.block_size) == (base, size, _VERSION, BLOCK)
+    return found if is_valid else None
 
 
 def checked_crcs(objects: ObjectStore, store_id: str, base: int, segment: TieredSegment) -> bytes:

@@ -28,6 +28,7 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.table_checks import TieredSegment
 from cometmq.store.tiered.layout import (
     CRCS,
@@ -48,6 +49,7 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 _HOUR_MS = 3_600_000
+_NOWHERE = 1 << 62  # A log position beyond the end of every log
 _THREADS = 2  # one for uploads, and one for retention, which must not wait for uploads
 
 
@@ -70,6 +72,7 @@ class TieredUploads:
     steady: SteadyTime
     commit_log: CommitLog
     reads: TieredReads
+    deleted: DeletedTopics
     sealed_end: Callable[[], int]
     timeout_s: float = 300.0
 
@@ -139,8 +142,8 @@ class TieredUploads:
 
     async def _upload_waiting(self) -> None:
         for base in self._waiting():
-            if self.executor.ending:
-                return
+            if self.executor.ending or self.deleted.under_way:
+                return  # A deletion that is in progress may be undone. It must not be in the manifest
             await self._upload(base)
 
     def _waiting(self) -> list[int]:
@@ -172,7 +175,8 @@ class TieredUploads:
                 f"the uploaded object {self._name(base, DATA)} does not have {size} bytes"
             )
         segment = TieredSegment(size, crc32(crcs), facts.modified_ms)
-        await self._run(self.objects.put, self._name(base, MANIFEST), manifest(base, segment))
+        deleted = self.deleted.newest(base, _NOWHERE)
+        await self._run(self.objects.put, self._name(base, MANIFEST), manifest(base, segment, deleted))
         self.reads.forget(base)
         await self.executor.run(self.table.add, base, segment)
         self.counts.segments += 1
@@ -232,14 +236,14 @@ class TieredUploads:
     async def _adopt(self, base: int) -> None:
         """Add a complete segment that an older table lacks. Delete the segment if it has expired."""
         size = self.commit_log.segment_size
-        segment = await self._run(manifest_at, self.objects, self.table.store_id, base, size)
-        if segment is None or base % size:
+        found = await self._run(manifest_at, self.objects, self.table.store_id, base, size)
+        if found is None or base % size:
             log.error("%s is not a manifest, and its segment is ignored", self._name(base, MANIFEST))
-        elif self._expired(segment.modified_ms):
+        elif self._expired(found.modified_ms):
             await self._delete([base])
         else:
             log.warning("%s is added to the table of segments, which lacked it", self._name(base, DATA))
-            await self.executor.run(self.table.add, base, segment)
+            await self.executor.run(self.table.add, base, found.segment)
 
     async def _lost(self, base: int, why: str) -> None:
         """Report a segment that the object store lacks. If it is still local, it is uploaded again."""
