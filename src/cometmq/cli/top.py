@@ -191,7 +191,7 @@ class Top:
             lag=sum(each.lag for each in groups),
             brokers=[_broker_row(each) for each in brokers[: self._rows]],
             groups=self._first(groups, self.sort),
-            # Topics are not sorted by lag, because groups already are.
+            # The lag of a topic only sums up the lags of its groups, so topics are sorted by rate instead.
             topics=self._first(topics, "rate" if self.sort == "lag" else self.sort),
             broker_count=len(brokers),
             group_count=len(groups),

@@ -65,7 +65,7 @@ class CometMQBroker(Broker):
         Args:
             namesrv: The name servers, `host:port` with `;` between them. None: the default of clients.
             middleware: Dramatiq's middleware. None: its default.
-            lease_s: The duration of a lease in seconds: the messages of a dead worker return after it.
+            lease_s: The duration of a lease, in seconds. Then messages of a dead worker are redelivered.
             priorities: The number of priorities of new topics, 1 to 16. `broker_priority` is from 0 to
                 `priorities` - 1. None: topics without priorities.
             cluster: The cluster in which topics are created. None: all clusters.

@@ -50,7 +50,7 @@ _MAX_KNOWN = 10_000
 EARLY_MS = 1000
 """A message that is due within this time, in ms, is not delayed: timers have a precision of one second."""
 SENDING = ProducerOptions(send_latency_fault_enable=True)
-"""The options of producers: sends avoid a broker that does not answer while there are others."""
+"""The options of producers. Sends avoid a broker that does not respond, if there are other brokers."""
 _PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,58}")
 _HASHED = re.compile(r".*-[0-9a-f]{16}")
 

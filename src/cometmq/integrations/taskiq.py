@@ -54,7 +54,7 @@ class CometMQBroker(AsyncBroker):
         Args:
             namesrv: The name servers, `host:port` with `;` between them. None: the default of clients.
             queue: The name of the topic and of the workers' group.
-            lease_s: The duration of a lease in seconds: the tasks of a dead worker return after it.
+            lease_s: The duration of a lease, in seconds. Then tasks of a dead worker are redelivered.
             prefetch: The maximum number of unacknowledged tasks of a worker, including running tasks.
             priorities: The number of priorities of a new topic, 1 to 16. The priority of a task is from 0 to
                 `priorities` - 1. None: a topic without priorities.

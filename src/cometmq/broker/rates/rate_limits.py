@@ -182,12 +182,12 @@ class RateLimits:
         return rates if any(rates) else None
 
     def of_send(self, topic: str, rates: Rates | None, account: str) -> Sequence[RateLimit]:
-        """Return the limits on sends by an account ("": none) to a topic with these rates."""
+        """Return the limits on sends of an account to a topic with these rates. "" means no account."""
         limits = [] if rates is None else [self._find("topic", topic, SEND, rates)]
         return limits + self._of_account(account, SEND) if account else limits
 
     def of_receive(self, group: str, account: str) -> Sequence[RateLimit]:
-        """Return the limits on receives of a group by an account ("": none)."""
+        """Return the limits on receives of a group by an account. "" means no account."""
         known, default = self._groups.get(group), self._group_default
         attributes = None if known is None else known.attributes
         if not (attributes or account or default.messages or default.size) or is_system_group(group):

@@ -158,7 +158,7 @@ class CometMQPublisherSpecification(PublisherSpecification[CometMQBrokerConfig, 
 
 
 class CometMQPublisher(PublisherUsecase):
-    """A publisher of one topic. It sends messages. As a decorator, it sends the results of a handler."""
+    """A publisher of one topic. It sends messages, or the results of a handler that it decorates."""
 
     def __init__(
         self,
