@@ -231,7 +231,7 @@ def imported_modules(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
     `from a import b` yields "a.b", because b may be a module; callers compare prefixes.
     """
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -252,6 +252,18 @@ def package_of(path: Path) -> str:
 @cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return what `ast.walk` yields. Several tests need it, and it takes longer than parsing."""
+    return tuple(ast.walk(tree))
+
+
+def teardown_module() -> None:
+    """Free the millions of nodes, which each later garbage collection of this process would examine."""
+    parse.cache_clear()
+    nodes_of.cache_clear()
 
 
 def forbidden_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
@@ -306,7 +318,7 @@ def world_uses(path: Path, tree: ast.AST) -> Iterator[str]:
     for line, module in imported_modules(tree, package_of(path)):
         if module.split(".")[0] in WORLD and module not in IN_MEMORY:
             yield f"{name_of(path)}:{line} imports {module}"
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in WORLD_CALLS:
             yield f"{name_of(path)}:{node.lineno} calls {node.func.id}()"
 
@@ -315,7 +327,7 @@ def beside_the_seams(path: Path, tree: ast.AST) -> Iterator[str]:
     for line, module in imported_modules(tree, package_of(path)):
         if module.split(".")[0] in BESIDE_THE_SEAMS or module.startswith(("os.", "time.")):
             yield f"{name_of(path)}:{line} imports {module}"
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
             yield f"{name_of(path)}:{node.lineno} calls open()"
         if isinstance(node, ast.Attribute):
@@ -327,7 +339,7 @@ def beside_the_seams(path: Path, tree: ast.AST) -> Iterator[str]:
 def unix_only(path: Path, tree: ast.AST) -> Iterator[str]:
     beside_windows = {
         line
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "sys.platform == 'win32'"
         for each in node.orelse
         for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
@@ -338,7 +350,7 @@ def unix_only(path: Path, tree: ast.AST) -> Iterator[str]:
             continue
         if owner in UNIX_MODULES or name in UNIX_NAMES.get(owner, ()):
             yield f"{name_of(path)}:{line} imports {module}"
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute):
             owner = ast.unparse(node.value)
             if node.attr in UNIX_NAMES[""] or (owner and node.attr in UNIX_NAMES.get(owner, ())):
@@ -431,7 +443,7 @@ def test_every_logger_makes_its_lines_harmless() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno}"
         for path in sources()
-        for node in ast.walk(parse(path))
+        for node in nodes_of(parse(path))
         if isinstance(node, ast.Attribute)
         and ast.unparse(node) == "logging.getLogger"
         and name_of(path) != "logs.py"
@@ -464,16 +476,13 @@ def docstring_lines(node: ast.AST) -> int:
     return 0
 
 
-@pytest.mark.slow("each module is parsed")
-@pytest.mark.representative
 def test_modules_fit_on_a_few_screens() -> None:
     lines = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        - sum(docstring_lines(node) for node in ast.walk(parse(path)))
+        path.relative_to(ROOT).as_posix(): count - sum(map(docstring_lines, nodes_of(parse(path))))
         for base in ("src", "tests", "examples", "benchmarks")
         for path in (ROOT / base).rglob("*.py")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MODULE_LINES_MAX
     }
-
     assert {name: count for name, count in lines.items() if count > MODULE_LINES_MAX} == {}
 
 
@@ -489,7 +498,7 @@ def test_functions_fit_on_one_screen() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
         for base in ("src", "examples")
         for path in (ROOT / base).rglob("*.py")
-        for node in ast.walk(parse(path))
+        for node in nodes_of(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node))
         > FUNCTION_LINES_MAX

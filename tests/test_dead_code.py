@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.test_architecture import PACKAGE, name_of, parse, sources
+from tests.test_architecture import PACKAGE, name_of, nodes_of, parse, sources
+from tests.test_architecture import teardown_module as teardown_module
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -65,7 +66,7 @@ def is_plain_function(node: ast.stmt) -> bool:
 def foreign_names(tree: ast.Module) -> set[str]:
     """Return the names that a module imports from packages other than cometmq."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] != "cometmq":
@@ -76,8 +77,9 @@ def foreign_names(tree: ast.Module) -> set[str]:
 def uses(tree: ast.AST) -> Counter[str]:
     """Count the uses of each name: reads, attribute accesses, and equal strings outside of __all__."""
     found: Counter[str] = Counter()
-    listed = {id(text) for node in ast.walk(tree) if is_all(node) for text in ast.walk(node)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    listed = {id(text) for node in nodes if is_all(node) for text in ast.walk(node)}
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found[node.id] += 1
         elif isinstance(node, ast.Attribute):
@@ -90,7 +92,7 @@ def uses(tree: ast.AST) -> Counter[str]:
 
 
 def is_all(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    return isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
 
 
 def for_users() -> set[str]:
@@ -100,9 +102,9 @@ def for_users() -> set[str]:
 
 def taken(tree: ast.Module) -> set[str]:
     """Return the names that a module uses from others: imported, or accessed as an attribute of an import."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in nodes_of(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     known = {alias.asname or alias.name for node in imports for alias in node.names}
-    asked = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    asked = (node for node in nodes_of(tree) if isinstance(node, ast.Attribute))
     return {alias.name for node in imports for alias in node.names} | {
         node.attr for node in asked if ast.unparse(node.value).split(".")[0] in known
     }
@@ -110,7 +112,9 @@ def taken(tree: ast.Module) -> set[str]:
 
 def unused(modules: dict[str, ast.Module], kept: set[str]) -> list[str]:
     by_module = {path: uses(tree) for path, tree in modules.items()}
-    everywhere: Counter[str] = sum(by_module.values(), Counter())
+    everywhere = Counter[str]()
+    for found_uses in by_module.values():
+        everywhere.update(found_uses)
     shared = {name for tree in modules.values() for name in taken(tree)}
     found = []
     for path, tree in modules.items():
@@ -150,7 +154,7 @@ def test_what_counts_as_unused(source: str, found: list[str]) -> None:
 
 
 def test_what_is_left_out_exists() -> None:
-    nodes = (node for path in sources() for node in ast.walk(parse(path)))
+    nodes = (node for path in sources() for node in nodes_of(parse(path)))
 
     assert FROM_OUTSIDE - {getattr(node, "name", "") for node in nodes} == set()
     assert all((PACKAGE / name).exists() for name in (*FOR_USERS, *LEFT_OUT))
