@@ -61,15 +61,23 @@ class RaftGroup:
 
     async def __aenter__(self) -> Self:
         self.namesrv = f"{HOST}:{await self._namesrv.start()}"
-        await asyncio.gather(*(self.start(member) for member in self.addresses))
-        await self._elect()
+        await self.start_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # The leader would wait for a successor, and all others stop, too.
-        with contextlib.suppress(Exception), mock.patch.object(raft_member, "HANDOFF_TIMEOUT_S", 0.01):
-            await asyncio.gather(*(self.stop(member) for member in list(self.brokers)))
+        with contextlib.suppress(Exception):
+            await self.stop_all()
         await self._namesrv.stop()
+
+    async def start_all(self) -> None:
+        """Start all members, and let one of them become the leader immediately."""
+        await asyncio.gather(*map(self.start, self.addresses))
+        await self._elect()
+
+    async def stop_all(self) -> None:
+        """Stop all members. The leader does not wait for a successor."""
+        with mock.patch.object(raft_member, "HANDOFF_TIMEOUT_S", 0.01):
+            await asyncio.gather(*(self.stop(member) for member in list(self.brokers)))
 
     async def _elect(self) -> None:
         """Let members stand for election until one leads, without waiting for an election timeout."""

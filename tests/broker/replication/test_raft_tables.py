@@ -34,9 +34,8 @@ async def group(tmp_path, monkeypatch):
     async with RaftGroup(tmp_path) as made:
         await until(lambda: not any(suspect(made, member) for member in made.brokers))
         monkeypatch.setattr(raft, "SYNC_S", 1000.0)
-        for member in made.addresses:
-            await made.stop(member)
-        await asyncio.gather(*map(made.start, made.addresses))
+        await made.stop_all()
+        await made.start_all()
         yield made
 
 
