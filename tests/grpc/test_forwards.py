@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 from tests.grpc.serving import Client, client, connected, sending, serving, stored
 from tests.kit.waiting import until
 
+from cometmq import remoting
 from cometmq.errors import ConnectError
 from cometmq.grpc.listener import forwards
 from cometmq.grpc.listener.server import GrpcServer
@@ -133,6 +135,35 @@ async def test_a_connection_ends_if_no_leader_accepts_it(
         "was not forwarded to the leader: cannot connect to leader:10911: this broker has no endpoint"
         in caplog.text
     )
+
+
+async def test_a_leader_that_does_not_read_the_first_bytes_pauses_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def dial(*args: Any) -> Any:
+        upstream, side = await remoting.dial(*args)
+        upstream.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return upstream, side
+
+    monkeypatch.setattr(forwards, "dial", dial)
+    leader: list[str | None] = [""]
+    with socket.socket() as hung, socket.socket() as peer:
+        hung.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        hung.bind(("127.0.0.1", 0))
+        hung.listen()
+        async with serving({}) as (follower, port):
+            follow(follower, leader, hung.getsockname()[1])
+            peer.connect(("127.0.0.1", port))
+            peer.setblocking(False)
+            peer.send(bytes(1 << 20))  # The follower accepts the connection later, and reads much at once
+            await has_forward(follower)
+            assert follower.forwards is not None
+            (forward,) = follower.forwards.open
+            await until(lambda: bool(forward._early))
+            leader[0] = LEADER
+            await until(lambda: bool(forward.leader))
+            assert forward.transport is not None
+            assert not forward.transport.is_reading()
 
 
 async def test_connections_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

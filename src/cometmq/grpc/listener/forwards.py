@@ -14,14 +14,15 @@ from typing import cast
 
 from cometmq import logs
 from cometmq.errors import CometError, ConnectError
-from cometmq.periodic import Tasks
+from cometmq.periodic import Backoff, Tasks
 from cometmq.remoting import describe_peer, dial, feed, proxy_header
 
 log = logs.logger(__name__)
 
 WAIT_S = 15.0
 """The time, in seconds, for which a connection waits for a leader that accepts it. Clients wait for 20 s."""
-RETRY_S = 0.1
+RETRY_S, MAX_RETRY_S = 0.1, 1.0
+"""The first and the maximum pause, in seconds, of a connection that waits. Thousands may wait."""
 LINGER_S = 5.0
 """The time, in seconds, in which a side must read the last bytes after the other side has closed."""
 MAX_FORWARDS = 10_000
@@ -139,6 +140,7 @@ class Forward(_Side):
         """Connect to the leader when it is known. If this broker is the leader, serve the client."""
         forwards = self._forwards
         problem: object = "no leader is known"
+        backoff = Backoff(RETRY_S, MAX_RETRY_S)
         try:
             async with asyncio.timeout(WAIT_S):
                 while not transport.is_closing():
@@ -153,7 +155,7 @@ class Forward(_Side):
                             problem = error
                         else:
                             return
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(backoff.next_s())
         except TimeoutError:
             if forwards.log_limit.allows():
                 peer, _ = describe_peer(transport.get_extra_info("peername"))
@@ -166,12 +168,13 @@ class Forward(_Side):
         upstream, _ = await dial(lambda: side, *await forwards.endpoint_of(leader))
         if transport.is_closing() or forwards.leader() != leader:
             upstream.abort()
-            raise ConnectError(leader, "it is no longer the leader")
+            raise ConnectError(leader, "it leads no more")
+        self.leader, self.other, side.other = leader, side, self
+        transport.resume_reading()  # The writes may pause it again
         if forwards.names_clients:
             upstream.write(proxy_header(transport.get_extra_info("peername")))
         upstream.write(self._early)
-        self.leader, self._early, self.other, side.other = leader, b"", side, self
-        transport.resume_reading()
+        self._early = b""
 
     def _serve(self, transport: asyncio.Transport) -> None:
         """Let this broker serve the client."""
@@ -180,6 +183,5 @@ class Forward(_Side):
         transport.pause_reading()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+        transport.resume_reading()  # The protocol may pause it again
         feed(protocol, self._early)
-        if not transport.is_closing():
-            transport.resume_reading()
