@@ -159,11 +159,31 @@ async def test_a_leader_that_does_not_read_the_first_bytes_pauses_the_client(
             await has_forward(follower)
             assert follower.forwards is not None
             (forward,) = follower.forwards.open
-            await until(lambda: bool(forward._early))
+            await until(lambda: bool(forward.early))
             leader[0] = LEADER
             await until(lambda: bool(forward.leader))
             assert forward.transport is not None
             assert not forward.transport.is_reading()
+
+
+async def test_two_brokers_that_follow_each_other_do_not_pass_one_connection_on_for_ever() -> None:
+    leader: list[str | None] = [LEADER]
+    async with (
+        serving({}) as (first, first_port),
+        serving(recording([]), is_proxy=lambda _: True) as (second, second_port),
+    ):
+        follow(first, [LEADER], second_port)
+        follow(second, leader, first_port)
+        async with client(first_port) as c:
+            sizes = asyncio.create_task(size_of(c, b"x"))
+            await has_forward(second)
+            assert second.forwards is not None
+            assert first.forwards is not None
+            (forward,) = second.forwards.open
+            await until(lambda: bool(forward.early) or bool(forward.leader))
+            leader[0] = None
+            assert await sizes == "1"
+            assert len(first.forwards.open) == 1
 
 
 async def test_connections_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

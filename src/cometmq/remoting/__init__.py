@@ -13,7 +13,7 @@ from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_l
 from cometmq.remoting.memory import MakeProtocol, MemoryNetwork, network_of, serving
 from cometmq.remoting.opening import Openings, feed
 from cometmq.remoting.peer import describe_peer, host_of_peer
-from cometmq.remoting.proxy_header import proxy_header
+from cometmq.remoting.proxy_header import is_proxied, proxy_header
 from cometmq.remoting.server import BACKLOG, RemotingServer
 from cometmq.remoting.tick import Tick
 from cometmq.remoting.tls import ServerTls, TlsFile, client_tls, server_tls
@@ -22,7 +22,7 @@ __all__ = [
     "BACKLOG", "DEFAULT_DOMAIN", "DEFAULT_SUB_GROUP", "AddressServer", "Connection", "ConnectionTable",
     "Dispatcher", "Handler", "Limits", "MakeProtocol", "MemoryNetwork", "Openings", "RemotingClient",
     "RemotingServer", "Run", "ServerTls", "Shortcut", "Tick", "TlsFile", "Waiter", "check_port", "client_tls",
-    "describe_peer", "dial", "end_of_input", "feed", "host_of_peer", "listen", "loop_in_thread", "network_of",
-    "new_event_loop", "parse_addr", "port_error", "proxy_header", "resolve", "run", "server_tls", "serving",
-    "stop_accepting",
+    "describe_peer", "dial", "end_of_input", "feed", "host_of_peer", "is_proxied", "listen", "loop_in_thread",
+    "network_of", "new_event_loop", "parse_addr", "port_error", "proxy_header", "resolve", "run",
+    "server_tls", "serving", "stop_accepting",
 ]  # fmt: skip

@@ -56,6 +56,11 @@ def proxy_header(peer: Any) -> bytes:
     return head + address.packed + bytes(size) + struct.pack(">HH", port, 0)
 
 
+def is_proxied(data: bytes) -> bool:
+    """Return whether the first bytes of a connection begin with a header of version 2."""
+    return data.startswith(_V2)
+
+
 def _client_of_line(line: bytes) -> tuple[str, int] | None:
     words = line.decode("latin-1").split(" ")
     if words[1] == "UNKNOWN":

@@ -1,9 +1,11 @@
 """Forwards client connections from a follower to the leader, and from a slave to its master.
 
-A 5.x client knows only the endpoints in its settings, or one address of all brokers. If it reaches a broker
-that does not lead, this broker forwards all bytes, of any protocol, to the leader, and names the client in a
-PROXY header. While no leader is known, connections wait. If another broker becomes the leader, the
-connections are closed, and clients connect again.
+A client of 5.x knows the endpoints of its settings alone, or an address in front of all brokers. The broker
+that it reaches may follow another one: it then passes all bytes on, whatever their protocol, and names the
+client in a PROXY header. So the client works as if it had reached the leader. While no leader is known, its
+connections wait. If another broker becomes the leader, they are closed, and the client connects again.
+A connection that begins with a PROXY header comes from another follower. It is not passed on once more: by
+their settings, two slaves may follow each other.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import cast
 from cometmq import logs
 from cometmq.errors import CometError, ConnectError
 from cometmq.periodic import Backoff, Tasks
-from cometmq.remoting import describe_peer, dial, feed, proxy_header
+from cometmq.remoting import describe_peer, dial, feed, is_proxied, proxy_header
 
 log = logs.logger(__name__)
 
@@ -75,7 +77,7 @@ class _Side(asyncio.Protocol):
 
     other: _Side | None = None
     transport: asyncio.Transport | None = None
-    _early = b""  # bytes that arrived before the other side was connected
+    early = b""  # What has arrived before there was another side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -84,7 +86,7 @@ class _Side(asyncio.Protocol):
         if (other := self._other()) is not None:
             other.write(data)
         elif self.other is None and self.transport is not None:
-            self._early += data
+            self.early += data
             self.transport.pause_reading()
 
     def pause_writing(self) -> None:
@@ -121,6 +123,7 @@ class Forward(_Side):
     def __init__(self, forwards: Forwards) -> None:
         self._forwards = forwards
         self.leader = ""
+        self._began = asyncio.Event()  # Set by the first bytes, and at the end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -132,17 +135,24 @@ class Forward(_Side):
         forwards.open.add(self)
         forwards.tasks.start(self._connect(self.transport))
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._began.set()
+
     def connection_lost(self, error: Exception | None) -> None:
+        self._began.set()
         self._forwards.open.discard(self)
         super().connection_lost(error)
 
     async def _connect(self, transport: asyncio.Transport) -> None:
         """Connect to the leader when it is known. If this broker is the leader, serve the client."""
         forwards = self._forwards
-        problem: object = "no leader is known"
+        problem: object = "the client has sent nothing"
         backoff = Backoff(RETRY_S, MAX_RETRY_S)
         try:
             async with asyncio.timeout(WAIT_S):
+                await self._began.wait()
+                problem = "no leader is known"
                 while not transport.is_closing():
                     leader = forwards.leader()
                     if leader is None:
@@ -165,6 +175,8 @@ class Forward(_Side):
     async def _connect_to(self, leader: str, transport: asyncio.Transport) -> None:
         """Connect to a leader. Raises OSError or CometError."""
         forwards, side = self._forwards, _Side()
+        if forwards.names_clients and is_proxied(self.early):
+            raise ConnectError(leader, "another follower has passed the connection on to this one")
         upstream, _ = await dial(lambda: side, *await forwards.endpoint_of(leader))
         if transport.is_closing() or forwards.leader() != leader:
             upstream.abort()
@@ -173,8 +185,8 @@ class Forward(_Side):
         transport.resume_reading()  # The writes may pause it again
         if forwards.names_clients:
             upstream.write(proxy_header(transport.get_extra_info("peername")))
-        upstream.write(self._early)
-        self._early = b""
+        upstream.write(self.early)
+        self.early = b""
 
     def _serve(self, transport: asyncio.Transport) -> None:
         """Let this broker serve the client."""
@@ -184,4 +196,4 @@ class Forward(_Side):
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         transport.resume_reading()  # The protocol may pause it again
-        feed(protocol, self._early)
+        feed(protocol, self.early)
