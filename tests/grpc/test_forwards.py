@@ -166,7 +166,7 @@ async def test_a_leader_that_does_not_read_the_first_bytes_pauses_the_client(
             assert not forward.transport.is_reading()
 
 
-async def test_two_brokers_that_follow_each_other_do_not_pass_one_connection_on_for_ever() -> None:
+async def test_two_brokers_that_follow_each_other_do_not_forward_a_connection_for_ever() -> None:
     leader: list[str | None] = [LEADER]
     async with (
         serving({}) as (first, first_port),

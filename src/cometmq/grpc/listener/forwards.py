@@ -1,11 +1,12 @@
 """Forwards client connections from a follower to the leader, and from a slave to its master.
 
-A client of 5.x knows the endpoints of its settings alone, or an address in front of all brokers. The broker
-that it reaches may follow another one: it then passes all bytes on, whatever their protocol, and names the
-client in a PROXY header. So the client works as if it had reached the leader. While no leader is known, its
-connections wait. If another broker becomes the leader, they are closed, and the client connects again.
-A connection that begins with a PROXY header comes from another follower. It is not passed on once more: by
-their settings, two slaves may follow each other.
+A 5.x client knows only the endpoints in its settings, or one address of all brokers. If it reaches a broker
+that does not lead, this broker forwards all bytes, of any protocol, to the leader, and names the client in a
+PROXY header. While no leader is known, connections wait. If another broker becomes the leader, the
+connections are closed, and clients connect again.
+
+A connection that begins with a PROXY header comes from another follower. It is not forwarded again, because
+two slaves can be configured to follow each other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logs.logger(__name__)
 WAIT_S = 15.0
 """The time, in seconds, for which a connection waits for a leader that accepts it. Clients wait for 20 s."""
 RETRY_S, MAX_RETRY_S = 0.1, 1.0
-"""The first and the maximum pause, in seconds, of a connection that waits. Thousands may wait."""
+"""The pause, in seconds, after the first and after later failed attempts. Thousands may wait."""
 LINGER_S = 5.0
 """The time, in seconds, in which a side must read the last bytes after the other side has closed."""
 MAX_FORWARDS = 10_000
@@ -77,7 +78,10 @@ class _Side(asyncio.Protocol):
 
     other: _Side | None = None
     transport: asyncio.Transport | None = None
-    early = b""  # What has arrived before there was another side
+    early = b""  # bytes that arrived before the other side was connected
+
+    def __init__(self) -> None:
+        self._began = asyncio.Event()  # set by the first bytes, and when the connection ends
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -88,6 +92,7 @@ class _Side(asyncio.Protocol):
         elif self.other is None and self.transport is not None:
             self.early += data
             self.transport.pause_reading()
+            self._began.set()
 
     def pause_writing(self) -> None:
         if (other := self._other()) is not None:
@@ -103,6 +108,7 @@ class _Side(asyncio.Protocol):
         return None if other is None or other.is_closing() else other
 
     def connection_lost(self, _error: Exception | None) -> None:
+        self._began.set()
         if self.other is not None:
             self.other.close()
 
@@ -121,9 +127,9 @@ class Forward(_Side):
     """
 
     def __init__(self, forwards: Forwards) -> None:
+        super().__init__()
         self._forwards = forwards
         self.leader = ""
-        self._began = asyncio.Event()  # Set by the first bytes, and at the end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -135,19 +141,14 @@ class Forward(_Side):
         forwards.open.add(self)
         forwards.tasks.start(self._connect(self.transport))
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._began.set()
-
     def connection_lost(self, error: Exception | None) -> None:
-        self._began.set()
         self._forwards.open.discard(self)
         super().connection_lost(error)
 
     async def _connect(self, transport: asyncio.Transport) -> None:
         """Connect to the leader when it is known. If this broker is the leader, serve the client."""
         forwards = self._forwards
-        problem: object = "the client has sent nothing"
+        problem: object = "the client has sent no data"
         backoff = Backoff(RETRY_S, MAX_RETRY_S)
         try:
             async with asyncio.timeout(WAIT_S):
@@ -176,13 +177,13 @@ class Forward(_Side):
         """Connect to a leader. Raises OSError or CometError."""
         forwards, side = self._forwards, _Side()
         if forwards.names_clients and is_proxied(self.early):
-            raise ConnectError(leader, "another follower has passed the connection on to this one")
+            raise ConnectError(leader, "another follower has forwarded the connection to this one")
         upstream, _ = await dial(lambda: side, *await forwards.endpoint_of(leader))
-        if transport.is_closing() or forwards.leader() != leader:
+        if transport.is_closing() or upstream.is_closing() or forwards.leader() != leader:
             upstream.abort()
-            raise ConnectError(leader, "it leads no more")
+            raise ConnectError(leader, "it is no longer the leader")
         self.leader, self.other, side.other = leader, side, self
-        transport.resume_reading()  # The writes may pause it again
+        transport.resume_reading()  # the writes may pause it again
         if forwards.names_clients:
             upstream.write(proxy_header(transport.get_extra_info("peername")))
         upstream.write(self.early)
@@ -195,5 +196,6 @@ class Forward(_Side):
         transport.pause_reading()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        transport.resume_reading()  # The protocol may pause it again
+        if not transport.is_closing():
+            transport.resume_reading()  # the protocol may pause it again
         feed(protocol, self.early)
