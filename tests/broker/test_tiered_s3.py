@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.broker.test_tiered_storage import MESSAGES, all_of, check_operations, offloaded, tiered
+from tests.broker.test_tiered_storage import MESSAGES, all_of, check_operations, offloaded, restored, tiered
 from tests.kit.waiting import until
 from tests.pipeline.s3_server import BUCKET, S3, s3_server
 
 from cometmq.broker.base.config import BrokerConfig
-from cometmq.broker.object_store import object_store_of
-from cometmq.store import SMALL_FILES, restore_store
 
 pytestmark = pytest.mark.slow("starts an S3 server")
 
@@ -47,18 +44,7 @@ async def test_everything_is_consumed_from_s3_also_after_a_restart_or_a_restore(
         assert await all_of(peer) == list(range(MESSAGES))
     async with tiered(tmp_path, tieredStoreUri=uri) as (_, peer):
         assert await all_of(peer) == list(range(MESSAGES))
-    shutil.rmtree(tmp_path / "store")
-    config = BrokerConfig.from_properties(
-        {
-            "storePathRootDir": str(tmp_path / "store"),
-            "brokerName": "broker-a",
-            "tieredStoreUri": uri,
-        }
-    )
-    objects = object_store_of(config)
-    assert objects is not None
-    segment = {"mapped_file_size_commit_log": 65536}
-    report = restore_store(config.store.replace(**(SMALL_FILES | segment)), objects)
+    report = restored(tmp_path, uri)
     assert report.segments == segments
     async with tiered(tmp_path, tieredStoreUri=uri) as (_, peer):
         assert await all_of(peer, report.messages) == list(range(report.messages))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import urllib.request
 from collections.abc import AsyncIterator
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.brokers import Peer, running
+from tests.broker.timers.kit import now_ms
+from tests.kit.brokers import Peer, commit, running
 from tests.kit.waiting import until
 
 from cometmq.broker.base.config import BrokerConfig
@@ -31,7 +33,7 @@ from cometmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from cometmq.protocol.record.one import iter_records
-from cometmq.store import ObjectStoreFailed
+from cometmq.store import SMALL_FILES, ObjectStoreFailed, RestoreReport, restore_store
 
 MESSAGES = 200
 SMALL = {"mappedFileSizeCommitLog": "65536", "cleanResourceInterval": "20", "deleteWhen": "99"}
@@ -80,6 +82,17 @@ async def all_of(peer: Peer, count: int = MESSAGES) -> list[int]:
     return found
 
 
+def restored(root: Path, uri: str) -> RestoreReport:
+    """Delete the directory of the broker's store, and restore it."""
+    shutil.rmtree(root / "store")
+    settings = {"storePathRootDir": str(root / "store"), "brokerName": "broker-a", "tieredStoreUri": uri}
+    config = BrokerConfig.from_properties(settings)
+    objects = object_store_of(config)
+    assert objects is not None
+    segment = {"mapped_file_size_commit_log": 65536}
+    return restore_store(config.store.replace(**(SMALL_FILES | segment)), objects)
+
+
 async def test_everything_is_consumed_in_order_from_the_first_offset_on_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -88,6 +101,27 @@ async def test_everything_is_consumed_in_order_from_the_first_offset_on_also_aft
         assert await all_of(peer) == list(range(MESSAGES))
     async with tiered(tmp_path) as (_, peer):
         assert await all_of(peer) == list(range(MESSAGES))
+
+
+async def test_tables_from_before_the_loss_may_be_newer_than_the_restored_log(tmp_path: Path) -> None:
+    async with tiered(tmp_path) as (broker, peer):
+        due = {"TIMER_DELIVER_MS": str(now_ms() + 600_000)}
+        assert (await peer.send("Later", b"later", properties=due)).code == 0
+        for _ in range(MESSAGES):
+            await peer.send(body=bytes(2000))
+        await until(lambda: len(broker.parts.store.log.segments) == 1)  # the timer message was moved
+        await commit(peer, 0, MESSAGES, topic="Orders")
+    shutil.copytree(tmp_path / "store" / "config", tmp_path / "config")
+    restored(tmp_path, f"file://{tmp_path / 'objects'}")
+    for name in ("topics.json", "consumerOffset.json", "timers.json"):
+        shutil.copy(tmp_path / "config" / name, tmp_path / "store" / "config")
+
+    async with tiered(tmp_path) as (broker, peer):
+        await until(lambda: len(broker.parts.timers.pending) == 1)
+        assert broker.parts.tables.timers.counts == {"Later": 1}
+        end = broker.parts.store.max_offset("Orders", 0)
+        assert 0 < end < MESSAGES
+        assert broker.parts.tables.offsets.query("G", "Orders", 0) == end
 
 
 async def test_requests_of_tools_and_pops_find_the_old_messages(tmp_path: Path) -> None:

@@ -233,6 +233,9 @@ class _Restore:
                 if base not in table.by_base:
                     table.add(base, segment)
             progress(number * size, report.bytes)
+        # Tables that are copied to the directory may be newer than the log. The first start handles them as
+        # after a kill: it lowers consumer offsets that are beyond the ends of their queues.
+        AbortFile(self._disk, self._config.location(ABORT)).set()
         table.finish_restore()
         report.done = True
 

@@ -147,7 +147,7 @@ class DurableTables:
                     key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),
                 )  # fmt: skip
         self.delays.load(self.delays_file.load())
-        self.timers.load(self.timers_file.load_or_empty())
+        self.timers.load(self.timers_file.load_or_empty(), self._store.log.end)
 
     def adopt(self) -> None:
         """Add topics and queues that have messages in the log but are missing in the topic table.

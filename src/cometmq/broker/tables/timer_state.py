@@ -64,7 +64,12 @@ class TimerState:
         table: dict[str, Any] = msgspec.to_builtins(self.mark)
         return table
 
-    def load(self, table: Mapping[str, Any]) -> None:
-        """Set the progress and the numbers of waiting messages to the content of timers.json."""
-        self.mark = TimerTable.from_plain(dict(table))
+    def load(self, table: Mapping[str, Any], log_end: int) -> None:
+        """Set the progress and the numbers of waiting messages to the content of timers.json.
+
+        A table that is newer than the log, as a copy beside a restored log can be, has no effect: messages
+        that it counts as done because they were moved would be lost.
+        """
+        mark = TimerTable.from_plain(dict(table))
+        self.mark = mark if max(mark.log_position, mark.counted_position) <= log_end else TimerTable()
         self.counts = dict(self.mark.waiting)
