@@ -25,6 +25,7 @@ from tests.namesrv.conftest import (
 )
 from tests.namesrv.test_tables import says
 
+from cometmq import logs
 from cometmq.errors import BodyError, CommandError
 from cometmq.namesrv import kv, requests, tables
 from cometmq.namesrv.kv import KvTables
@@ -244,3 +245,14 @@ async def test_a_step_of_the_clock_removes_nobody(tmp_path: Path, monkeypatch: p
                 assert (await route(raw))[0] == 0
     finally:
         await server.stop(1)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_brokers_that_replace_each_other_all_the_time_do_not_fill_the_log(
+    raw: RawPeer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, allowed: bool
+) -> None:
+    monkeypatch.setattr(logs.LogLimiter, "allows", lambda _: allowed)
+    for port in (1, 2, 1):
+        header, _ = await register(raw, addr=f"10.0.0.9:{port}")
+    assert "both register as broker" in header["remark"]
+    assert ("both register as broker" in caplog.text) == allowed

@@ -43,6 +43,7 @@ class RequestProcessor:
 
     def __post_init__(self) -> None:
         self._kv = self.kv_file.tables
+        self._log_limit = logs.LogLimiter(log=log)
 
     # -- key-value configuration
 
@@ -103,7 +104,7 @@ class RequestProcessor:
         replaces = self.config.now.delete_topic_with_broker_registration
         said = registration(request, asked, body, replaces)
         registered = self.tables.register(self.now_ms(), said, connection)
-        if registered.left_out:
+        if registered.left_out and self._log_limit.allows():
             log.warning(
                 "the limit of topics is reached: %d topics of broker %s are ignored",
                 registered.left_out, asked.broker_addr,
@@ -114,7 +115,8 @@ class RequestProcessor:
                 f"{asked.broker_addr} and {registered.rival} both register as broker {asked.broker_name} "
                 f"with id {asked.broker_id}: clients see only one of them"
             )
-            log.warning("%s", rival)
+            if self._log_limit.allows():
+                log.warning("%s", rival)
         order = self._order_topics() if self.config.now.return_order_topic_config_to_broker else None
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
