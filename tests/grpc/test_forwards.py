@@ -119,6 +119,21 @@ async def test_connections_to_a_former_leader_are_closed() -> None:
             await peer.closed()
 
 
+async def test_a_connection_that_begins_after_its_broker_has_another_leader_is_closed() -> None:
+    leaders: list[str | None] = [None]
+
+    async def endpoint_of(broker_addr: str) -> tuple[str, int]:
+        raise ConnectError(broker_addr, "unused")
+
+    async with serving(recording([]), is_proxy=lambda _: True) as (server, port):
+        server.forward(lambda: leaders.pop() if leaders else LEADER, endpoint_of, names_clients=True)
+        async with connected(port) as peer:
+            peer.request(REQUEST)
+            peer.send()
+            await peer.closed()
+        assert not server.ended
+
+
 async def test_a_connection_ends_if_no_leader_accepts_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -167,7 +167,8 @@ class GrpcServer:
         )
 
     def _on_open(self, connection: GrpcConnection) -> None:
-        if self._stopped:  # Connections accepted during a stop are aborted, as nothing closes them later
+        # Connections accepted before a stop or another leader are aborted, as nothing closes them later.
+        if self._stopped or (self.forwards is not None and self.forwards.leader() is not None):
             connection.abort()
             return
         self._table.add(connection)
