@@ -101,6 +101,18 @@ class TestResults:
             await until(lambda: len(acked(broker)) == 10)
         assert (len(broker.batches), broker.acks) == (1, [])
 
+    async def test_a_listener_that_removes_properties_does_not_keep_other_messages_unacknowledged(
+        self, namesrv: FakeNamesrv, broker: PopBroker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def listener(messages: list[MessageExt]) -> None:
+            if messages[0].body == b"1":
+                messages[0].properties.clear()
+
+        offer(broker, 4)
+        async with sharing(namesrv, listener):
+            await until(lambda: len(acked(broker)) == 3 and "has no receipt handle" in caplog.text)
+        assert acked(broker) == [0, 2, 3]
+
     async def test_failed_messages_are_given_back_by_the_groups_policy(
         self, namesrv: FakeNamesrv, broker: PopBroker
     ) -> None:

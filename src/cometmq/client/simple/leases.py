@@ -125,13 +125,20 @@ class Leases:
     async def acknowledge(self, messages: Sequence[MessageExt]) -> None:
         """Acknowledge messages, those of a broker in one request. Then raise the first failure."""
         by_broker: dict[tuple[str, str], list[tuple[MessageExt, ReceiptHandle]]] = {}
+        unknown: MessageIllegal | None = None
         for message in messages:
-            handle = receipt_of(message)
+            try:
+                handle = receipt_of(message)
+            except MessageIllegal as error:  # of one message whose listener has changed its properties
+                unknown = error
+                continue
             by_broker.setdefault((handle.broker_name, message.topic), []).append((message, handle))
         parts = [
             some[at : at + _MAX_ACKS] for some in by_broker.values() for at in range(0, len(some), _MAX_ACKS)
         ]
         await all_of(*map(self._acknowledge, parts))
+        if unknown is not None:
+            raise unknown
 
     async def _acknowledge(self, leased: list[tuple[MessageExt, ReceiptHandle]]) -> None:
         """Acknowledge messages of one topic and broker."""
