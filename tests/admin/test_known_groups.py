@@ -15,8 +15,8 @@ from cometmq import ConsumeFromWhere, MessageModel, PushConsumer, PushOptions, S
 from cometmq.admin import Admin
 from cometmq.admin.commands import mqadmin
 from cometmq.admin.errors import MAX_LISTED_NAMES, UnknownNameError
-from cometmq.errors import ConnectError
-from cometmq.protocol.bodies import ConsumerRunningInfo
+from cometmq.errors import ConnectError, NoRouteError
+from cometmq.protocol.bodies import ConsumerRunningInfo, TopicRouteData
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.frame import Frame
 
@@ -232,6 +232,28 @@ def test_a_group_without_queues_has_neither_rate_nor_lag(known: Shell) -> None:
     assert known.ok("consumerProgress", "-g", "resting", "--json").json["consumeTps"] is None
     (line,) = [each.split() for each in known.ok("consumerProgress").lines if each.startswith("resting ")]
     assert line[-2:] == ["-", "-"]
+
+
+def test_a_retry_topic_that_is_created_between_two_requests_has_its_brokers(
+    known: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_retry_topic(known, "readers")
+    failures = [NoRouteError(RETRY_PREFIX + "readers")]
+
+    async def brokers() -> list[str]:
+        async with Admin(known.broker.namesrv) as admin:
+            find = admin.client.namesrv.route
+
+            async def route(topic: str) -> TopicRouteData:
+                if failures:
+                    raise failures.pop()
+                return await find(topic)
+
+            monkeypatch.setattr(admin.client.namesrv, "route", route)
+            return list((await admin.brokers_of("readers")).values())
+
+    assert asyncio.run(brokers()) == [known.broker.broker_addr]
+    assert not failures
 
 
 @pytest.mark.parametrize("jstack", [False, True])

@@ -134,7 +134,8 @@ class KnownGroups(ServerAdmin):
         missing: dict[str, CometError] = {}
         known = await self.group_places(missing=missing)
         if group in known:
-            return known[group]
+            # Empty: the retry topic was created after the first request for its route.
+            return known[group] or broker_addrs(await self.client.namesrv.route(RETRY_PREFIX + group))
         masters = await self._masters()
         found = set()
         for name, addr in masters.items():
