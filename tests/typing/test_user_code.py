@@ -30,5 +30,7 @@ def type_check(config: pytest.Config, *options: str, path: str = "") -> str:
     return found.stdout + found.stderr
 
 
+@pytest.mark.slow("mypy reads the types of all modules")
+@pytest.mark.representative
 def test_a_users_program_has_the_types_it_should(pytestconfig: pytest.Config) -> None:
     assert type_check(pytestconfig, path=str(SRC)).startswith("Success")

@@ -215,8 +215,8 @@ async def test_a_member_that_lost_its_disk_has_no_vote_until_it_is_whole(group):
 
 
 async def test_a_group_begins_when_all_of_its_members_are_there(group):
-    for member in list(group.brokers):
-        await group.stop(member)
+    await group.stop_all()
+    for member in group.addresses:
         group.wipe(member)
     await asyncio.gather(group.start("n0"), group.start("n1"))
     await asyncio.sleep(2 * ELECTION_S)
@@ -226,8 +226,8 @@ async def test_a_group_begins_when_all_of_its_members_are_there(group):
 
 
 async def test_a_group_whose_members_differ_in_their_file_does_not_begin_and_says_so(group, caplog):
-    for member in list(group.brokers):
-        await group.stop(member)
+    await group.stop_all()
+    for member in group.addresses:
         group.wipe(member)
     more = ";".join(f"{name}-{addr}" for name, addr in {**group.addresses, "n3": "127.0.0.1:1"}.items())
     await asyncio.gather(group.start("n0"), group.start("n1"), group.start("n2", dLegerPeers=more))
