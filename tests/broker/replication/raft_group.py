@@ -62,6 +62,8 @@ class RaftGroup:
     async def __aenter__(self) -> Self:
         self.namesrv = f"{HOST}:{await self._namesrv.start()}"
         await self.start_all()
+        # A new member votes once the group has begun. If the leader stopped before, too few would vote.
+        await until(lambda: not any(map(self.is_suspect, self.brokers)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,6 +126,10 @@ class RaftGroup:
     def leads(self, member: str) -> bool:
         replication = self.brokers[member].parts.replication
         return replication.facts()["brokerRole"] == "SYNC_MASTER" and replication.serves
+
+    def is_suspect(self, member: str) -> bool:
+        """Return whether a member does not vote, because its log may be incomplete."""
+        return self.brokers[member].parts.replication.facts()["raftSuspect"] == "true"
 
     async def leader(self) -> str:
         """Return the name of the member that accepts sends."""

@@ -32,15 +32,10 @@ def quick(monkeypatch):
 async def group(tmp_path, monkeypatch):
     monkeypatch.setattr(raft, "SYNC_S", 0.05)  # a member that joins late has no vote before it has a copy
     async with RaftGroup(tmp_path) as made:
-        await until(lambda: not any(suspect(made, member) for member in made.brokers))
         monkeypatch.setattr(raft, "SYNC_S", 1000.0)
         await made.stop_all()
         await made.start_all()
         yield made
-
-
-def suspect(group, member):
-    return group.brokers[member].parts.replication.facts()["raftSuspect"] == "true"
 
 
 def tables(group, member):
@@ -437,13 +432,13 @@ async def test_who_lost_its_disk_counts_once_it_has_the_tables_too(group, monkey
     await until(lambda: node.status().leader == leader)
     assert (await group.peers[leader].send("Kept")).code == 0
     await group.equal()
-    assert suspect(group, lost)
+    assert group.is_suspect(lost)
     (match,) = [each.match for each in (await group.status(leader)).members if each.member == lost]
     assert match == -1
     await group.stop(lost)
     monkeypatch.setattr(raft, "SYNC_S", 0.05)
     await group.start(lost)
-    await until(lambda: not suspect(group, lost), 20)
+    await until(lambda: not group.is_suspect(lost), 20)
     assert "Kept" in tables(group, lost).topics.table
     assert "Kept" in (group.root / lost / "config" / "topics.json").read_text()
 
@@ -474,8 +469,8 @@ async def test_who_lost_its_disk_does_not_count_before_it_has_the_offsets(group,
         await until(lambda: group.brokers[lost].parts.replication.sync.offsets_wait)
         seen = len(rounds)
         await until(lambda: len(rounds) > seen + 5)
-        assert suspect(group, lost)
+        assert group.is_suspect(lost)
         await group.stop(lost)
     await group.start(lost)
-    await until(lambda: not suspect(group, lost), 20)
+    await until(lambda: not group.is_suspect(lost), 20)
     assert tables(group, lost).offsets.query("G", "Kept", 0) == 1
