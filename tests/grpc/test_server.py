@@ -130,7 +130,7 @@ async def test_a_handler_reads_metadata_and_deadline() -> None:
         await c.send(sending(), metadata=[("x-mq-client-id", "host@1")], timeout=50)
 
     assert [each[:2] for each in seen] == [("host@1", "")]
-    assert 40 < seen[0][2] <= 50
+    assert 40 < seen[0][2] < 51  # grpcio rounds what is left up to tenths of a second
 
 
 async def test_a_call_that_its_client_cancels_cancels_the_handler() -> None:
